@@ -1,0 +1,120 @@
+"""Every place inside a run's folder, in one object, for both wings and every store.
+
+::
+
+    <storage>/<run-id>/
+      run.json                         the run record (launcher)
+      job.json                         the job of the newest attempt (launcher -> worker)
+      lock                             held (shared) by every process of a local run while it lives
+      events/attempt-<n>-<writer>.jsonl
+      logs/attempt-<n>/node-<i>.log    everything the node's processes printed
+      ckpt/step-<8 digits>/<save_id>/{data/…, part-<node>.json}
+      ckpt/commits/step-<8 digits>.json
+      final/<save_id>/{data/…, part-<node>.json}
+      ckpt/commits/final.json
+      plot.png
+      local/attempt-<n>/node-<i>/      the container contract (SAGEMAKER_BASE_DIR) of a local node
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN_RECORD = "run.json"
+JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Keys relative to the run's folder are plain strings with "/"; local paths are ``Path``."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        return self.root / RUN_RECORD
+
+    @property
+    def job_file(self) -> Path:
+        return self.root / JOB_FILE
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events"
+
+    @property
+    def plot(self) -> Path:
+        return self.root / "plot.png"
+
+    def event_file(self, attempt: int, writer: str) -> Path:
+        """``writer`` is ``rank0``, ``node<i>-watchdog`` or ``launcher``."""
+        return self.events / f"attempt-{attempt}-{writer}.jsonl"
+
+    def logs(self, attempt: int) -> Path:
+        return self.root / "logs" / f"attempt-{attempt}"
+
+    def node_log(self, attempt: int, node: int) -> Path:
+        return self.logs(attempt) / f"node-{node}.log"
+
+    def attempt_dir(self, attempt: int) -> Path:
+        return self.root / "local" / f"attempt-{attempt}"
+
+    def node_dir(self, attempt: int, node: int) -> Path:
+        """The container contract of one local node; the worker's ``SAGEMAKER_BASE_DIR``."""
+        return self.attempt_dir(attempt) / f"node-{node}"
+
+
+@dataclass(frozen=True)
+class ContainerPaths:
+    """The SageMaker container contract below one base folder (``/opt/ml`` there, a node folder locally)."""
+
+    base: Path
+
+    @property
+    def config(self) -> Path:
+        return self.base / "input" / "config"
+
+    @property
+    def resource_config(self) -> Path:
+        return self.config / "resourceconfig.json"
+
+    @property
+    def input_data_config(self) -> Path:
+        return self.config / "inputdataconfig.json"
+
+    @property
+    def hyperparameters(self) -> Path:
+        return self.config / "hyperparameters.json"
+
+    def channel(self, name: str) -> Path:
+        return self.base / "input" / "data" / name
+
+    @property
+    def model(self) -> Path:
+        return self.base / "model"
+
+    @property
+    def output_data(self) -> Path:
+        return self.base / "output" / "data"
+
+    @property
+    def failure(self) -> Path:
+        return self.base / "output" / "failure"
+
+    @property
+    def success(self) -> Path:
+        return self.base / "output" / "success"
+
+    @property
+    def code(self) -> Path:
+        return self.base / "code"
+
+    @property
+    def scratch(self) -> Path:
+        """Large temporary files of this node: staged inputs, local checkpoints, caches."""
+        return self.base / "scratch"

@@ -1,0 +1,35 @@
+"""The closed table of run states and exit codes, the same for every backend."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RunState(StrEnum):
+    """What a run is doing, in the words every backend's own states are mapped to."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    COMPLETED = "completed"
+    COMPLETED_UNPUBLISHED = "completed-unpublished"
+    INTERRUPTED = "interrupted-resumable"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (RunState.PENDING, RunState.RUNNING, RunState.RESTARTING, RunState.UNKNOWN)
+
+
+EXIT_CODES: dict[RunState, int] = {
+    RunState.COMPLETED: 0,
+    RunState.FAILED: 1,
+    RunState.COMPLETED_UNPUBLISHED: 3,
+    RunState.STOPPED: 4,
+    RunState.INTERRUPTED: 75,  # EX_TEMPFAIL of sysexits.h: try the same command again
+}
+"""Exit code of ``sm-llm fit`` and of a worker for each final state; 2 is a usage, spec or plan error."""
+
+USAGE_EXIT_CODE = 2

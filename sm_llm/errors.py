@@ -1,0 +1,91 @@
+"""Every error a user can meet, as one small tree.
+
+::
+
+    SmLlmError
+    ├── SpecError        the specification is wrong (all faults at once)
+    ├── PlanError        the specification is well-formed, but cannot be planned
+    ├── SubmitError      a backend refused or could not start the job
+    ├── RunFailed        a run ended without doing its job
+    ├── StorageError     storage could not be read or written
+    ├── CheckpointError  no usable checkpoint, or one that does not fit
+    ├── ConversionError  a checkpoint could not be converted
+    └── DataError        text, rows or a tokenizer are unusable
+
+A message says what is wrong, where, the value seen and what to do. The command line prints
+these without a traceback; any other exception is our own mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_UNSET: Any = object()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong: ``path`` (dotted), what is wrong, the value seen, what to do."""
+
+    path: str
+    problem: str
+    seen: Any = _UNSET
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        seen = "" if self.seen is _UNSET else f" (got {self.seen!r})"
+        remedy = f". {self.remedy}" if self.remedy else ""
+        return f"{self.path}: {self.problem}{seen}{remedy}"
+
+
+class SmLlmError(Exception):
+    """Base of every error that is the user's, the data's or the platform's, not ours."""
+
+
+class _FaultyError(SmLlmError):
+    """An error that carries all faults found, not only the first."""
+
+    def __init__(self, faults: Sequence[Fault] | str) -> None:
+        self.faults: tuple[Fault, ...] = () if isinstance(faults, str) else tuple(faults)
+        super().__init__(faults if isinstance(faults, str) else _list_faults(self.faults))
+
+
+def _list_faults(faults: Sequence[Fault]) -> str:
+    if len(faults) == 1:
+        return str(faults[0])
+    lines = "\n".join(f"  - {fault}" for fault in faults)
+    return f"{len(faults)} faults:\n{lines}"
+
+
+class SpecError(_FaultyError):
+    """The specification itself is wrong."""
+
+
+class PlanError(_FaultyError):
+    """The specification is well-formed but cannot be carried out as it stands."""
+
+
+class SubmitError(SmLlmError):
+    """A backend refused the job or could not start it."""
+
+
+class RunFailed(SmLlmError):
+    """A run ended without completing; the message names the cause and where to look."""
+
+
+class StorageError(SmLlmError):
+    """Storage could not be read or written. Never means "nothing is there"."""
+
+
+class CheckpointError(SmLlmError):
+    """No usable checkpoint where one was required, or one that does not fit the job."""
+
+
+class ConversionError(SmLlmError):
+    """A checkpoint could not be converted without loss."""
+
+
+class DataError(SmLlmError):
+    """Text, rows or a tokenizer are unusable; the message names file and line."""

@@ -1,0 +1,49 @@
+"""The door of a backend: a plan becomes a submission (a pure value), a submission becomes a native job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.states import RunState
+from sm_llm.launcher.plan import Plan
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Exactly what will be sent: ``request`` is a JSON value (a dry run prints it), ``job`` is job.json."""
+
+    backend: str
+    job: JobFile
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NativeState:
+    """A native job's state in our words, with the raw one for the curious."""
+
+    state: RunState
+    detail: str = ""
+
+
+class Backend(Protocol):
+    """One place where jobs run."""
+
+    name: str
+
+    def render(self, plan: Plan, job: JobFile) -> Submission:
+        """The submission for a plan. Pure: touches nothing."""
+
+    def submit(self, submission: Submission) -> str:
+        """Start it; returns the native id."""
+
+    def describe(self, run_uri: str, native_id: str) -> NativeState:
+        """The state of a native job."""
+
+    def logs(self, run_uri: str, attempt: int, *, follow: bool) -> Iterator[str]:
+        """Lines of all nodes, rank 0's node first."""
+
+    def stop(self, run_uri: str, native_id: str) -> None:
+        """Ask the job to stop after its current step, saving what it can."""

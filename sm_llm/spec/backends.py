@@ -1,0 +1,20 @@
+"""Where a job runs; one options class per backend."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from sm_llm.spec.base import SpecModel
+
+
+class LocalBackend(SpecModel):
+    """This machine, without docker: the container contract in the run's own folder, under torchrun."""
+
+    name: Literal["local"] = "local"
+    threads_per_process: int | None = Field(default=None, ge=1)
+    """CPU threads of each process; null shares the machine's cores out evenly."""
+
+
+BackendSpec = LocalBackend

@@ -1,0 +1,32 @@
+"""How often training state is saved, how much of it is kept, and where training starts."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sm_llm.spec.base import SpecModel
+
+
+class CheckpointSpec(SpecModel):
+    """The checkpoint policy. A checkpoint exists only once its commit does."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    """Save every n steps; null derives about ten checkpoints a run."""
+    keep_last: int = Field(default=3, ge=1)
+    """Keep the newest n commits."""
+    keep_every_steps: int | None = Field(default=None, ge=1)
+    """Also keep every commit whose step is a multiple of this."""
+    async_save: bool = True
+    """Write in the background; exactly one save is in flight."""
+
+
+class PretrainedStart(SpecModel):
+    """Start from the weights of a Hugging Face folder, with a fresh optimiser."""
+
+    pretrained: str
+
+
+class CheckpointStart(SpecModel):
+    """Continue from another run's checkpoint: ``RUN_URI`` (newest) or ``RUN_URI@step``."""
+
+    checkpoint: str

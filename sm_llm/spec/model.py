@@ -1,0 +1,20 @@
+"""Which model is trained: a Hugging Face config by folder or id, or a from-scratch preset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from sm_llm.spec.base import SpecModel
+
+
+class ModelSpec(SpecModel):
+    """The architecture. Exactly one of ``preset`` and ``path``, unless ``start.pretrained`` brings it."""
+
+    preset: str | None = None
+    """Name of a built-in architecture for training from scratch, e.g. ``llama-3.2-1b`` (``sm_llm.models.presets``)."""
+    path: str | None = None
+    """Folder or hub id whose ``config.json`` describes the model."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Overrides of single config fields. From scratch any field; with pretrained weights only the safe ones."""

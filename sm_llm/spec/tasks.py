@@ -1,0 +1,106 @@
+"""The task kinds: what a job does once it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sm_llm.spec.base import SpecModel
+from sm_llm.spec.checkpoint import CheckpointSpec, CheckpointStart, PretrainedStart
+from sm_llm.spec.data import DataSpec
+from sm_llm.spec.model import ModelSpec
+from sm_llm.spec.optim import OptimSpec
+from sm_llm.spec.parallelism import FsdpSpec, Parallelism
+
+
+class PrecisionSpec(SpecModel):
+    """Number formats. Master parameters and optimiser state are always fp32."""
+
+    compute: Literal["bf16", "fp32"] = "bf16"
+    """Format of the forward and backward pass."""
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    """Format in which gradients are summed over processes."""
+    compile: bool = False
+    """torch.compile every decoder layer; pays after about 80 steps on a GPU."""
+
+
+class ValidationSpec(SpecModel):
+    """Loss and perplexity on the validation rows."""
+
+    every_steps: int | None = Field(default=None, ge=1)
+    """Validate every n steps, and always at the last step; null derives about ten validations a run."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Use only the first n rows."""
+
+
+class LoggingSpec(SpecModel):
+    """How often the loop reports."""
+
+    every_steps: int = Field(default=10, ge=1)
+    """Read the device's metrics and print a training line every n steps; every step's loss is recorded all the same."""
+    sample_prompt: str | None = None
+    """Generate a sample from this prompt once training has finished."""
+    sample_tokens: int = Field(default=64, ge=1)
+
+
+class TrainTask(SpecModel):
+    """Train a causal language model."""
+
+    kind: Literal["train"] = "train"
+    model: ModelSpec = Field(default_factory=ModelSpec)
+    tokenizer: str | None = None
+    """Folder with the tokenizer that made the rows; published with the model, and checked against its vocabulary."""
+    data: DataSpec
+    parallelism: Parallelism = Field(default_factory=FsdpSpec)
+    micro_batch_size: int = Field(default=1, ge=1)
+    """Sequences in one forward pass of one data-parallel rank."""
+    global_batch_size: int | None = Field(default=None, ge=1)
+    """Sequences in one optimiser step; null means one micro-batch per rank."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Length of training in optimiser steps; exactly one of max_steps, max_tokens, max_epochs."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_epochs: float | None = Field(default=None, gt=0)
+    optim: OptimSpec = Field(default_factory=OptimSpec)
+    precision: PrecisionSpec = Field(default_factory=PrecisionSpec)
+    validation: ValidationSpec = Field(default_factory=ValidationSpec)
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    logging: LoggingSpec = Field(default_factory=LoggingSpec)
+    start: Literal["auto", "scratch"] | PretrainedStart | CheckpointStart = "auto"
+    """Where training starts: ``auto`` (this run's newest valid commit, else scratch), ``scratch``, a model, or a checkpoint."""
+    seed: int = Field(default=0, ge=0)
+    deterministic: bool = False
+    """Ask torch for deterministic kernels (bit-identical resume on a GPU; slower)."""
+
+
+class TrainTokenizer(SpecModel):
+    """Train a byte-level BPE tokenizer on the same text."""
+
+    vocab_size: int = Field(default=32_000, ge=257)
+    end_token: str = "<|endoftext|>"
+    max_bytes: int = Field(default=50_000_000, ge=1)
+    """Train on at most this much text."""
+
+
+class PrepareTask(SpecModel):
+    """Turn text into packed rows of token ids."""
+
+    kind: Literal["prepare"] = "prepare"
+    sources: list[str] = Field(min_length=1)
+    """Files or folders of .txt, .jsonl, .jsonl.gz, .parquet, a saved Hugging Face dataset, or ``builtin:python-docs``."""
+    text_field: str = "text"
+    tokenizer: str | None = None
+    """Folder of an existing tokenizer; null trains one as ``train_tokenizer`` says."""
+    train_tokenizer: TrainTokenizer = Field(default_factory=TrainTokenizer)
+    seq_length: int = Field(ge=2)
+    validation_fraction: float = Field(default=0.0, ge=0, lt=1)
+    """Share of documents held out; chosen by a hash of the document, so it does not depend on order."""
+    columns: list[Literal["labels", "attention_mask"]] = Field(default_factory=list)
+    """Columns beside ``input_ids``."""
+    tail: Literal["pad", "drop"] = "drop"
+    """The last partly filled row: drop it, or pad it (attention mask and labels then follow)."""
+    rows_per_shard: int = Field(default=100_000, ge=1)
+    seed: int = Field(default=0, ge=0)
+
+
+Task = Annotated[TrainTask | PrepareTask, Field(discriminator="kind")]
