@@ -1,0 +1,45 @@
+"""What every test shares: quiet children, and an account of what a run left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+_left_out: list[pytest.Item] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="fail if any selected test was skipped")
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    _left_out.extend(items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _left_out:
+        files = Counter(item.location[0] for item in _left_out)
+        terminalreporter.section("left out of this run")
+        for name, count in sorted(files.items()):
+            terminalreporter.line(f"{name}: {count}")
+        terminalreporter.line("run them with: pytest -m integration (gpu tests need an NVIDIA GPU: pytest -m gpu)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("--no-skips") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads the user's own defaults or caches, reaches a hub or starts a thread pool per core."""
+    home = tmp_path_factory.getbasetemp() / "home"
+    home.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setenv("HF_HOME", str(home / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
