@@ -27,17 +27,23 @@ _UNSET: Any = object()
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong: ``path`` (dotted), what is wrong, the value seen, what to do."""
+    """One thing that is wrong: ``path`` (dotted), what is wrong, the value seen, what to do, where it was written."""
 
     path: str
     problem: str
     seen: Any = _UNSET
     remedy: str = ""
+    origin: str = ""
 
     def __str__(self) -> str:
-        seen = "" if self.seen is _UNSET else f" (got {self.seen!r})"
+        origin = f" ({self.origin})" if self.origin else ""
+        seen = "" if self.seen is _UNSET else f" (got {_shorten(repr(self.seen))})"
         remedy = f". {self.remedy}" if self.remedy else ""
-        return f"{self.path}: {self.problem}{seen}{remedy}"
+        return f"{self.path}{origin}: {self.problem}{seen}{remedy}"
+
+
+def _shorten(text: str, longest: int = 120) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 class SmLlmError(Exception):

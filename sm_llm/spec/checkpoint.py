@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from sm_llm.spec.base import SpecModel
+from sm_llm.spec.base import Source, SpecModel
 
 
 class CheckpointSpec(SpecModel):
@@ -23,10 +23,10 @@ class CheckpointSpec(SpecModel):
 class PretrainedStart(SpecModel):
     """Start from the weights of a Hugging Face folder, with a fresh optimiser."""
 
-    pretrained: str
+    pretrained: Source
 
 
 class CheckpointStart(SpecModel):
     """Continue from another run's checkpoint: ``RUN_URI`` (newest) or ``RUN_URI@step``."""
 
-    checkpoint: str
+    checkpoint: Source

@@ -14,3 +14,8 @@ class ComputeSpec(SpecModel):
     """Nodes (on the local backend: pretended nodes, each with its own torchrun)."""
     processes_per_instance: int = Field(default=1, ge=1)
     """Processes a node runs: one per accelerator."""
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the whole job."""
+        return self.instance_count * self.processes_per_instance

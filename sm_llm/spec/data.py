@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sm_llm.spec.base import SpecModel
+from sm_llm.spec.base import Source, SpecModel
 
 
 class _Data(SpecModel):
@@ -20,16 +20,16 @@ class RowsData(_Data):
     """Packed rows as written by the ``prepare`` task (readable by ``datasets.load_from_disk``)."""
 
     format: Literal["rows"] = "rows"
-    train: str
-    validation: str | None = None
+    train: Source
+    validation: Source | None = None
 
 
 class JsonRowsData(_Data):
     """A folder of ``.json`` / ``.json.gz`` line files with ``input_ids`` and ``attention_mask`` (the AWS examples' rows)."""
 
     format: Literal["json_rows"] = "json_rows"
-    train: str
-    validation: str | None = None
+    train: Source
+    validation: Source | None = None
 
 
 class SyntheticData(_Data):

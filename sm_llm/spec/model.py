@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sm_llm.spec.base import SpecModel
+from sm_llm.spec.base import Source, SpecModel
 
 
 class ModelSpec(SpecModel):
@@ -14,7 +14,7 @@ class ModelSpec(SpecModel):
 
     preset: str | None = None
     """Name of a built-in architecture for training from scratch, e.g. ``llama-3.2-1b`` (``sm_llm.models.presets``)."""
-    path: str | None = None
+    path: Source | None = None
     """Folder or hub id whose ``config.json`` describes the model."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Overrides of single config fields. From scratch any field; with pretrained weights only the safe ones."""

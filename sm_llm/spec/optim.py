@@ -17,7 +17,8 @@ class OptimSpec(SpecModel):
     name: Literal["adamw"] = "adamw"
     learning_rate: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
+    """Decay rates of the first and second moment; each at least 0 and below 1."""
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     """Applied to matrices only; norms and biases are never decayed."""

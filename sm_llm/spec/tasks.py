@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sm_llm.spec.base import SpecModel
+from sm_llm.spec.base import Source, SpecModel
 from sm_llm.spec.checkpoint import CheckpointSpec, CheckpointStart, PretrainedStart
 from sm_llm.spec.data import DataSpec
 from sm_llm.spec.model import ModelSpec
@@ -49,7 +49,7 @@ class TrainTask(SpecModel):
 
     kind: Literal["train"] = "train"
     model: ModelSpec = Field(default_factory=ModelSpec)
-    tokenizer: str | None = None
+    tokenizer: Source | None = None
     """Folder with the tokenizer that made the rows; published with the model, and checked against its vocabulary."""
     data: DataSpec
     parallelism: Parallelism = Field(default_factory=FsdpSpec)
@@ -86,10 +86,10 @@ class PrepareTask(SpecModel):
     """Turn text into packed rows of token ids."""
 
     kind: Literal["prepare"] = "prepare"
-    sources: list[str] = Field(min_length=1)
+    sources: list[Source] = Field(min_length=1)
     """Files or folders of .txt, .jsonl, .jsonl.gz, .parquet, a saved Hugging Face dataset, or ``builtin:python-docs``."""
     text_field: str = "text"
-    tokenizer: str | None = None
+    tokenizer: Source | None = None
     """Folder of an existing tokenizer; null trains one as ``train_tokenizer`` says."""
     train_tokenizer: TrainTokenizer = Field(default_factory=TrainTokenizer)
     seq_length: int = Field(ge=2)

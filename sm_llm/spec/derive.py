@@ -1,0 +1,171 @@
+"""All arithmetic of a job: degrees, batch, steps, warm-up and intervals, for the plan and the worker alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.data import SyntheticData
+from sm_llm.spec.tasks import TrainTask
+
+_INTERVALS_PER_RUN = 10
+"""A run without stated intervals saves, and validates, about this often."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Numbers that follow from a job. ``None`` where they hang on a row count that is not known yet."""
+
+    world_size: int
+    data_parallel_degree: int
+    micro_batch_size: int
+    accumulation_steps: int
+    """Micro-batches per rank in one optimiser step."""
+    global_batch_size: int
+    """Sequences in one optimiser step."""
+    seq_length: int
+    tokens_per_step: int
+    total_steps: int | None
+    total_tokens: int | None
+    epochs: float | None
+    """Passes over the rows."""
+    warmup_steps: int | None
+    checkpoint_every: int | None
+    validation_every: int | None
+
+
+def derive_task(task: TrainTask, world_size: int, rows: int | None = None) -> Derived:
+    """``derive`` for a training task; ``rows`` is the number of training rows where it is known.
+
+    Raises ``SpecError`` as ``derive`` does.
+    """
+    if rows is None and isinstance(task.data, SyntheticData):
+        rows = task.data.rows
+    return derive(
+        world_size=world_size,
+        micro_batch_size=task.micro_batch_size,
+        global_batch_size=task.global_batch_size,
+        seq_length=task.data.seq_length,
+        max_steps=task.max_steps,
+        max_tokens=task.max_tokens,
+        max_epochs=task.max_epochs,
+        rows=rows,
+        warmup_steps=task.optim.warmup_steps,
+        warmup_fraction=task.optim.warmup_fraction,
+        checkpoint_every=task.checkpoint.every_steps,
+        validation_every=task.validation.every_steps,
+    )
+
+
+def derive(
+    *,
+    world_size: int,
+    micro_batch_size: int,
+    seq_length: int,
+    global_batch_size: int | None = None,
+    max_steps: int | None = None,
+    max_tokens: int | None = None,
+    max_epochs: float | None = None,
+    rows: int | None = None,
+    warmup_steps: int | None = None,
+    warmup_fraction: float | None = None,
+    checkpoint_every: int | None = None,
+    validation_every: int | None = None,
+) -> Derived:
+    """Derive every number of a training job from the few that are typed.
+
+    With ``data_parallel_degree`` d (= world size), micro-batch m, sequence s and global batch g:
+    ``accumulation_steps = g / (m d)``, ``tokens_per_step = g s``; steps are ``max_steps``, or
+    ``ceil(max_tokens / tokens_per_step)``, or ``max(1, floor(max_epochs rows / g))``.
+
+    Raises:
+        SpecError: every fault found, each with the arithmetic and values that would work.
+    """
+    degree = world_size
+    batch = degree * micro_batch_size if global_batch_size is None else global_batch_size
+    faults = _batch_faults(batch, micro_batch_size, degree)
+    steps = _total_steps(batch, batch * seq_length, max_steps, max_tokens, max_epochs, rows)
+    faults += _warmup_faults(warmup_steps, steps)
+    if faults:
+        raise SpecError(faults)
+    return Derived(
+        world_size=world_size,
+        data_parallel_degree=degree,
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=batch // (micro_batch_size * degree),
+        global_batch_size=batch,
+        seq_length=seq_length,
+        tokens_per_step=batch * seq_length,
+        total_steps=steps,
+        total_tokens=None if steps is None else steps * batch * seq_length,
+        epochs=None if steps is None or not rows else steps * batch / rows,
+        warmup_steps=_warmup(warmup_steps, warmup_fraction, steps),
+        checkpoint_every=_interval(checkpoint_every, steps),
+        validation_every=_interval(validation_every, steps),
+    )
+
+
+def _total_steps(
+    batch: int,
+    tokens_per_step: int,
+    max_steps: int | None,
+    max_tokens: int | None,
+    max_epochs: float | None,
+    rows: int | None,
+) -> int | None:
+    if max_steps is not None:
+        return max_steps
+    if max_tokens is not None:
+        return math.ceil(Fraction(max_tokens, tokens_per_step))
+    if max_epochs is None or rows is None:
+        return None
+    # The decimal that was typed, not its nearest binary fraction: 0.3 epochs of 1000 rows are 300 rows.
+    return max(1, math.floor(Fraction(str(max_epochs)) * rows / batch))
+
+
+def _warmup(warmup_steps: int | None, warmup_fraction: float | None, steps: int | None) -> int | None:
+    if warmup_steps is not None:
+        return warmup_steps
+    if not warmup_fraction:
+        return 0
+    return None if steps is None else max(1, round(warmup_fraction * steps))
+
+
+def _interval(every: int | None, steps: int | None) -> int | None:
+    if every is not None or steps is None:
+        return every
+    return math.ceil(steps / _INTERVALS_PER_RUN)
+
+
+def _batch_faults(batch: int, micro_batch_size: int, degree: int) -> list[Fault]:
+    unit = micro_batch_size * degree
+    if batch % unit == 0:
+        return []
+    lower = batch // unit * unit
+    batches = [str(value) for value in (lower, lower + unit) if value]
+    remedy = f"A global batch of {' or '.join(batches)} works"
+    if batch % degree == 0:
+        remedy += f"; so does a micro-batch of {_list(_divisors(batch // degree))}"
+    problem = (
+        f"not divisible by micro_batch_size x data_parallel_degree = {micro_batch_size} x {degree} = {unit}: "
+        f"{batch} / {unit} leaves {batch % unit}"
+    )
+    return [Fault("task.global_batch_size", problem, batch, remedy)]
+
+
+def _warmup_faults(warmup_steps: int | None, steps: int | None) -> list[Fault]:
+    if warmup_steps is None or steps is None or warmup_steps <= steps:
+        return []
+    problem = f"warm-up is longer than the whole training of {steps} steps"
+    return [Fault("task.optim.warmup_steps", problem, warmup_steps, f"Use at most {steps}, or warmup_fraction")]
+
+
+def _divisors(number: int) -> list[int]:
+    return [value for value in range(1, number + 1) if number % value == 0]
+
+
+def _list(values: list[int], longest: int = 8) -> str:
+    shown = values if len(values) <= longest else values[:longest]
+    return ", ".join(map(str, shown)) + (", ..." if shown is not values else "")

@@ -1,0 +1,18 @@
+"""One short name for what a specification asks for, whatever it is called and wherever it is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+
+
+def spec_digest(spec: JobSpec | WorkflowSpec) -> str:
+    """SHA-256 (64 hex digits) of the canonical JSON of ``spec`` without ``name`` and ``storage``.
+
+    Defaults are part of it: two specifications are equal if they mean the same, however they were written.
+    """
+    body = spec.model_dump(mode="json", exclude={"name", "storage"})
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

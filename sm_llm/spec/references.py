@@ -1,0 +1,111 @@
+"""References between jobs: ``inputs.NAME`` and ``steps.NAME.output`` become places that can be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.base import SpecModel, is_source
+from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
+
+_REFERENCE = re.compile(r"(?:inputs\.(?P<input>[\w-]+)|steps\.(?P<step>[\w-]+)\.output)(?P<rest>/.*)?")
+
+
+def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -> JobSpec:
+    """The same job with every reference in its task and inputs replaced by a place.
+
+    Args:
+        job: a job whose strings may be ``inputs.NAME[/sub]`` or ``steps.NAME.output[/sub]``.
+        inputs: where each input lies for the reader; an input not named here lies where ``job.inputs`` says.
+        steps: where each earlier step published its output.
+
+    Raises:
+        SpecError: references to inputs or steps that are not given, all at once.
+    """
+    faults: list[Fault] = []
+    own = {name: _replace(f"inputs.{name}", value, {}, steps, faults) for name, value in job.inputs.items()}
+    places = {**own, **inputs}
+    task = _map_strings(job.task.model_dump(), "task", lambda path, text: _replace(path, text, places, steps, faults))
+    if faults:
+        raise SpecError(faults)
+    return job.model_copy(update={"task": type(job.task).model_validate(task), "inputs": own})
+
+
+def references(job: JobSpec | StepSpec) -> list[tuple[str, str, str]]:
+    """Every reference of a job: dotted path, ``"input"`` or ``"step"``, and the name referred to."""
+    found: list[tuple[str, str, str]] = []
+
+    def note(path: str, text: str) -> str:
+        if match := _REFERENCE.fullmatch(text):
+            kind = "input" if match["input"] else "step"
+            found.append((path, kind, match[kind]))
+        return text
+
+    _map_strings(job.inputs, "inputs", note)
+    _map_strings(job.task.model_dump(), "task", note)
+    return found
+
+
+def sources(job: JobSpec) -> dict[str, str]:
+    """Every place the task reads: dotted path (``task.data.train``, ``task.sources.0``) -> folder, file or URI."""
+    return dict(_sources(job.task, "task"))
+
+
+def workflow_job(workflow: WorkflowSpec, step: str) -> JobSpec:
+    """One step of a workflow as a job of its own, named ``<workflow>-<step>``.
+
+    Compute comes from the step or else the workflow; the step's environment goes over the workflow's.
+    References to other steps stay in it until ``resolve``.
+    """
+    spec = workflow.steps[step]
+    return JobSpec(
+        name=f"{workflow.name}-{step}",
+        task=spec.task,
+        compute=spec.compute or workflow.compute,
+        backend=workflow.backend,
+        storage=workflow.storage,
+        inputs=spec.inputs,
+        environment={**workflow.environment, **spec.environment},
+    )
+
+
+def step_dependencies(workflow: WorkflowSpec, step: str) -> set[str]:
+    """Names of the steps that must finish before ``step``: those in ``after`` and those it refers to."""
+    spec = workflow.steps[step]
+    return set(spec.after) | {name for _, kind, name in references(spec) if kind == "step"}
+
+
+def _replace(path: str, text: str, inputs: Mapping[str, str], steps: Mapping[str, str], faults: list[Fault]) -> str:
+    match = _REFERENCE.fullmatch(text)
+    if not match:
+        return text
+    table, name = (inputs, match["input"]) if match["input"] else (steps, match["step"])
+    if name not in table:
+        known = ", ".join(sorted(table)) or "none"
+        faults.append(Fault(path, "refers to something that is not there", text, f"Known: {known}"))
+        return text
+    return table[name].rstrip("/") + match["rest"] if match["rest"] else table[name]
+
+
+def _map_strings(value: Any, path: str, change: Callable[[str, str], str]) -> Any:
+    if isinstance(value, str):
+        return change(path, value)
+    if isinstance(value, dict):
+        return {key: _map_strings(item, f"{path}.{key}", change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_map_strings(item, f"{path}.{index}", change) for index, item in enumerate(value)]
+    return value
+
+
+def _sources(block: SpecModel, path: str) -> Iterator[tuple[str, str]]:
+    for name, field in type(block).model_fields.items():
+        value = getattr(block, name)
+        here = f"{path}.{name}"
+        if isinstance(value, SpecModel):
+            yield from _sources(value, here)
+        elif is_source(field) and isinstance(value, str):
+            yield here, value
+        elif is_source(field) and isinstance(value, list):
+            yield from ((f"{here}.{index}", item) for index, item in enumerate(value))

@@ -1,0 +1,112 @@
+"""Reading the specification classes as a schema: which class stands where, and what a value may be."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from sm_llm.spec.base import SpecModel
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation without ``None``; ``Annotated`` around a union is looked through."""
+    if get_origin(annotation) is Annotated and _is_union(get_args(annotation)[0]):
+        annotation = get_args(annotation)[0]
+    if not _is_union(annotation):
+        return (annotation,)
+    return tuple(member for part in get_args(annotation) if part is not type(None) for member in members(part))
+
+
+def is_optional(annotation: Any) -> bool:
+    """Whether ``None`` is allowed."""
+    return _is_union(annotation) and type(None) in get_args(annotation)
+
+
+def blocks(annotation: Any) -> tuple[type[SpecModel], ...]:
+    """The specification classes among the alternatives."""
+    return tuple(kind for kind in members(annotation) if isinstance(kind, type) and issubclass(kind, SpecModel))
+
+
+def tag(annotation: Any) -> str | None:
+    """The key that tells the classes of a union apart (``kind``, ``format``), or None."""
+    classes = blocks(annotation)
+    if len(classes) < 2:
+        return None
+    first = classes[0].model_fields
+    return next((name for name in first if all(_constant(kind, name) for kind in classes)), None)
+
+
+def tag_values(annotation: Any) -> dict[str, type[SpecModel]]:
+    """Tag -> class of a tagged union."""
+    key = tag(annotation)
+    return {value: kind for kind in blocks(annotation) if key and (value := _constant(kind, key))}
+
+
+def block_for(annotation: Any, value: Any) -> type[SpecModel] | None:
+    """The class that a mapping at this place is meant to be, or None if it is none or cannot be told."""
+    classes = blocks(annotation)
+    if len(classes) == 1:
+        return classes[0]
+    if key := tag(annotation):
+        return tag_values(annotation).get(value.get(key)) if isinstance(value, Mapping) else None
+    keys = set(value) if isinstance(value, Mapping) else set()
+    return next((kind for kind in classes if keys & set(kind.model_fields)), None)
+
+
+def child(annotation: Any, value: Any, key: str) -> Any:
+    """The annotation of ``key`` inside a value of type ``annotation``; ``Any`` where nothing is known."""
+    if block := block_for(annotation, value):
+        field = block.model_fields.get(key)
+        return field.annotation if field else Any
+    for kind in members(annotation):
+        if get_origin(kind) in (dict, list, tuple):
+            return get_args(kind)[-1]
+    return Any
+
+
+def dotted_paths(annotation: Any, value: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every path the schema knows below a value; free mappings contribute the keys they hold."""
+    block = block_for(annotation, value)
+    keys = list(block.model_fields) if block else list(value) if isinstance(value, Mapping) else []
+    for key in map(str, keys):
+        yield (*prefix, key)
+        inner = value.get(key) if isinstance(value, Mapping) else None
+        yield from dotted_paths(child(annotation, value, key), inner, (*prefix, key))
+
+
+def describe(annotation: Any) -> str:
+    """What may stand here, in words: ``a whole number or null``."""
+    words = [_describe_one(kind) for kind in members(annotation)]
+    return " or ".join(dict.fromkeys(words)) + (" or null" if is_optional(annotation) else "")
+
+
+def _describe_one(kind: Any) -> str:
+    if get_origin(kind) is Annotated:
+        return _describe_one(get_args(kind)[0])
+    simple = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    if kind in simple:
+        return simple[kind]
+    arguments = get_args(kind)
+    match get_origin(kind):
+        case types.GenericAlias:
+            return "a value"
+        case origin if origin is Literal:
+            return ("one of " if len(arguments) > 1 else "") + ", ".join(map(str, arguments))
+        case origin if origin is list:
+            return f"a list (each item {describe(arguments[0])})"
+        case origin if origin is tuple:
+            return f"a list of {len(arguments)} (each item {describe(arguments[0])})"
+    if blocks(kind):
+        return "a mapping with " + ", ".join(kind.model_fields)
+    return "a mapping" if get_origin(kind) is dict else "a value"
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _constant(kind: type[SpecModel], name: str) -> str | None:
+    field = kind.model_fields.get(name)
+    values = get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()
+    return values[0] if len(values) == 1 else None
