@@ -1,0 +1,25 @@
+"""The text of every entrypoint script: one template for the checkout, the bundle and the run's folder."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from sm_llm.spec.tasks import PrepareTask, TrainTask
+
+TASK_KINDS: tuple[str, ...] = tuple(get_args(task.model_fields["kind"].annotation)[0] for task in (TrainTask, PrepareTask))
+"""Task kinds that have an entrypoint of their own name."""
+
+_TEMPLATE = '''"""Entry point of {kind} jobs: everything it needs to know is in job.json."""
+
+from sm_llm.worker.main import main
+
+if __name__ == "__main__":  # helper processes that are spawned import this file again
+    raise SystemExit(main("{kind}"))
+'''
+
+
+def entrypoint_source(kind: str) -> str:
+    """The script ``<kind>.py``. Raises ``ValueError`` for a kind that no task has."""
+    if kind not in TASK_KINDS:
+        raise ValueError(f"no task kind {kind!r}; there are {', '.join(TASK_KINDS)}")
+    return _TEMPLATE.format(kind=kind)
