@@ -1,0 +1,165 @@
+"""Reads, checks, changes and writes Hugging Face model configs in one form that no transformers version misreads."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.models import rope
+from sm_llm.models.presets import preset as find_preset
+from sm_llm.models.read import read_config as read_config
+from sm_llm.models.registry import family
+
+if TYPE_CHECKING:
+    from sm_llm.models.family import Config, Family
+
+WHERE = "task.model.config"
+_DTYPES = ("dtype", "torch_dtype")
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
+_FORGOTTEN = frozenset({"_name_or_path", "transformers_version", "auto_map", "_attn_implementation"})
+"""Facts about the folder a config came from, not about the model."""
+_SAFE = frozenset({*rope.SPELLINGS, *_DTYPES})
+
+
+def model_config(
+    *, preset: str | None, path: str | None, pretrained: str | None, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The canonical config of a model as a job describes it; plan and worker both come through here.
+
+    ``path`` (folder, file or hub id) or ``preset`` names the architecture, else the ``pretrained`` weights' own config
+    does. Where there are pretrained weights, only safe ``overrides`` are taken. Raises ``SpecError``.
+    """
+    if path is not None:
+        config = read_config(path)
+    elif preset is not None:
+        config = find_preset(preset).config
+    elif pretrained is not None:
+        config = read_config(pretrained, where="task.start.pretrained")
+    else:
+        raise SpecError([Fault("task.model", "names no model", remedy="Give preset, path or start.pretrained.")])
+    return override(config, overrides, pretrained=pretrained is not None)
+
+
+def normalise(config: Config) -> dict[str, Any]:
+    """The canonical form: every field of the family with defaults filled in, each under one name.
+
+    Rotary positions are ``rope_parameters`` (with ``rope_type`` and ``rope_theta``), the number format is ``dtype``.
+    Fields the family does not know are kept. Raises ``SpecError`` with every fault. Idempotent.
+    """
+    kind = family(config)
+    faults = [*kind.field_faults(config), *rope.faults(config), *_identity_faults(kind, config)]
+    if faults:
+        raise _spec_error(faults)
+    spelt_twice = {*rope.SPELLINGS, *_DTYPES}
+    extras = {
+        name: value for name, value in config.items() if name not in spelt_twice | _FORGOTTEN | kind.fields.keys()
+    }
+    fields = kind.canonical_fields(config)
+    found = {**copy.deepcopy({**extras, **fields}), "architectures": [kind.architecture]}
+    found["rope_parameters"] = rope.canonical(config, kind.default_rope_theta, kind.max_position_embeddings(fields))
+    if dtype := _dtype(config):
+        found["dtype"] = dtype
+    if faults := kind.check(found):
+        raise _spec_error(faults)
+    return dict(sorted(found.items()))
+
+
+def both_spellings(config: Config) -> dict[str, Any]:
+    """The canonical config plus the fields transformers 4 reads: for ``config.json`` and for ``AutoConfig``.
+
+    ``rope_theta``, ``rope_scaling`` and ``torch_dtype`` repeat ``rope_parameters`` and ``dtype``, so that
+    transformers 4.44 and 5.x build the same function, except where ``misread_by_transformers_444`` says otherwise.
+    """
+    found = normalise(config)
+    found.update(rope.legacy(found["rope_parameters"]))
+    if "dtype" in found:
+        found["torch_dtype"] = found["dtype"]
+    return dict(sorted(found.items()))
+
+
+def misread_by_transformers_444(config: Config) -> list[str]:
+    """What transformers 4.44 cannot express of this config, one sentence each; empty for all presets."""
+    found = normalise(config)
+    kind, scaling = found["model_type"], found["rope_parameters"]["rope_type"]
+    reasons = []
+    if scaling != "default" and kind != "llama":
+        reasons.append(f"transformers 4.44 ignores the {scaling} rope scaling of {kind} models")
+    elif scaling in ("yarn", "longrope"):
+        reasons.append(f"transformers 4.44 computes {scaling} rope scaling differently")
+    if "head_dim" in found and kind != "mistral":
+        reasons.append(f"transformers 4.44 knows no head_dim in {kind} models and cannot load the weights")
+    return reasons
+
+
+def override(config: Config, overrides: Mapping[str, Any], pretrained: bool) -> dict[str, Any]:
+    """The canonical config with single fields changed (either spelling of the rotary and number-format fields).
+
+    From scratch any field of the family may change; with ``pretrained`` weights only those no weight depends on
+    (``Family.fields`` marks them safe). ``rope_scaling`` without a ``rope_type`` changes single values of the present
+    scaling. Raises ``SpecError`` for unknown fields, with the nearest name, for unsafe and for wrong ones.
+    """
+    kind = family(config)
+    faults = [f for name in overrides if (f := _override_fault(kind, config, name, overrides[name], pretrained))]
+    faults += rope.faults({name: overrides[name] for name in rope.SPELLINGS[1:] if not _is_map(overrides.get(name))})
+    if faults:
+        raise _spec_error(faults)
+    merged = {**config, **overrides}
+    if not overrides.keys().isdisjoint(rope.SPELLINGS):
+        for name in rope.SPELLINGS:
+            merged.pop(name, None)
+        merged["rope_parameters"] = rope.override(config, overrides, kind.default_rope_theta)
+    if not overrides.keys().isdisjoint(_DTYPES):
+        for name in _DTYPES:
+            merged.pop(name, None)
+        merged.update({name: overrides[name] for name in _DTYPES if name in overrides})
+    return normalise(merged)
+
+
+def _override_fault(kind: Family, config: Config, name: str, value: Any, pretrained: bool) -> Fault | None:
+    known = {*kind.fields, *_SAFE, "architectures"}
+    if name not in known:
+        near = difflib.get_close_matches(name, sorted(known), n=1)
+        remedy = f"Did you mean {near[0]}?" if near else f"Fields: {', '.join(sorted(known))}."
+        return Fault(name, f"is not a config field of {kind.model_type} models", value, remedy)
+    is_safe = name in _SAFE or (name in kind.fields and kind.fields[name].safe)
+    if not pretrained or is_safe or kind.value(config, name) == value:
+        return None
+    allowed = sorted({*_SAFE, *(field for field, facts in kind.fields.items() if facts.safe)})
+    return Fault(name, "cannot change with pretrained weights", value, f"These can: {', '.join(allowed)}.")
+
+
+def _identity_faults(kind: Family, config: Config) -> list[Fault]:
+    faults = []
+    classes = config.get("architectures")
+    if classes and kind.architecture not in classes:
+        faults.append(Fault("architectures", f"must name the language model {kind.architecture}", classes))
+    if config.get("quantization_config"):
+        method = config["quantization_config"]
+        faults.append(Fault("quantization_config", "quantised weights cannot be trained", method, "Use the original."))
+    if (dtype := _dtype(config)) is not None and dtype not in _FLOATS:
+        faults.append(Fault("dtype", f"must be one of {', '.join(_FLOATS)}", dtype))
+    spelt = {_plain_dtype(config[name]) for name in _DTYPES if config.get(name) is not None}
+    if len(spelt) > 1:
+        faults.append(Fault("dtype", "contradicts torch_dtype", sorted(spelt), "Keep one of them."))
+    return faults
+
+
+def _dtype(config: Config) -> str | None:
+    """The number format without torch's prefix, or None if the config does not say."""
+    return next((_plain_dtype(config[name]) for name in _DTYPES if config.get(name) is not None), None)
+
+
+def _plain_dtype(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _is_map(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)
+
+
+def _spec_error(faults: Iterable[Fault]) -> SpecError:
+    return SpecError([replace(fault, path=f"{WHERE}.{fault.path}") for fault in faults])

@@ -1,0 +1,191 @@
+"""What every model family knows about itself, computed from its config alone: tensors, counts and FLOPs."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from sm_llm.errors import Fault
+
+Config = Mapping[str, Any]
+Group = Literal["matrix", "norm", "bias", "embedding"]
+Init = Literal["normal", "ones", "zeros"]
+_KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", list: "a list"}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter of a model: its whole shape, its decay group and the distribution of its initial values.
+
+    ``group`` is ``embedding`` for the token table and an untied output head. ``std`` belongs to ``init="normal"``
+    (mean 0). ``zero_row`` is a row that starts at zero (the padding token's).
+    """
+
+    shape: tuple[int, ...]
+    group: Group
+    init: Init
+    std: float = 0.0
+    zero_row: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a family's config: the values it takes, and the one transformers gives it when it is absent.
+
+    ``required`` fields have no default. ``safe`` fields may be changed although pretrained weights are loaded,
+    because no weight depends on them.
+    """
+
+    types: tuple[type, ...]
+    default: Any = None
+    optional: bool = False
+    required: bool = False
+    safe: bool = False
+    minimum: float | None = None
+
+    def fault(self, name: str, value: Any) -> Fault | None:
+        """What is wrong with ``value``, if anything (a bool is no number, an integer is a float)."""
+        if value is None and self.optional:
+            return None
+        if isinstance(value, bool) != (self.types == (bool,)) or not isinstance(value, self.types):
+            return Fault(name, f"must be {self.describe()}", value)
+        if self.minimum is not None and isinstance(value, int | float) and not value >= self.minimum:
+            return Fault(name, f"must be at least {self.minimum:g}", value)
+        return None
+
+    def describe(self) -> str:
+        """The accepted types in words."""
+        kinds = [_KINDS[kind] for kind in self.types if kind is not int or float not in self.types]
+        return " or ".join([*kinds, *(["null"] if self.optional else [])])
+
+
+def size(default: int | None = None, *, optional: bool = False, safe: bool = False) -> Field:
+    """A count of something, at least 1; without a default (and not optional) the config must state it."""
+    return Field((int,), default, optional, default is None and not optional, safe, minimum=1)
+
+
+def number(default: float, *, safe: bool = False) -> Field:
+    """A float that is not negative."""
+    return Field((int, float), default, safe=safe, minimum=0)
+
+
+def switch(default: bool, *, safe: bool = False) -> Field:
+    """True or false."""
+    return Field((bool,), default, safe=safe)
+
+
+def token(default: int | None = None, *, several: bool = False) -> Field:
+    """A token id or null; ``several`` ids are a list."""
+    return Field((int, list) if several else (int,), default, optional=True, safe=True, minimum=0)
+
+
+COMMON_FIELDS: Mapping[str, Field] = {
+    "vocab_size": size(),
+    "hidden_size": size(),
+    "intermediate_size": size(),
+    "num_hidden_layers": size(),
+    "num_attention_heads": size(),
+    "hidden_act": Field((str,), "silu"),
+    "initializer_range": number(0.02),
+    "use_cache": switch(True, safe=True),
+    "tie_word_embeddings": switch(False),
+    "attention_dropout": number(0.0, safe=True),
+    "pad_token_id": token(),
+}
+"""Fields that the families of decoders share."""
+
+
+class Family(ABC):
+    """One architecture. Instances hold no state: every method is a pure function of a canonical config.
+
+    A new family is one file: a subclass that names itself, lists its config fields and yields its tensors.
+    """
+
+    model_type: ClassVar[str]
+    """``model_type`` of the Hugging Face config."""
+    architecture: ClassVar[str]
+    """Class of the causal language model in transformers."""
+    decoder_layer_class: ClassVar[str]
+    """Class of one decoder layer: the unit of sharding, activation checkpointing and compilation."""
+    fields: ClassVar[Mapping[str, Field]]
+    """Every config field except the position-embedding and number-format ones, which have two spellings."""
+    default_rope_theta: ClassVar[float] = 10_000.0
+    flops_formula: ClassVar[str] = "6 x non-embedding parameters + 12 x layers x (heads x head_dim) x attention span"
+
+    @abstractmethod
+    def iterate_tensors(self, config: Config) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face parameter names with their tensors, in the order of ``named_parameters()``."""
+
+    def tensors(self, config: Config) -> dict[str, Tensor]:
+        """Every parameter in model order; a tied output head is absent, since it is the embedding."""
+        return dict(self.iterate_tensors(config))
+
+    def value(self, config: Config, name: str) -> Any:
+        """A config field, or its default."""
+        return config[name] if name in config else self.fields[name].default
+
+    def parameter_count(self, config: Config) -> int:
+        """Number of parameters; tied embeddings count once."""
+        return sum(tensor.size for tensor in self.tensors(config).values())
+
+    def non_embedding_parameter_count(self, config: Config) -> int:
+        """Parameters that take part in a token's arithmetic: all but the looked-up table.
+
+        A tied table is counted, because the output head multiplies by it.
+        """
+        table = 0 if self.value(config, "tie_word_embeddings") else self.vocab_size(config) * int(config["hidden_size"])
+        return self.parameter_count(config) - table
+
+    def flops_per_token(self, config: Config, seq_length: int) -> float:
+        """Floating-point operations of one token's forward and backward pass, as ``flops_formula`` says.
+
+        6 per weight: a multiply-add, once forward and twice backward (Kaplan et al. 2020, section 2.1). 12 per
+        attention score and channel (PaLM, Chowdhery et al. 2022, appendix B), causality not deducted, as published
+        model FLOPs utilisations have it. ``seq_length`` in tokens; recomputed activations do not count.
+        """
+        channels = int(config["num_attention_heads"]) * self.head_dim(config)
+        attention = 12 * int(config["num_hidden_layers"]) * channels * self.attention_span(config, seq_length)
+        return float(6 * self.non_embedding_parameter_count(config) + attention)
+
+    def attention_span(self, config: Config, seq_length: int) -> int:
+        """Tokens a token can attend to, causality aside: ``seq_length``, or a sliding window if that is shorter."""
+        return seq_length
+
+    def head_dim(self, config: Config) -> int:
+        """Channels of one attention head."""
+        return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+    def vocab_size(self, config: Config) -> int:
+        """Rows of the token table."""
+        return int(config["vocab_size"])
+
+    def max_position_embeddings(self, config: Config) -> int:
+        """The longest sequence the model is made for, in tokens."""
+        return int(self.value(config, "max_position_embeddings"))
+
+    def field_faults(self, config: Config) -> list[Fault]:
+        """Missing, mistyped and out-of-range fields of any config; paths are bare field names."""
+        missing = [name for name, field in self.fields.items() if field.required and name not in config]
+        wrong = [field.fault(name, config[name]) for name, field in self.fields.items() if name in config]
+        return [*(Fault(name, "is missing from the config") for name in missing), *(f for f in wrong if f)]
+
+    def canonical_fields(self, config: Config) -> dict[str, Any]:
+        """All fields with defaults filled in, floats as floats; for a config without ``field_faults``."""
+        return {name: _tidy(self.value(config, name), field) for name, field in self.fields.items()}
+
+    def check(self, config: Config) -> list[Fault]:
+        """What is wrong with a canonical config as a whole; paths are bare field names."""
+        return []
+
+
+def _tidy(value: Any, field: Field) -> Any:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_number and float in field.types else value

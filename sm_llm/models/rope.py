@@ -1,0 +1,157 @@
+"""Rotary position embeddings in a config: two spellings on disk, one form here.
+
+transformers 4 writes ``rope_theta`` beside ``rope_scaling``; transformers 5 writes ``rope_parameters`` that holds both.
+Each silently falls back to theta 10000 without scaling when it meets the other's spelling alone. The form used here is
+``{"rope_type": …, "rope_theta": …, …}`` with the keys of transformers 5.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from sm_llm.errors import Fault
+
+Config = Mapping[str, Any]
+SPELLINGS = ("rope_theta", "rope_scaling", "rope_parameters")
+_LENGTH = "original_max_position_embeddings"
+_KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "default": (frozenset(), frozenset()),
+    "linear": (frozenset({"factor"}), frozenset()),
+    "dynamic": (frozenset({"factor"}), frozenset({_LENGTH})),
+    "yarn": (
+        frozenset({"factor"}),
+        frozenset({_LENGTH, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    ),
+    "longrope": (frozenset({"short_factor", "long_factor"}), frozenset({_LENGTH, "factor", "attention_factor"})),
+    "llama3": (frozenset({"factor", "low_freq_factor", "high_freq_factor"}), frozenset({_LENGTH})),
+}
+"""Scaling types of transformers: the keys each one needs and the ones it takes."""
+_WITH_LENGTH = ("llama3", "yarn", "longrope")
+
+
+def canonical(config: Config, default_theta: float, max_positions: int) -> dict[str, Any]:
+    """``rope_parameters`` of a config in either spelling; call after ``faults`` came back empty.
+
+    ``max_positions`` (tokens) stands in for an absent original_max_position_embeddings, as in transformers 5.
+    """
+    scaling = _scaling(config)
+    kind = str(scaling.pop("rope_type", "default"))
+    found = {"rope_type": kind, "rope_theta": float(_theta(config, default_theta))}
+    if kind in _WITH_LENGTH and scaling.get(_LENGTH) is None:
+        scaling[_LENGTH] = max_positions
+    return {**found, **{key: _tidy(key, value) for key, value in sorted(scaling.items()) if value is not None}}
+
+
+def legacy(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """``rope_theta`` and ``rope_scaling`` as transformers 4.44 reads them."""
+    scaling = {key: copy.deepcopy(value) for key, value in parameters.items() if key != "rope_theta"}
+    scaled = parameters["rope_type"] != "default"
+    return {"rope_theta": parameters["rope_theta"], "rope_scaling": scaling if scaled else None}
+
+
+def override(config: Config, overrides: Config, default_theta: float) -> dict[str, Any]:
+    """``rope_parameters`` with ``overrides`` in any spelling laid over the config's.
+
+    A new map replaces the scaling, or changes single values of it if it names no ``rope_type``; theta stays unless
+    it is given.
+    """
+    scaling = _scaling(config)
+    for name in ("rope_parameters", "rope_scaling"):
+        if name in overrides:
+            given = dict(overrides[name] or {})
+            scaling = (
+                given
+                if {"rope_type", "type"} & given.keys() or not given.keys() - {"rope_theta"}
+                else {**scaling, **given}
+            )
+    given_theta = overrides.get("rope_theta", scaling.pop("rope_theta", None))
+    theta = _theta(config, default_theta) if given_theta is None else given_theta
+    return {**scaling, "rope_theta": theta}
+
+
+def faults(config: Config) -> list[Fault]:
+    """What is wrong with a config's rotary fields, in whichever spelling they are; paths are bare field names."""
+    found = [
+        Fault(name, "must be a map or null", config[name]) for name in SPELLINGS[1:] if not _is_map(config.get(name))
+    ]
+    if found:
+        return found
+    thetas = {float(t) for t in _thetas(config) if _is_number(t)}
+    if any(not _is_number(theta) or theta <= 0 for theta in _thetas(config)):
+        found.append(Fault("rope_theta", "must be a positive number", _thetas(config)[0]))
+    if len(thetas) > 1:
+        found.append(Fault("rope_theta", "differs between its two spellings", sorted(thetas), "Keep one of them."))
+    if config.get("rope_scaling") and config.get("rope_parameters"):
+        both = [_without_theta(config[name]) for name in SPELLINGS[1:]]
+        if both[0] != both[1]:
+            found.append(
+                Fault("rope_scaling", "contradicts rope_parameters", config["rope_scaling"], "Keep one of them.")
+            )
+    return found or _scaling_faults(_scaling(config))
+
+
+def _scaling_faults(scaling: Mapping[str, Any]) -> list[Fault]:
+    kind = scaling.get("rope_type", "default")
+    if kind not in _KEYS:
+        return [Fault("rope_scaling.rope_type", "is not a known type", kind, f"Known: {', '.join(_KEYS)}.")]
+    required, optional = _KEYS[kind]
+    keys = {key for key, value in scaling.items() if value is not None} - {"rope_type"}
+    allowed = ", ".join(sorted(required | optional)) or "nothing else"
+    found = [Fault(f"rope_scaling.{key}", f"is missing for rope_type {kind}") for key in sorted(required - keys)]
+    for key in sorted(keys):
+        if key not in required | optional:
+            remedy = f"It takes {allowed}."
+            found.append(Fault(f"rope_scaling.{key}", f"is unknown for rope_type {kind}", scaling[key], remedy))
+        elif problem := _value_problem(key, scaling[key]):
+            found.append(Fault(f"rope_scaling.{key}", problem, scaling[key]))
+    return found
+
+
+def _value_problem(key: str, value: Any) -> str:
+    if key == "truncate":
+        return "" if isinstance(value, bool) else "must be true or false"
+    if key in ("short_factor", "long_factor"):
+        return "" if isinstance(value, list) and all(map(_is_number, value)) else "must be a list of numbers"
+    if not _is_number(value):
+        return "must be a number"
+    return "must be at least 1" if key in ("factor", _LENGTH) and value < 1 else ""
+
+
+def _scaling(config: Config) -> dict[str, Any]:
+    """The scaling alone, ``rope_type`` under its new name; the fields agree or only one is there."""
+    return _without_theta(config.get("rope_scaling") or config.get("rope_parameters") or {})
+
+
+def _without_theta(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    found = copy.deepcopy({key: value for key, value in scaling.items() if key not in ("rope_theta", "type")})
+    if "type" in scaling:
+        found.setdefault("rope_type", scaling["type"])
+    return found
+
+
+def _thetas(config: Config) -> list[Any]:
+    maps = [config.get(name) or {} for name in ("rope_parameters", "rope_scaling")]
+    return [theta for theta in (*(m.get("rope_theta") for m in maps), config.get("rope_theta")) if theta is not None]
+
+
+def _theta(config: Config, default: float) -> float:
+    return next(iter(_thetas(config)), default)
+
+
+def _tidy(key: str, value: Any) -> Any:
+    """Floats as floats: transformers 4.44 warns about an integer factor."""
+    if isinstance(value, list):
+        return [float(entry) for entry in value]
+    if isinstance(value, bool):
+        return value
+    return int(value) if key == _LENGTH else float(value)
+
+
+def _is_map(value: Any) -> bool:
+    return value is None or isinstance(value, Mapping)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
