@@ -6,6 +6,7 @@
       run.json                         the run record (launcher)
       job.json                         the job of the newest attempt (launcher -> worker)
       lock                             held (shared) by every process of a local run while it lives
+      lock.starting                    held by a launcher while it decides and starts an attempt
       events/attempt-<n>-<writer>.jsonl
       logs/attempt-<n>/node-<i>.log    everything the node's processes printed
       ckpt/step-<8 digits>/<save_id>/{data/…, part-<node>.json}
@@ -42,6 +43,10 @@ class RunPaths:
     @property
     def lock(self) -> Path:
         return self.root / "lock"
+
+    @property
+    def starting_lock(self) -> Path:
+        return self.root / "lock.starting"
 
     @property
     def events(self) -> Path:

@@ -7,20 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sm_llm.errors import StorageError
+
+
+class MissingObjectError(StorageError):
+    """A key that was asked for does not exist: proof that an object is gone, unlike any other storage error."""
+
 
 @dataclass(frozen=True)
 class StoredObject:
-    """What a store knows of a key: size in bytes and ``crc64nvme`` (16 hex digits) where it is known."""
+    """What a store knows of a key.
+
+    ``size`` in bytes, ``crc64nvme`` (16 hex digits) where it is known, ``modified`` in seconds since the epoch by
+    the store's own clock where it is known.
+    """
 
     key: str
     size: int
     crc64nvme: str | None = None
+    modified: float | None = None
 
 
 class Store(Protocol):
     """Objects under string keys below one root. Folders first; S3 is the same door.
 
-    Every method raises ``StorageError`` when the storage does not answer; "not there" is a value, never an error.
+    Every method raises ``StorageError`` when the storage does not answer; "not there" is a value, never an error
+    (except for ``get_file`` and ``checksum``, which raise ``MissingObjectError``).
     """
 
     uri: str
@@ -40,8 +52,11 @@ class Store(Protocol):
     def head(self, key: str) -> StoredObject | None:
         """Size of a key, or None."""
 
+    def checksum(self, key: str) -> str:
+        """CRC64NVME of the bytes the store holds now, as 16 hex digits."""
+
     def list(self, prefix: str) -> list[StoredObject]:
-        """Every object whose key starts with ``prefix``; a prefix that is a folder ends with "/"."""
+        """Every object whose key starts with ``prefix``, by key; a prefix that is a folder ends with "/"."""
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys; one that is gone already is fine."""
@@ -57,13 +72,17 @@ class Copy:
     crc64nvme: str
 
 
+Progress = Callable[[int], None]
+"""Called with byte increments, possibly from several threads."""
+
+
 class Transfer(Protocol):
-    """Moves many files between a store and local disk; verification stays with the caller."""
+    """Moves many files between a store and local disk; comparing the result with ``Copy`` stays with the caller."""
 
     name: str
 
-    def download(self, store: Store, copies: Sequence[Copy], progress: Callable[[int], None]) -> None:
-        """Fetch every copy; ``progress`` gets byte increments."""
+    def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> None:
+        """Fetch every copy to its path; raises ``MissingObjectError`` or ``StorageError`` for the first that fails."""
 
-    def upload(self, store: Store, copies: Sequence[Copy], progress: Callable[[int], None]) -> None:
-        """Store every copy."""
+    def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
+        """Store every copy; returns, in the same order, what the store holds now, with its checksum."""

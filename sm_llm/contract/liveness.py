@@ -1,0 +1,115 @@
+"""Whether any process of a run is alive: a lock on the run's folder that dies with its holders."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.errors import StorageError
+
+_LOOKS = 5
+_LOOK_SECONDS = 0.01
+
+
+class RunLock:
+    """The lock file of a run. The kernel releases it when a holder ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def hold(self) -> RunLock:
+        """Share the lock until ``release`` or the end of this process (and of children forked from it).
+
+        Every process of a run holds it; also a context manager. Raises ``StorageError`` where locks do not work.
+        """
+        if self._descriptor is None:
+            descriptor = _open(self.path)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            except OSError as error:
+                os.close(descriptor)
+                raise _no_locks(self.path, error) from error
+            self._descriptor = descriptor
+        return self
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> RunLock:
+        return self.hold()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def is_anyone_alive(run_root: Path) -> bool:
+    """Whether some process holds the run's lock. Raises ``StorageError`` where locks do not work."""
+    path = RunPaths(run_root).lock
+    if not path.exists():
+        return False
+    # Looking takes the lock for an instant, so two who look at once could each take the other for the run.
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_LOOK_SECONDS)
+        with _try_exclusive(path) as free:
+            if free:
+                return False
+    return True
+
+
+@contextmanager
+def starting(run_root: Path) -> Iterator[bool]:
+    """Held by a launcher from looking whether a run is alive until its first process holds the run's lock.
+
+    Yields False if another launcher is doing just that.
+    """
+    run_root.mkdir(parents=True, exist_ok=True)
+    with _try_exclusive(RunPaths(run_root).starting_lock) as mine:
+        yield mine
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Wait for, and hold, an exclusive lock on ``path``, a file that exists for this only."""
+    descriptor = _open(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _try_exclusive(path: Path) -> Iterator[bool]:
+    descriptor = _open(path)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine = True
+        except BlockingIOError:
+            mine = False
+        except OSError as error:
+            raise _no_locks(path, error) from error
+        yield mine
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be opened for locking: {error}") from error
+
+
+def _no_locks(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path}: this file system does not lock files ({error}). Put the runs on one that does")

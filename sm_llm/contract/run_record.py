@@ -1,0 +1,164 @@
+"""run.json: what a run is, where every value came from, what it ran on, its attempts and its outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sm_llm.contract.liveness import exclusive
+from sm_llm.contract.states import RunState
+from sm_llm.errors import StorageError
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.storage.files import write_atomically
+
+VERSION = 1
+_DIFF_BYTES = 1 << 20
+_GIT_SECONDS = 10.0
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GitState(_Block):
+    """The commit of the folder a run was launched from, and what was changed since (cut at 1 MiB)."""
+
+    commit: str
+    diff: str = ""
+    diff_is_cut: bool = False
+
+
+class AttemptRecord(_Block):
+    """One start of the run. Times in seconds since the epoch; ``state`` of an open attempt is ``running``."""
+
+    number: int = Field(ge=1)
+    native_id: str
+    started: float
+    ended: float | None = None
+    state: RunState = RunState.RUNNING
+    reason: str | None = None
+
+
+class RunRecord(_Block):
+    """The record of one run; see the field texts. Written by the launcher only."""
+
+    version: int = VERSION
+    run_id: str
+    name: str
+    created: float
+    """Seconds since the epoch."""
+    spec: dict[str, Any]
+    """The merged specification, as JSON; ``load_spec`` gives the object."""
+    spec_digest: str
+    origins: dict[str, str] = Field(default_factory=dict)
+    """Dotted path of a value -> where it came from."""
+    plan: dict[str, Any] = Field(default_factory=dict)
+    """The derived numbers the run was started with."""
+    git: GitState | None = None
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Package -> version, with ``python``."""
+    host: dict[str, str] = Field(default_factory=dict)
+    attempts: tuple[AttemptRecord, ...] = ()
+    outcome: RunState | None = None
+    """The final state, once there is one; None while the run goes on or can be continued."""
+
+    def load_spec(self) -> JobSpec | WorkflowSpec:
+        """The specification as an object. Raises ``pydantic.ValidationError`` if this release has other fields."""
+        return (WorkflowSpec if "steps" in self.spec else JobSpec).model_validate(self.spec)
+
+    def with_attempt(self, attempt: AttemptRecord) -> RunRecord:
+        """This record with ``attempt`` added, or put in place of the one with its number; the outcome follows it."""
+        others = [it for it in self.attempts if it.number != attempt.number]
+        attempts = tuple(sorted((*others, attempt), key=lambda it: it.number))
+        last = attempts[-1].state
+        ended = last.is_final and last is not RunState.INTERRUPTED
+        return self.model_copy(update={"attempts": attempts, "outcome": last if ended else None})
+
+    @property
+    def next_attempt(self) -> int:
+        return self.attempts[-1].number + 1 if self.attempts else 1
+
+    def write(self, path: Path) -> None:
+        """Write atomically. Raises ``StorageError``."""
+        text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            write_atomically(path, text)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot write the run record: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord:
+        """Read and validate. Raises ``StorageError`` that says what is wrong with the file."""
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise StorageError(f"{path}: there is no run record here. Is this a run's folder?") from error
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{path}: cannot read the run record: {error}") from error
+        version = value.get("version") if isinstance(value, dict) else None
+        if version != VERSION:
+            raise StorageError(f"{path}: record version {version!r} is not known to this release (which has {VERSION})")
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise StorageError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+    @classmethod
+    def update(cls, path: Path, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
+        """Read, change and write under a lock, so that two writers never lose each other's change."""
+        with exclusive(path.with_name(f".{path.name}.lock")):
+            changed = change(cls.read(path))
+            changed.write(path)
+        return changed
+
+
+def git_state(folder: Path, run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run) -> GitState | None:
+    """Commit and uncommitted diff of the checkout around ``folder``; None outside one or without git."""
+    commit = _git(folder, ["rev-parse", "HEAD"], run)
+    if commit is None:
+        return None
+    diff = _git(folder, ["diff", "--no-ext-diff", "--no-color", "HEAD"], run) or b""
+    return GitState(
+        commit=commit.decode().strip(),
+        diff=diff[:_DIFF_BYTES].decode("utf-8", "replace"),
+        diff_is_cut=len(diff) > _DIFF_BYTES,
+    )
+
+
+def _git(folder: Path, arguments: list[str], run: Callable[..., Any]) -> bytes | None:
+    try:
+        done = run(["git", "-C", str(folder), *arguments], capture_output=True, timeout=_GIT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed versions of the named packages, read from their metadata without importing them, and Python's."""
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def host_facts(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Name, system and processors of this machine."""
+    return {
+        "name": socket.gethostname(),
+        "system": platform.platform(),
+        "processors": str(os.cpu_count()),
+        "user": environ.get("USER", ""),
+    }

@@ -1,0 +1,62 @@
+"""Durable local files: whole or not there, on disk and not only in memory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file's bytes, or a folder's entries, to the device. Raises ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Flush every file and folder below ``folder``, and itself."""
+    for current, _, names in os.walk(folder, onerror=_raise):
+        for name in names:
+            fsync_path(Path(current, name))
+        fsync_path(Path(current))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def drop_cache(descriptor: int) -> None:
+    """Ask the kernel to drop the clean cached pages of an open file; does nothing where that is not offered."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def temporary_name(path: Path) -> Path:
+    """A fresh name beside ``path``."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+def write_new(path: Path, body: bytes) -> None:
+    """Create a file that must not exist and flush its bytes. Raises ``FileExistsError`` or another ``OSError``."""
+    with path.open("xb") as stream:
+        stream.write(body)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def write_atomically(path: Path, body: bytes | str) -> None:
+    """Replace ``path`` by ``body`` in one step: a reader sees the old file or the new one, also after a crash.
+
+    Text is written as UTF-8; missing parent folders are made. Raises ``OSError``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_name(path)
+    try:
+        write_new(temporary, body.encode("utf-8") if isinstance(body, str) else body)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_path(path.parent)

@@ -1,0 +1,209 @@
+"""A Store in a folder: what is created is on disk before the call returns, and nothing appears half-written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.base import MissingObjectError, StoredObject
+from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_file
+from sm_llm.storage.files import fsync_path, temporary_name, write_new
+
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_TEMPORARY = ".tmp"
+"""Folder below the root for objects in the making; a killed writer leaves a few kilobytes there, never read."""
+
+
+class FolderStore:
+    """Objects as files below ``root``.
+
+    Reading from a root that does not exist is a ``StorageError``, not "nothing there": a share that is not mounted
+    must never look like a run without checkpoints. Writing makes the folders it needs.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = str(root)
+
+    def put_if_absent(self, key: str, body: bytes) -> bool:
+        """Write aside, flush, and hard-link to the final name, which fails if the name is taken."""
+        target = self._path(key)
+        with self._told("create", key):
+            aside = self.root / _TEMPORARY / temporary_name(target).name
+            aside.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                write_new(aside, body)
+                return self._link(aside, target)
+            finally:
+                aside.unlink(missing_ok=True)
+
+    def _link(self, source: Path, target: Path) -> bool:
+        _make_folders(target.parent)
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in _NO_HARD_LINKS:
+                raise StorageError(
+                    f"{self.uri}: this file system has no hard links, which publication needs to create a file "
+                    "exactly once. Put the runs on a local disk, NFS or Lustre"
+                ) from error
+            raise
+        fsync_path(target.parent)
+        return True
+
+    def get(self, key: str) -> bytes | None:
+        path = self._path(key)
+        with self._told("read", key):
+            self._require_root()
+            try:
+                return path.read_bytes()
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return None
+
+    def put_file(self, source: Path, key: str) -> StoredObject:
+        """Copy, flush, then read back from the device. Raises ``StorageError`` if the key exists or bytes differ."""
+        target = self._path(key)
+        with self._told("write", key):
+            _make_folders(target.parent)
+            sent = _copy(source, target)
+            fsync_path(target.parent)
+            stored = StoredObject(key, target.stat().st_size, crc64_file(target, from_disk=True))
+        if stored.crc64nvme != sent:
+            raise StorageError(f"{self.uri}: {key!r} reads back other bytes than were written ({sent})")
+        return stored
+
+    def get_file(self, key: str, target: Path) -> None:
+        source = self._path(key)
+        with self._told("copy", key):
+            self._require_object(key, source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = temporary_name(target)
+            try:
+                _copy(source, aside)
+                aside.replace(target)
+            finally:
+                aside.unlink(missing_ok=True)
+            fsync_path(target.parent)
+
+    def head(self, key: str) -> StoredObject | None:
+        path = self._path(key)
+        with self._told("look up", key):
+            self._require_root()
+            return _describe(key, path)
+
+    def checksum(self, key: str) -> str:
+        """CRC64NVME, computed from the bytes on disk."""
+        path = self._path(key)
+        with self._told("read", key):
+            self._require_object(key, path)
+            return crc64_file(path, from_disk=True)
+
+    def list(self, prefix: str) -> list[StoredObject]:
+        """Every file whose key starts with ``prefix`` (which need not end at a folder), by key."""
+        folder = self.root / prefix.rpartition("/")[0]
+        with self._told("list", prefix):
+            self._require_root()
+            found = [self._describe_at(path) for path in _files_below(folder)]
+        return sorted((it for it in found if it and it.key.startswith(prefix)), key=lambda it: it.key)
+
+    def _describe_at(self, path: Path) -> StoredObject | None:
+        key = path.relative_to(self.root).as_posix()
+        return None if key.startswith(f"{_TEMPORARY}/") else _describe(key, path)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete files, then the folders this left empty; durable before it returns."""
+        folders: set[Path] = set()
+        for key in keys:
+            path = self._path(key)
+            with self._told("delete", key):
+                self._require_root()
+                path.unlink(missing_ok=True)
+            folders.add(path.parent)
+        for folder in folders:
+            with self._told("delete below", folder.relative_to(self.root).as_posix()):
+                self._prune(folder)
+
+    def _prune(self, folder: Path) -> None:
+        while folder != self.root:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                break
+            folder = folder.parent
+        fsync_path(folder)
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if "\0" in key or any(part in ("", ".", "..") for part in parts) or parts[0] == _TEMPORARY:
+            raise StorageError(f"{self.uri}: {key!r} is not a key. Keys are relative, with single slashes")
+        return self.root / PurePosixPath(key)
+
+    def _require_root(self) -> None:
+        if not self.root.is_dir():
+            raise StorageError(f"{self.uri}: this folder does not exist (is its disk mounted?)")
+
+    def _require_object(self, key: str, path: Path) -> None:
+        self._require_root()
+        if _describe(key, path) is None:
+            raise MissingObjectError(f"{self.uri}: {key!r} does not exist")
+
+    @contextmanager
+    def _told(self, action: str, key: str) -> Iterator[None]:
+        """Tell an ``OSError`` as a storage error that names the action, the key and, where it helps, the remedy."""
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            problem = f"disk full ({error.strerror})" if full else str(error)
+            raise StorageError(f"{self.uri}: cannot {action} {key!r}: {problem}") from error
+
+
+def _make_folders(folder: Path) -> None:
+    """Create ``folder`` and flush every entry on the way, so that a crash cannot lose a folder but keep its commit."""
+    missing = [folder] if not folder.is_dir() else []
+    while missing and not missing[-1].parent.is_dir():
+        missing.append(missing[-1].parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        fsync_path(made.parent)
+
+
+def _copy(source: Path, target: Path) -> str:
+    """Copy to a new file and flush it; returns the CRC64NVME of the bytes sent."""
+    crc = Crc64()
+    with source.open("rb", buffering=0) as reader, target.open("xb") as writer:
+        while chunk := reader.read(CHUNK_BYTES):
+            crc.update(chunk)
+            writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+    return crc.hexdigest()
+
+
+def _describe(key: str, path: Path) -> StoredObject | None:
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return StoredObject(key, status.st_size, modified=status.st_mtime) if stat.S_ISREG(status.st_mode) else None
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    def told(error: OSError) -> None:
+        # A folder that vanished between two calls is empty; any other error must not look like emptiness.
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise error
+
+    for current, _, names in os.walk(folder, onerror=told):
+        yield from (Path(current, name) for name in names)

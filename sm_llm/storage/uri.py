@@ -1,0 +1,109 @@
+"""Storage addresses: what a URI means, how to go below it, and the store behind it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.base import Store
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}?|\}")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A parsed URI: scheme ``file`` with ``path`` (absolute), or ``s3`` with ``bucket`` and ``prefix``."""
+
+    scheme: str
+    path: Path | None = None
+    bucket: str | None = None
+    prefix: str = ""
+
+    @property
+    def uri(self) -> str:
+        """The canonical text: a plain absolute path for folders, without a closing "/"."""
+        if self.path is not None:
+            return str(self.path)
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+def fill(uri: str, *, run_name: str) -> str:
+    """``uri`` with ``{run_name}``, the one known placeholder, replaced."""
+    return uri.replace("{run_name}", run_name)
+
+
+def parse(uri: str | Path) -> Location:
+    """What ``uri`` points at: a folder path (``~`` is expanded), ``file://…`` or ``s3://bucket/prefix``.
+
+    Raises ``StorageError`` for an empty address, an unknown scheme, a placeholder that nobody filled, or a
+    malformed bucket or file URI. A remote address never turns into a local folder of that name.
+    """
+    text = str(uri)
+    if not text.strip():
+        raise StorageError("storage address: is empty. Give a folder, for example ./runs")
+    if left := _PLACEHOLDER.search(text):
+        raise StorageError(
+            f"storage address: {left[0]!r} in {text!r} is not filled in. Only {{run_name}} is known, "
+            "and only where a run's storage is named"
+        )
+    match = _SCHEME.match(text)
+    if match is None:
+        return _parse_path(text)
+    scheme = match[1].lower()
+    if scheme == "file":
+        return _parse_file(text)
+    if scheme == "s3":
+        return _parse_s3(text)
+    raise StorageError(f"storage address: unknown scheme {match[1]!r} in {text!r}. Known: a folder path, file://, s3://")
+
+
+def _parse_path(text: str) -> Location:
+    # "s3:/bucket" is what pathlib makes of "s3://bucket": a folder of that name would hide a lost upload.
+    if re.match(r"[A-Za-z0-9+.-]+:/", text):
+        raise StorageError(f"storage address: {text!r} has one slash after the scheme. Write two")
+    return Location("file", path=Path(text).expanduser().absolute())
+
+
+def _parse_file(text: str) -> Location:
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise StorageError(f"storage address: {text!r} names a host. Write file:///absolute/folder")
+    return Location("file", path=Path(unquote(parts.path)))
+
+
+def _parse_s3(text: str) -> Location:
+    bucket, _, prefix = text[len("s3://") :].partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise StorageError(f"storage address: {bucket!r} in {text!r} is not a bucket name")
+    return Location("s3", bucket=bucket, prefix=prefix.strip("/"))
+
+
+def join(uri: str | Path, *parts: str) -> str:
+    """The address below ``uri``; parts are relative, with "/". Raises ``StorageError`` for a part that climbs out."""
+    location = parse(uri)
+    below = PurePosixPath(*parts)
+    if below.is_absolute() or ".." in below.parts:
+        raise StorageError(f"storage address: {str(below)!r} does not stay below {location.uri!r}")
+    if location.path is not None:
+        return str(location.path / below)
+    return f"{location.uri}/{below}" if below.parts else location.uri
+
+
+def as_prefix(key: str) -> str:
+    """``key`` closed by one "/", so that run-1 never matches run-10; the root stays empty."""
+    return f"{key.rstrip('/')}/" if key.strip("/") else ""
+
+
+def open_store(uri: str | Path) -> Store:
+    """The store at ``uri``; touches nothing. Raises ``StorageError`` for what ``parse`` refuses and for S3."""
+    from sm_llm.storage.folder import FolderStore
+
+    location = parse(uri)
+    if location.path is None:
+        raise StorageError(f"storage: {location.uri!r} is an S3 address, but this version stores runs in folders only")
+    return FolderStore(location.path)
