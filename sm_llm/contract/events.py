@@ -1,23 +1,28 @@
 """The event log: one JSON object per line, the single source of metrics, plots, status and the training line.
 
 Every event has ``kind``, ``time`` (seconds since the epoch) and ``attempt``. Floats are written so that they
-read back bit for bit; fields named in ``EXACT`` are repeated as ``<name>_hex`` (``float.hex``), which also
-carries NaN and infinity. A writer appends whole lines and flushes each one, so a killed process leaves at most
-one partial last line, which readers skip.
+read back bit for bit; the fields in ``EXACT``, and any float that is NaN or infinite (JSON knows neither), have a
+twin ``<name>_hex`` (``float.hex``), from which readers restore them. A writer appends each line in one piece, so a
+killed process leaves at most one partial last line, which readers skip.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
 EXACT = ("loss", "validation_loss", "learning_rate", "grad_norm")
+_TWIN = "_hex"
 _FILE_NAME = re.compile(r"attempt-(\d+)-(.+)\.jsonl")
 
 
@@ -167,42 +172,66 @@ Event = (
 
 
 def encode(event: Event, *, attempt: int, at: float) -> str:
-    """One line (without the newline) for ``event``."""
+    """One line (without the newline) for ``event``. NaN and infinity below the top level become null."""
     record: dict[str, Any] = {"kind": event.kind, "time": at, "attempt": attempt}
     for name, value in asdict(event).items():
-        if name in EXACT and isinstance(value, float):
-            record[f"{name}_hex"] = value.hex()
-            value = value if math.isfinite(value) else None
-        record.setdefault(name, value)
+        if isinstance(value, float) and (name in EXACT or not math.isfinite(value)):
+            record[f"{name}_hex"] = float(value).hex()
+        record.setdefault(name, _finite(value))
     return json.dumps(record, allow_nan=False)
 
 
+def _finite(value: Any) -> Any:
+    """``value`` with every NaN and infinity in it replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(it) for name, it in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(it) for it in value]
+    return value
+
+
 def decode(line: str) -> dict[str, Any]:
-    """The event of one line, with exact fields restored from their hexadecimal form. Raises ``ValueError``."""
+    """The event of one line, with floats restored from their hexadecimal twins. Raises ``ValueError``."""
     record = json.loads(line)
-    if not isinstance(record, dict):
-        raise ValueError("an event is a JSON object")
-    for name in EXACT:
-        if text := record.pop(f"{name}_hex", None):
-            record[name] = float.fromhex(text)
+    if not isinstance(record, dict) or "kind" not in record:
+        raise ValueError("an event is a JSON object with a kind")
+    for twin in [name for name in record if name.endswith(_TWIN) and name.removesuffix(_TWIN) in record]:
+        try:
+            record[twin.removesuffix(_TWIN)] = float.fromhex(record.pop(twin))
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"{twin} is not a float in hexadecimal") from error
     return record
 
 
 class EventWriter:
-    """Appends events of one writer to its file. Safe to use from several threads for whole lines."""
+    """Appends the events of one writer to its file; threads may share it.
+
+    A partial line that an earlier, killed process left at the end is closed first, so it cannot swallow ours.
+    """
 
     def __init__(self, path: Path, attempt: int, clock: Callable[[], float] = time.time) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._attempt = attempt
         self._clock = clock
+        self._lock = threading.Lock()
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            self._append(b"\n")
 
     def write(self, event: Event) -> None:
-        self._file.write(encode(event, attempt=self._attempt, at=self._clock()) + "\n")
-        self._file.flush()
+        """Append ``event``; other processes see the whole line when this returns. Raises ``OSError`` (disk full)."""
+        self._append((encode(event, attempt=self._attempt, at=self._clock()) + "\n").encode("utf-8"))
+
+    def _append(self, data: bytes) -> None:
+        with self._lock:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._descriptor)
 
 
 def read_file(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -235,7 +264,7 @@ def read_events(folder: Path) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def newest_per_step(events: Iterator[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+def newest_per_step(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
     """Events of one ``kind`` by ascending step; of several attempts at a step the newest counts."""
     newest: dict[int, Mapping[str, Any]] = {}
     for event in events:

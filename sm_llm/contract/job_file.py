@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sm_llm.spec.job import JobSpec
+from sm_llm.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 JOB_ENVIRONMENT = "SM_LLM_JOB_FILE"
 """Environment variable that names job.json inside the container."""
@@ -29,11 +33,8 @@ class JobFile(BaseModel):
     """Input channels the backend mounts: name -> source URI."""
 
     def write(self, path: Path) -> None:
-        """Write atomically (temporary file in the same folder, then rename)."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        """Write atomically. Raises ``OSError``."""
+        write_atomically(path, json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> JobFile:

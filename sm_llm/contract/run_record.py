@@ -7,10 +7,8 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +17,10 @@ from sm_llm.contract.states import RunState
 from sm_llm.errors import StorageError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
 VERSION = 1
 _DIFF_BYTES = 1 << 20

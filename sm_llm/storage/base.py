@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sm_llm.errors import StorageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class MissingObjectError(StorageError):

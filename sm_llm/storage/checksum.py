@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm_llm.storage.files import drop_cache
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
 """awscrt holds the GIL while it computes: 1 MiB is a third of a millisecond, which a training loop does not feel."""

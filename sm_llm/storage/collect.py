@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from sm_llm.storage.base import Store, StoredObject
 from sm_llm.storage.layout import FINAL, Slot, save_of_key
 from sm_llm.storage.restore import Examined, commit_keys, examine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from sm_llm.storage.base import Store, StoredObject
 
 HOUR = 3600.0
 

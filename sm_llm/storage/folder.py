@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, StoredObject
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_file
 from sm_llm.storage.files import fsync_path, temporary_name, write_new
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _TEMPORARY = ".tmp"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.layout import Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 VERSION = 1
 _SELF = "self_crc64nvme"

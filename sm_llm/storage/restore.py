@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.base import Copy, MissingObjectError, Progress, Store, Transfer
@@ -14,6 +12,10 @@ from sm_llm.storage.files import fsync_path
 from sm_llm.storage.layout import COMMITS, FINAL, Slot, slot_of_commit
 from sm_llm.storage.manifest import CommitManifest, FileEntry, decode
 from sm_llm.storage.transfer import CopyTransfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 _FETCHES = 3
 """One fetch and two more of what arrived wrong."""

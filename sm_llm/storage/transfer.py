@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from sm_llm.storage.base import Copy, Progress, Store, StoredObject
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sm_llm.storage.base import Copy, Progress, Store, StoredObject
 
 _Result = TypeVar("_Result")
 
