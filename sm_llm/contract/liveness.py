@@ -53,6 +53,11 @@ class RunLock:
         self.release()
 
 
+def hold(run_root: Path) -> RunLock:
+    """Share the lock of the run in ``run_root`` from now on; ``with hold(root):`` ends it with the block."""
+    return RunLock(RunPaths(run_root).lock).hold()
+
+
 def is_anyone_alive(run_root: Path) -> bool:
     """Whether some process holds the run's lock. Raises ``StorageError`` where locks do not work."""
     path = RunPaths(run_root).lock

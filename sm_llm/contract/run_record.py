@@ -39,14 +39,14 @@ class GitState(_Block):
     diff_is_cut: bool = False
 
 
-class AttemptRecord(_Block):
-    """One start of the run. Times in seconds since the epoch; ``state`` of an open attempt is ``running``."""
+class Attempt(_Block):
+    """One start of the run. Times in seconds since the epoch; an attempt without ``state`` has not ended yet."""
 
     number: int = Field(ge=1)
     native_id: str
     started: float
     ended: float | None = None
-    state: RunState = RunState.RUNNING
+    state: RunState | None = None
     reason: str | None = None
 
 
@@ -63,13 +63,13 @@ class RunRecord(_Block):
     spec_digest: str
     origins: dict[str, str] = Field(default_factory=dict)
     """Dotted path of a value -> where it came from."""
-    plan: dict[str, Any] = Field(default_factory=dict)
-    """The derived numbers the run was started with."""
+    plan: list[dict[str, Any]] = Field(default_factory=list)
+    """The plan the run was started with, one summary per step (one for a job)."""
     git: GitState | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     """Package -> version, with ``python``."""
     host: dict[str, str] = Field(default_factory=dict)
-    attempts: tuple[AttemptRecord, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
     outcome: RunState | None = None
     """The final state, once there is one; None while the run goes on or can be continued."""
 
@@ -77,12 +77,12 @@ class RunRecord(_Block):
         """The specification as an object. Raises ``pydantic.ValidationError`` if this release has other fields."""
         return (WorkflowSpec if "steps" in self.spec else JobSpec).model_validate(self.spec)
 
-    def with_attempt(self, attempt: AttemptRecord) -> RunRecord:
+    def with_attempt(self, attempt: Attempt) -> RunRecord:
         """This record with ``attempt`` added, or put in place of the one with its number; the outcome follows it."""
         others = [it for it in self.attempts if it.number != attempt.number]
         attempts = tuple(sorted((*others, attempt), key=lambda it: it.number))
         last = attempts[-1].state
-        ended = last.is_final and last is not RunState.INTERRUPTED
+        ended = last is not None and last.is_final and last is not RunState.INTERRUPTED
         return self.model_copy(update={"attempts": attempts, "outcome": last if ended else None})
 
     @property
