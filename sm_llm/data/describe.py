@@ -1,0 +1,97 @@
+"""What a folder of rows holds, read from its small JSON files only, so that a plan needs no numpy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sm_llm.errors import DataError
+
+DATASET_INFO = "dataset_info.json"
+STATE = "state.json"
+ROWS_INFO = "rows.json"
+"""Ours, beside the two files of ``datasets``: what the writer knows of the rows (``RowsInfo``)."""
+
+
+@dataclass(frozen=True)
+class RowsInfo:
+    """Facts of one split. What a foreign folder does not say is None.
+
+    ``tokens`` counts real tokens without padding; ``max_id`` is the largest token id that occurs.
+    """
+
+    seq_length: int | None
+    rows: int | None
+    columns: tuple[str, ...]
+    vocab_size: int | None = None
+    tokens: int | None = None
+    max_id: int | None = None
+    padded: bool | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether ``folder`` is one saved split (``Dataset.save_to_disk``)."""
+    return (folder / STATE).is_file() and (folder / DATASET_INFO).is_file()
+
+
+def describe_rows(folder: Path) -> RowsInfo:
+    """Facts of a rows folder, ours or one that ``datasets`` saved. Raises ``DataError`` if it is neither."""
+    folder = Path(folder)
+    if not is_dataset(folder):
+        raise DataError(_not_rows(folder))
+    own = folder / ROWS_INFO
+    if own.is_file():
+        facts = read_json(own)
+        return RowsInfo(**{**facts, "columns": tuple(facts["columns"])})
+    return _from_datasets(read_json(folder / DATASET_INFO))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; raises ``DataError`` naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: a JSON object is expected, found {type(value).__name__}")
+    return value
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object atomically (temporary file in the same folder, then rename)."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _from_datasets(info: dict[str, Any]) -> RowsInfo:
+    features = info.get("features") or {}
+    ids = features.get("input_ids")
+    length = ids.get("length", -1) if isinstance(ids, dict) else -1
+    splits = info.get("splits") or {}
+    counts = [split.get("num_examples") for split in splits.values() if isinstance(split, dict)]
+    return RowsInfo(
+        seq_length=length if isinstance(length, int) and length > 0 else None,
+        rows=counts[0] if len(counts) == 1 else None,
+        columns=tuple(features),
+    )
+
+
+def _not_rows(folder: Path) -> str:
+    if not folder.exists():
+        return f"{folder}: no such folder of rows"
+    if (folder / "dataset_dict.json").is_file():
+        splits = ", ".join(read_json(folder / "dataset_dict.json").get("splits", []))
+        return f"{folder}: holds several splits ({splits}); name one, e.g. {folder / 'train'}"
+    inside = [child.name for child in sorted(folder.iterdir()) if child.is_dir() and is_dataset(child)]
+    if inside:
+        return f"{folder}: holds folders of rows ({', '.join(inside)}); name one, e.g. {folder / inside[0]}"
+    return (
+        f"{folder}: not a folder of rows: {STATE} or {DATASET_INFO} is missing (an unfinished prepare?). "
+        "Make one with the prepare task, or with save_to_disk of datasets"
+    )

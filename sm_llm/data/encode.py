@@ -1,0 +1,195 @@
+"""Text to token ids in bulk: the fast encoder where it proves equal to the reference one, else the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sm_llm.data.describe import read_json
+from sm_llm.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""What belongs to a Hugging Face tokenizer folder."""
+
+Ids = npt.NDArray[np.int32]
+Offsets = npt.NDArray[np.int64]
+
+_TRICKY = (
+    " ",
+    "\n\n\n",
+    "a" * 500,
+    "é中文 \U0001f600" * 20,
+    "\ufeffx",
+    "e\u0301" * 30,
+    "1234567890" * 20,
+    "\t\t  x  \r\n y",
+    "=" * 300,
+    "ﬁ ﬂ ½ can't WE'LL",
+    "\u200d\u200b\u00a0x",
+)
+_SAMPLE_DOCUMENTS = 48
+_SAMPLE_BYTES = 200_000
+
+
+class EncoderMismatch(Exception):
+    """The fast encoder gave other ids than the reference: everything it encoded is in doubt."""
+
+
+class Encoder(Protocol):
+    """Encodes documents without adding special tokens."""
+
+    name: str
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        """Ids of all documents one after another, int32 [n], and where each begins, int64 [documents + 1]."""
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer folder: its vocabulary, its end token and its reference encoder."""
+
+    def __init__(self, folder: Path) -> None:
+        import tokenizers
+
+        self.folder = folder
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise DataError(
+                f"{folder}: no tokenizer.json here. Save one with "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+            )
+        try:
+            self._reference = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for a file it does not understand
+            raise DataError(f"{file}: not a tokenizer this version of tokenizers can read ({error})") from error
+        # Settings saved with the file would cut or fill documents in silence.
+        self._reference.no_truncation()
+        self._reference.no_padding()
+        self.vocabulary: dict[str, int] = self._reference.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(self.vocabulary.values()) + 1
+        self.end_token, self.end_id = self._end()
+
+    def _end(self) -> tuple[str, int]:
+        token = end_token(self.folder)
+        if token is None or token not in self.vocabulary:
+            raise DataError(
+                f"{self.folder}: the tokenizer names no end token of its vocabulary (eos_token is {token!r}); "
+                "documents could not be told apart. Set eos_token in tokenizer_config.json"
+            )
+        return token, self.vocabulary[token]
+
+    def reference(self) -> Encoder:
+        """The encoder of the ``tokenizers`` library."""
+        return _Reference(self._reference)
+
+    def fast(self) -> Encoder | None:
+        """A fast encoder for the same file, or None if there is none that takes it. Its ids are not checked yet."""
+        try:
+            return _Fast(self.folder / "tokenizer.json")
+        except Exception:  # not installed, or a part of this tokenizer is not supported: both mean "use the other"
+            return None
+
+
+class CheckedEncoder:
+    """A fast encoder watched by the reference.
+
+    The first batch is compared on a sample and on strings known to trip encoders up, each later batch on one
+    document; ``EncoderMismatch`` as soon as one id differs.
+    """
+
+    def __init__(self, fast: Encoder, reference: Encoder) -> None:
+        self.name = fast.name
+        self._fast = fast
+        self._reference = reference
+        self._batches = 0
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        ids, offsets = self._fast.encode(texts)
+        if self._batches == 0:
+            _compare(self._fast.encode(list(_TRICKY)), self._reference.encode(list(_TRICKY)), range(len(_TRICKY)))
+        chosen = _sample(texts, _SAMPLE_DOCUMENTS if self._batches == 0 else 1, self._batches)
+        _compare((ids, offsets), self._reference.encode([texts[i] for i in chosen]), chosen)
+        self._batches += 1
+        return ids, offsets
+
+
+def choose_encoder(tokenizer: Tokenizer, *, trust_fast: bool = True) -> Encoder:
+    """The fast encoder under the watch of the reference where there is one, else the reference."""
+    fast = tokenizer.fast() if trust_fast else None
+    return tokenizer.reference() if fast is None else CheckedEncoder(fast, tokenizer.reference())
+
+
+def end_token(folder: Path) -> str | None:
+    """``eos_token`` of a tokenizer folder, or None if its files name none."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():
+            token = read_json(folder / name).get("eos_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                return token
+    return None
+
+
+class _Reference:
+    name = "tokenizers"
+
+    def __init__(self, tokenizer: Any) -> None:
+        # encode_batch_fast (tokenizers 0.20) leaves out character offsets, which nobody needs here.
+        self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        parts = [np.array(encoding.ids, np.int32) for encoding in self._encode(texts, add_special_tokens=False)]
+        offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        return np.concatenate([np.empty(0, np.int32), *parts]), offsets
+
+
+class _Fast:
+    name = "fastokens"
+
+    def __init__(self, file: Path) -> None:
+        # The compiled module itself: the package's front imports transformers to patch it.
+        from fastokens import _native
+
+        self._tokenizer = _native.Tokenizer.from_file(str(file))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        ids, offsets = self._tokenizer.encode_batch_flat(texts, False)
+        return np.frombuffer(ids, np.uint32).astype(np.int32, copy=False), np.frombuffer(offsets, np.int64)
+
+
+def _sample(texts: list[str], documents: int, turn: int) -> list[int]:
+    """Indices of documents spread over the batch, at most ``_SAMPLE_BYTES`` characters in all."""
+    step = max(len(texts) // documents, 1)
+    chosen: list[int] = []
+    budget = _SAMPLE_BYTES
+    for index in range(turn % step, len(texts), step):
+        budget -= len(texts[index])
+        if budget < 0 or len(chosen) == documents:
+            break
+        chosen.append(index)
+    return chosen
+
+
+def _compare(found: tuple[Ids, Offsets], reference: tuple[Ids, Offsets], documents: Sequence[int]) -> None:
+    (ids, offsets), (expected, bounds) = found, reference
+    for number, document in enumerate(documents):
+        left = ids[offsets[document] : offsets[document + 1]]
+        right = expected[bounds[number] : bounds[number + 1]]
+        if not np.array_equal(left, right):
+            raise EncoderMismatch(f"document {document} of a batch")

@@ -1,0 +1,203 @@
+"""From a data specification to the batches of one data-parallel rank, one optimiser step after another."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import numpy as np
+
+from sm_llm.data.order import Ints, row_indices
+from sm_llm.data.prefetch import Prefetcher
+from sm_llm.data.source import IGNORED, Batch, Source, StreamSource, SyntheticSource
+from sm_llm.errors import DataError
+from sm_llm.spec.data import DataSpec, JsonRowsData, RowsData, StreamData, SyntheticData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Split = Literal["train", "validation"]
+AnySource = Source | StreamSource
+
+
+@overload
+def open_source(
+    data: DataSpec,
+    split: Literal["train"],
+    vocab_size: int,
+    seed: int,
+    tokenizer: str | None = None,
+    scratch: Path | None = None,
+) -> AnySource: ...
+@overload
+def open_source(
+    data: DataSpec,
+    split: Literal["validation"],
+    vocab_size: int,
+    seed: int,
+    tokenizer: str | None = None,
+    scratch: Path | None = None,
+) -> Source | None: ...
+def open_source(
+    data: DataSpec,
+    split: Split,
+    vocab_size: int,
+    seed: int,
+    tokenizer: str | None = None,
+    scratch: Path | None = None,
+) -> AnySource | None:
+    """Open one split. Paths in ``data`` are local folders (the worker has staged them).
+
+    ``vocab_size`` is the model's: a larger id is a ``DataError``. ``tokenizer`` (a folder) is needed for streams.
+    ``scratch`` holds what must be converted once per node (``json_rows``). Validation is visited in order, and is
+    None where the specification names none. Raises ``DataError`` for unusable data.
+    """
+    if isinstance(data, SyntheticData):
+        return _synthetic(data, split, vocab_size, seed)
+    if isinstance(data, StreamData):
+        return _stream(data, split, vocab_size, seed, tokenizer)
+    folder = data.train if split == "train" else data.validation
+    if folder is None:
+        return None
+    return _rows(data, Path(folder), split, vocab_size, seed, scratch)
+
+
+def _synthetic(data: SyntheticData, split: Split, vocab_size: int, seed: int) -> Source | None:
+    if split == "train":
+        return SyntheticSource(data.rows, data.seq_length, vocab_size, seed, data.shuffle)
+    if data.validation_rows == 0:
+        return None
+    return SyntheticSource(data.validation_rows, data.seq_length, vocab_size, seed, shuffle=False, part=1)
+
+
+def _rows(
+    data: RowsData | JsonRowsData, folder: Path, split: Split, vocab_size: int, seed: int, scratch: Path | None
+) -> Source:
+    from sm_llm.data.rows import RowsFolder, RowsSource
+
+    if isinstance(data, JsonRowsData):
+        from sm_llm.data.json_rows import convert
+
+        folder = convert(folder, data.seq_length, vocab_size, scratch)
+    source = RowsSource(RowsFolder.open(folder), vocab_size, seed, data.shuffle and split == "train")
+    if source.seq_length != data.seq_length:
+        raise DataError(
+            f"data.seq_length: rows in {folder} hold {source.seq_length} tokens, the job asks for {data.seq_length}. "
+            f"Set data.seq_length={source.seq_length} or prepare the text again"
+        )
+    return source
+
+
+def _stream(data: StreamData, split: Split, vocab_size: int, seed: int, tokenizer: str | None) -> AnySource | None:
+    from sm_llm.data.stream import TextStream, validation_rows
+
+    if tokenizer is None:
+        raise DataError("task.tokenizer: streamed text needs the folder of a tokenizer")
+    if split == "train":
+        return TextStream(data, Path(tokenizer), vocab_size, seed)
+    return validation_rows(data, Path(tokenizer), vocab_size)
+
+
+class Batches:
+    """The micro-batches of one rank: each item is the list for one optimiser step, prefetched by one thread.
+
+    Step ``s`` (0-based) of the whole job takes global samples ``[s * global_batch, (s + 1) * global_batch)``;
+    micro-batch ``m`` of rank ``r`` takes ``micro_batch_size`` of them, from
+    ``s * global_batch + (m * degree + r) * micro_batch_size`` on. So a step sees the same samples for every
+    ``degree``, and every rank has the same number of steps and micro-batches. ``start_step`` steps are done already;
+    without ``total_steps`` the iterator never ends. ``state`` is what ``state()`` gave when a stream was saved.
+    """
+
+    def __init__(
+        self,
+        source: AnySource,
+        *,
+        micro_batch_size: int,
+        accumulation_steps: int,
+        rank: int,
+        degree: int,
+        start_step: int = 0,
+        total_steps: int | None = None,
+        state: Mapping[str, Any] | None = None,
+        depth: int = 2,
+    ) -> None:
+        self._micro = micro_batch_size
+        self._accumulation = accumulation_steps
+        self._rank = rank
+        self._degree = degree
+        self._end = total_steps
+        self._state = dict(state or {})
+        self._prefetcher = Prefetcher(self._steps(source, start_step), depth, name="sm-llm-batches")
+
+    @property
+    def global_batch_size(self) -> int:
+        return self._micro * self._accumulation * self._degree
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds the loop has waited for data in all."""
+        return self._prefetcher.wait_seconds
+
+    def state(self) -> dict[str, Any]:
+        """Position of a stream behind the step handed out last, as JSON values; {} for rows by number.
+
+        Per rank: each rank saves its own.
+        """
+        return self._state
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        return self
+
+    def __next__(self) -> list[Batch]:
+        batches, self._state = next(self._prefetcher)
+        return batches
+
+    def close(self) -> None:
+        """End the background thread."""
+        self._prefetcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _steps(self, source: AnySource, start: int) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+        steps = self._streamed(source) if isinstance(source, StreamSource) else self._indexed(source, start)
+        return steps if self._end is None else itertools.islice(steps, max(self._end - start, 0))
+
+    def _indexed(self, source: Source, start: int) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+        micro_batch = np.arange(self._micro, dtype=np.int64)
+        step = start
+        while True:
+            first = step * self._accumulation * self._degree + self._rank
+            begins = [(first + m * self._degree) * self._micro for m in range(self._accumulation)]
+            yield [self._visit(source, begin + micro_batch) for begin in begins], {}
+            step += 1
+
+    def _visit(self, source: Source, global_indices: Ints) -> Batch:
+        return source.rows(row_indices(global_indices, source.count, source.seed, source.shuffle))
+
+    def _streamed(self, source: StreamSource) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+        stream = source.open(self._rank, self._degree, self._state or None)
+        while True:
+            batches = [stream.take(self._micro) for _ in range(self._accumulation)]
+            yield batches, stream.state()
+
+
+def evaluation_batches(
+    source: Source, micro_batch_size: int, rank: int, degree: int, max_rows: int | None = None
+) -> Iterator[Batch]:
+    """The first ``max_rows`` rows, in order, each on exactly one rank.
+
+    Every rank gets the same number of full micro-batches, because forward passes under sharding are collectives:
+    where rows run out, row 0 fills up with all its labels ``IGNORED``.
+    """
+    count = source.count if max_rows is None else min(max_rows, source.count)
+    span = micro_batch_size * degree
+    for begin in range(rank * micro_batch_size, -(-count // span) * span, span):
+        indices = np.arange(begin, begin + micro_batch_size, dtype=np.int64)
+        real = indices < count
+        batch = source.rows(np.where(real, indices, 0))
+        yield Batch(batch.input_ids, np.where(real[:, None], batch.labels, IGNORED))
