@@ -13,6 +13,7 @@ class LocalBackend(SpecModel):
     """This machine, without docker: the container contract in the run's own folder, under torchrun."""
 
     name: Literal["local"] = "local"
+    """The backend."""
     threads_per_process: int | None = Field(default=None, ge=1)
     """CPU threads of each process; null shares the machine's cores out evenly."""
 

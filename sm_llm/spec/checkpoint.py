@@ -18,15 +18,19 @@ class CheckpointSpec(SpecModel):
     """Also keep every commit whose step is a multiple of this."""
     async_save: bool = True
     """Write in the background; exactly one save is in flight."""
+    max_blocking_seconds: float = Field(default=60.0, gt=0)
+    """Wait at most this long for an earlier save that is still in flight; then skip the new one and say so."""
 
 
 class PretrainedStart(SpecModel):
     """Start from the weights of a Hugging Face folder, with a fresh optimiser."""
 
     pretrained: Source
+    """Folder or hub id of the weights."""
 
 
 class CheckpointStart(SpecModel):
     """Continue from another run's checkpoint: ``RUN_URI`` (newest) or ``RUN_URI@step``."""
 
     checkpoint: Source
+    """The run's folder, or ``RUN@step``."""

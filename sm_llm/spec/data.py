@@ -21,15 +21,19 @@ class RowsData(_Data):
 
     format: Literal["rows"] = "rows"
     train: Source
+    """Folder of training rows."""
     validation: Source | None = None
+    """Folder of validation rows; null trains without validation."""
 
 
 class JsonRowsData(_Data):
-    """A folder of ``.json`` / ``.json.gz`` line files with ``input_ids`` and ``attention_mask`` (the AWS examples' rows)."""
+    """Rows of the AWS examples: ``.json`` / ``.json.gz`` line files with ``input_ids`` and ``attention_mask``."""
 
     format: Literal["json_rows"] = "json_rows"
     train: Source
+    """Folder of training files."""
     validation: Source | None = None
+    """Folder of validation files; null trains without validation."""
 
 
 class SyntheticData(_Data):
@@ -37,7 +41,9 @@ class SyntheticData(_Data):
 
     format: Literal["synthetic"] = "synthetic"
     rows: int = Field(default=100_000, ge=1)
+    """Training rows in an epoch."""
     validation_rows: int = Field(default=0, ge=0)
+    """Validation rows; 0 trains without validation."""
 
 
 class StreamData(_Data):
@@ -47,12 +53,19 @@ class StreamData(_Data):
     dataset: str
     """Hub id, or the builder name (``json``, ``parquet``, ``text``) when ``data_files`` are given."""
     config_name: str | None = None
+    """Configuration of the dataset, e.g. ``en`` of C4."""
     data_files: str | list[str] | None = None
+    """Files for a builder, as patterns or URLs."""
     split: str = "train"
+    """Split to train on."""
     validation_split: str | None = None
+    """Split to validate on; null trains without validation."""
     validation_rows: int = Field(default=256, ge=1)
+    """Rows taken from the start of the validation split."""
     text_field: str = "text"
+    """Field that holds the text."""
     shuffle_buffer: int = Field(default=10_000, ge=0)
+    """Documents held in memory to shuffle from; 0 keeps their order."""
 
 
 DataSpec = Annotated[RowsData | JsonRowsData | SyntheticData | StreamData, Field(discriminator="format")]

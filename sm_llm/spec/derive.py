@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.data import SyntheticData
-from sm_llm.spec.tasks import TrainTask
+
+if TYPE_CHECKING:
+    from sm_llm.spec.tasks import TrainTask
 
 _INTERVALS_PER_RUN = 10
 """A run without stated intervals saves, and validates, about this often."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import TYPE_CHECKING
 
-from sm_llm.spec.job import JobSpec, WorkflowSpec
+if TYPE_CHECKING:
+    from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 
 def spec_digest(spec: JobSpec | WorkflowSpec) -> str:

@@ -18,8 +18,11 @@ class JobSpec(SpecModel):
     name: str
     """Letters, digits and hyphens, at most 63; the run id starts with it."""
     task: Task
+    """What the job does."""
     compute: ComputeSpec = Field(default_factory=ComputeSpec)
+    """Machines and processes."""
     backend: BackendSpec = Field(default_factory=LocalBackend)
+    """Where the job runs."""
     storage: str = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""
     inputs: dict[str, str] = Field(default_factory=dict)
@@ -32,18 +35,29 @@ class StepSpec(SpecModel):
     """One step of a workflow; what is left out comes from the workflow."""
 
     task: Task
+    """What the step does."""
     after: list[str] = Field(default_factory=list)
+    """Earlier steps that must finish first, beside those that this step refers to."""
     compute: ComputeSpec | None = None
+    """Machines and processes; null takes the workflow's."""
     inputs: dict[str, str] = Field(default_factory=dict)
+    """Named inputs of this step."""
     environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of this step, over the workflow's."""
 
 
 class WorkflowSpec(SpecModel):
     """Named steps in order. ``steps.NAME.output[/sub/folder]`` in a later step refers to what a step published."""
 
     name: str
+    """Letters, digits and hyphens; with a hyphen and a step's name at most 63."""
     steps: dict[str, StepSpec] = Field(min_length=1)
+    """The steps by name; a step refers to earlier ones only."""
     compute: ComputeSpec = Field(default_factory=ComputeSpec)
+    """Machines and processes of steps that have none of their own."""
     backend: BackendSpec = Field(default_factory=LocalBackend)
+    """Where the steps run."""
     storage: str = DEFAULT_STORAGE
+    """Folder or URI under which every run gets its own folder."""
     environment: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the worker processes of all steps."""

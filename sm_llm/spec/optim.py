@@ -15,11 +15,13 @@ class OptimSpec(SpecModel):
     """AdamW with decoupled weight decay (Loshchilov and Hutter 2019) and a schedule over optimiser steps 1..N."""
 
     name: Literal["adamw"] = "adamw"
+    """The optimiser."""
     learning_rate: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
     """Decay rates of the first and second moment; each at least 0 and below 1."""
     eps: float = Field(default=1e-8, gt=0)
+    """Added to the denominator of the update."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Applied to matrices only; norms and biases are never decayed."""
     decay_embeddings: bool = True
@@ -27,12 +29,13 @@ class OptimSpec(SpecModel):
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Clip the global gradient norm to this; null switches clipping off."""
     schedule: Schedule = "cosine"
+    """Course of the learning rate after the warm-up."""
     warmup_steps: int | None = Field(default=None, ge=0)
     """Linear warm-up in steps. The first step's rate is peak/warmup_steps, never zero."""
     warmup_fraction: float | None = Field(default=None, ge=0, lt=1)
     """Linear warm-up as a fraction of all steps; give this or ``warmup_steps``."""
     min_learning_rate: float = Field(default=0.0, ge=0)
-    """Floor of the schedule, reached at the last step (cosine, linear, wsd, exponential) or never undercut (plateau)."""
+    """Floor, reached at the last step (cosine, linear, wsd, exponential) or never undercut (plateau)."""
     decay_fraction: float = Field(default=0.2, gt=0, le=1)
     """wsd only: the last fraction of all steps, in which the rate falls linearly to the floor."""
     plateau_factor: float = Field(default=0.5, gt=0, lt=1)

@@ -11,6 +11,7 @@ class FsdpSpec(SpecModel):
     """PyTorch FSDP2: parameters, gradients and optimiser state sharded over all processes."""
 
     strategy: Literal["fsdp"] = "fsdp"
+    """The training engine."""
     activation_checkpointing: Literal["none", "full"] = "none"
     """``full`` recomputes every decoder layer in the backward pass."""
     reshard_after_forward: bool = True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.base import SpecModel, is_source
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 _REFERENCE = re.compile(r"(?:inputs\.(?P<input>[\w-]+)|steps\.(?P<step>[\w-]+)\.output)(?P<rest>/.*)?")
 

@@ -34,13 +34,13 @@ def tag(annotation: Any) -> str | None:
     if len(classes) < 2:
         return None
     first = classes[0].model_fields
-    return next((name for name in first if all(_constant(kind, name) for kind in classes)), None)
+    return next((name for name in first if all(constant(kind, name) for kind in classes)), None)
 
 
 def tag_values(annotation: Any) -> dict[str, type[SpecModel]]:
     """Tag -> class of a tagged union."""
     key = tag(annotation)
-    return {value: kind for kind in blocks(annotation) if key and (value := _constant(kind, key))}
+    return {value: kind for kind in blocks(annotation) if key and (value := constant(kind, key))}
 
 
 def block_for(annotation: Any, value: Any) -> type[SpecModel] | None:
@@ -49,7 +49,7 @@ def block_for(annotation: Any, value: Any) -> type[SpecModel] | None:
     if len(classes) == 1:
         return classes[0]
     if key := tag(annotation):
-        return tag_values(annotation).get(value.get(key)) if isinstance(value, Mapping) else None
+        return tag_values(annotation).get(str(value.get(key))) if isinstance(value, Mapping) else None
     keys = set(value) if isinstance(value, Mapping) else set()
     return next((kind for kind in classes if keys & set(kind.model_fields)), None)
 
@@ -89,8 +89,6 @@ def _describe_one(kind: Any) -> str:
         return simple[kind]
     arguments = get_args(kind)
     match get_origin(kind):
-        case types.GenericAlias:
-            return "a value"
         case origin if origin is Literal:
             return ("one of " if len(arguments) > 1 else "") + ", ".join(map(str, arguments))
         case origin if origin is list:
@@ -106,7 +104,8 @@ def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) in (Union, types.UnionType)
 
 
-def _constant(kind: type[SpecModel], name: str) -> str | None:
+def constant(kind: type[SpecModel], name: str) -> str | None:
+    """The only value a field can have (``kind: train``), or None for an ordinary field."""
     field = kind.model_fields.get(name)
     values = get_args(field.annotation) if field and get_origin(field.annotation) is Literal else ()
     return values[0] if len(values) == 1 else None

@@ -42,17 +42,22 @@ class LoggingSpec(SpecModel):
     sample_prompt: str | None = None
     """Generate a sample from this prompt once training has finished."""
     sample_tokens: int = Field(default=64, ge=1)
+    """Tokens of the sample."""
 
 
 class TrainTask(SpecModel):
     """Train a causal language model."""
 
     kind: Literal["train"] = "train"
+    """The task kind."""
     model: ModelSpec = Field(default_factory=ModelSpec)
+    """The architecture."""
     tokenizer: Source | None = None
     """Folder with the tokenizer that made the rows; published with the model, and checked against its vocabulary."""
     data: DataSpec
+    """The rows."""
     parallelism: Parallelism = Field(default_factory=FsdpSpec)
+    """The training engine and how it spreads the model."""
     micro_batch_size: int = Field(default=1, ge=1)
     """Sequences in one forward pass of one data-parallel rank."""
     global_batch_size: int | None = Field(default=None, ge=1)
@@ -60,15 +65,23 @@ class TrainTask(SpecModel):
     max_steps: int | None = Field(default=None, ge=1)
     """Length of training in optimiser steps; exactly one of max_steps, max_tokens, max_epochs."""
     max_tokens: int | None = Field(default=None, ge=1)
+    """Length of training in tokens, rounded up to whole steps."""
     max_epochs: float | None = Field(default=None, gt=0)
+    """Length of training in passes over the rows, rounded down to whole steps."""
     optim: OptimSpec = Field(default_factory=OptimSpec)
+    """Optimiser and learning rate."""
     precision: PrecisionSpec = Field(default_factory=PrecisionSpec)
+    """Number formats."""
     validation: ValidationSpec = Field(default_factory=ValidationSpec)
+    """When and on how much to validate."""
     checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    """When to save training state, and what to keep."""
     logging: LoggingSpec = Field(default_factory=LoggingSpec)
+    """How often to report, and the sample at the end."""
     start: Literal["auto", "scratch"] | PretrainedStart | CheckpointStart = "auto"
-    """Where training starts: ``auto`` (this run's newest valid commit, else scratch), ``scratch``, a model, or a checkpoint."""
+    """``auto`` (newest valid commit of this run, else scratch), ``scratch``, ``pretrained: URI``, ``checkpoint: URI``."""
     seed: int = Field(default=0, ge=0)
+    """Seed of initial weights, data order and dropout."""
     deterministic: bool = False
     """Ask torch for deterministic kernels (bit-identical resume on a GPU; slower)."""
 
@@ -77,7 +90,9 @@ class TrainTokenizer(SpecModel):
     """Train a byte-level BPE tokenizer on the same text."""
 
     vocab_size: int = Field(default=32_000, ge=257)
+    """Entries, the 256 bytes and the end token among them."""
     end_token: str = "<|endoftext|>"
+    """Put after every document."""
     max_bytes: int = Field(default=50_000_000, ge=1)
     """Train on at most this much text."""
 
@@ -86,13 +101,17 @@ class PrepareTask(SpecModel):
     """Turn text into packed rows of token ids."""
 
     kind: Literal["prepare"] = "prepare"
+    """The task kind."""
     sources: list[Source] = Field(min_length=1)
-    """Files or folders of .txt, .jsonl, .jsonl.gz, .parquet, a saved Hugging Face dataset, or ``builtin:python-docs``."""
+    """Files or folders of .txt, .jsonl, .jsonl.gz, .parquet; saved Hugging Face datasets; ``builtin:python-docs``."""
     text_field: str = "text"
+    """Field or column that holds the text."""
     tokenizer: Source | None = None
     """Folder of an existing tokenizer; null trains one as ``train_tokenizer`` says."""
     train_tokenizer: TrainTokenizer = Field(default_factory=TrainTokenizer)
+    """The tokenizer to train where none is given."""
     seq_length: int = Field(ge=2)
+    """Tokens per row."""
     validation_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of documents held out; chosen by a hash of the document, so it does not depend on order."""
     columns: list[Literal["labels", "attention_mask"]] = Field(default_factory=list)
@@ -100,7 +119,9 @@ class PrepareTask(SpecModel):
     tail: Literal["pad", "drop"] = "drop"
     """The last partly filled row: drop it, or pad it (attention mask and labels then follow)."""
     rows_per_shard: int = Field(default=100_000, ge=1)
+    """Rows in one file."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the held-out choice."""
 
 
 Task = Annotated[TrainTask | PrepareTask, Field(discriminator="kind")]

@@ -1,0 +1,164 @@
+"""Faults that show only when several fields of a specification are read together."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.checkpoint import PretrainedStart
+from sm_llm.spec.data import StreamData
+from sm_llm.spec.derive import derive_task
+from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
+from sm_llm.spec.references import references, sources, workflow_job
+from sm_llm.spec.tasks import PrepareTask, TrainTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME_LENGTH = 63
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check(spec: JobSpec | WorkflowSpec) -> list[Fault]:
+    """Every fault of a well-formed specification, with paths relative to it."""
+    return list(_job_faults(spec) if isinstance(spec, JobSpec) else _workflow_faults(spec))
+
+
+def _job_faults(job: JobSpec) -> Iterator[Fault]:
+    yield from _name_faults("name", job.name)
+    yield from _place_faults("storage", job.storage)
+    yield from _body_faults(job)
+    for path, kind, name in references(job):
+        if kind == "step":
+            yield Fault(path, f"refers to step {name!r}, but a job alone has no steps", remedy="Write a workflow")
+
+
+def _workflow_faults(workflow: WorkflowSpec) -> Iterator[Fault]:
+    yield from _name_faults("name", workflow.name)
+    yield from _place_faults("storage", workflow.storage)
+    yield from _environment_faults(workflow.environment)
+    earlier: list[str] = []
+    for name, step in workflow.steps.items():
+        prefix = f"steps.{name}"
+        yield from _name_faults(prefix, name, suffix_of=workflow.name)
+        yield from _order_faults(prefix, name, step, workflow, earlier)
+        for fault in _body_faults(workflow_job(workflow, name)):
+            own = not fault.path.startswith("environment.") or fault.path.partition(".")[2] in step.environment
+            if own:
+                yield Fault(f"{prefix}.{fault.path}", fault.problem, fault.seen, fault.remedy)
+        earlier.append(name)
+
+
+def _order_faults(
+    prefix: str, name: str, step: StepSpec, workflow: WorkflowSpec, earlier: list[str]
+) -> Iterator[Fault]:
+    wanted = [(f"{prefix}.after", other) for other in step.after]
+    wanted += [(f"{prefix}.{path}", other) for path, kind, other in references(step) if kind == "step"]
+    for path, other in wanted:
+        if other in earlier:
+            continue
+        known = f"Steps before {name}: {', '.join(earlier) or 'none'}"
+        problem = "refers to itself or a later step" if other in workflow.steps else "there is no such step"
+        yield Fault(path, problem, other, known)
+
+
+def _body_faults(job: JobSpec) -> Iterator[Fault]:
+    yield from _environment_faults(job.environment)
+    yield from _input_faults(job)
+    for path, place in {**sources(job), **{f"inputs.{name}": place for name, place in job.inputs.items()}}.items():
+        yield from _place_faults(path, place)
+    if isinstance(job.task, TrainTask):
+        yield from _train_faults(job.task, job.compute.world_size)
+    else:
+        yield from _prepare_faults(job.task)
+
+
+def _input_faults(job: JobSpec) -> Iterator[Fault]:
+    for path, kind, name in references(job):
+        if kind != "input":
+            continue
+        if path.startswith("inputs."):
+            yield Fault(path, "an input cannot refer to another input", job.inputs[path.partition(".")[2]])
+        elif name not in job.inputs:
+            yield Fault(path, "there is no such input", name, f"Known inputs: {', '.join(job.inputs) or 'none'}")
+
+
+def _train_faults(task: TrainTask, world_size: int) -> Iterator[Fault]:
+    yield from _length_faults(task)
+    yield from _model_faults(task)
+    yield from _optim_faults(task)
+    try:
+        derive_task(task, world_size)
+    except SpecError as error:
+        yield from error.faults
+
+
+def _length_faults(task: TrainTask) -> Iterator[Fault]:
+    lengths = {"max_steps": task.max_steps, "max_tokens": task.max_tokens, "max_epochs": task.max_epochs}
+    given = {name: value for name, value in lengths.items() if value is not None}
+    if len(given) != 1:
+        problem = f"give exactly one of {', '.join(lengths)}"
+        remedy = f"Keep one and set the others to null, e.g. task.{next(iter(given))}=null" if given else ""
+        yield Fault("task.max_steps", problem, given, remedy) if given else Fault("task.max_steps", problem)
+    elif task.max_epochs is not None and isinstance(task.data, StreamData):
+        yield Fault("task.max_epochs", "a stream has no known length", task.max_epochs, "Use max_steps or max_tokens")
+
+
+def _model_faults(task: TrainTask) -> Iterator[Fault]:
+    model = task.model
+    if model.preset is not None and model.path is not None:
+        yield Fault("task.model", "give preset or path, not both", {"preset": model.preset, "path": model.path})
+    pretrained = isinstance(task.start, PretrainedStart)
+    if model.preset is None and model.path is None and not pretrained:
+        yield Fault("task.model", "no model", remedy="Give model.preset, model.path or start.pretrained")
+    try:
+        json.dumps(model.config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        yield Fault("task.model.config", f"cannot be written as JSON: {error}", model.config)
+
+
+def _optim_faults(task: TrainTask) -> Iterator[Fault]:
+    optim = task.optim
+    if optim.warmup_steps is not None and optim.warmup_fraction is not None:
+        yield Fault("task.optim.warmup_fraction", "give warmup_steps or warmup_fraction, not both")
+    if optim.min_learning_rate > optim.learning_rate:
+        problem = f"the floor is above the peak learning_rate {optim.learning_rate}"
+        yield Fault("task.optim.min_learning_rate", problem, optim.min_learning_rate)
+    if optim.schedule == "exponential" and optim.min_learning_rate == 0:
+        problem = "an exponential schedule never reaches 0 and needs a floor above it"
+        yield Fault("task.optim.min_learning_rate", problem, 0.0, f"For example {optim.learning_rate / 100:g}")
+    if not all(0 <= beta < 1 for beta in optim.betas):
+        yield Fault("task.optim.betas", "each must be at least 0 and less than 1", list(optim.betas))
+
+
+def _prepare_faults(task: PrepareTask) -> Iterator[Fault]:
+    if task.tokenizer is not None and "train_tokenizer" in task.model_fields_set:
+        yield Fault("task.train_tokenizer", "give tokenizer or train_tokenizer, not both")
+
+
+def _name_faults(path: str, name: str, suffix_of: str = "") -> Iterator[Fault]:
+    whole = f"{suffix_of}-{name}" if suffix_of else name
+    if not _NAME.fullmatch(name):
+        valid = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "my-run"
+        yield Fault(path, "a name has letters, digits and hyphens only, none at its ends", name, f"Try {valid}")
+    elif len(whole) > NAME_LENGTH:
+        yield Fault(path, f"a name has at most {NAME_LENGTH} characters", whole, f"This one has {len(whole)}")
+
+
+def _place_faults(path: str, place: str) -> Iterator[Fault]:
+    scheme = _SCHEME.match(place)
+    if not place.strip():
+        yield Fault(path, "is empty", place)
+    elif scheme and scheme[1] != "file":
+        problem = f"{scheme[1]}:// is not supported by this version, which reads and writes folders only"
+        yield Fault(path, problem, place, "Give a folder, or file:///its/absolute/path")
+
+
+def _environment_faults(environment: dict[str, str]) -> Iterator[Fault]:
+    for name in environment:
+        if not _VARIABLE.fullmatch(name):
+            yield Fault(f"environment.{name}", "not a name of an environment variable")

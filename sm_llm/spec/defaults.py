@@ -1,0 +1,97 @@
+"""A user's own defaults, from ``~/.config/sm_llm/config.yaml`` and ``SM_LLM_*`` variables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.base import SpecModel
+from sm_llm.spec.faults import validate
+from sm_llm.spec.tree import Path, Tree
+from sm_llm.spec.yaml_text import from_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class VpcDefaults(SpecModel):
+    """The network that managed jobs run in."""
+
+    subnets: list[str] = Field(default_factory=list)
+    """Subnet ids."""
+    security_group_ids: list[str] = Field(default_factory=list)
+    """Security group ids."""
+
+
+class UserDefaults(SpecModel):
+    """What a user sets once for all jobs. ``storage`` serves every backend, the others those that run on AWS."""
+
+    role: str | None = None
+    """IAM role that managed jobs assume."""
+    region: str | None = None
+    """AWS region."""
+    bucket: str | None = None
+    """S3 bucket for code bundles and job files."""
+    storage: str | None = None
+    """Folder or URI under which runs get their folders."""
+    vpc: VpcDefaults = Field(default_factory=VpcDefaults)
+    """Network of managed jobs."""
+
+
+_VARIABLES: dict[str, Path] = {
+    "SM_LLM_ROLE": ("role",),
+    "SM_LLM_REGION": ("region",),
+    "SM_LLM_BUCKET": ("bucket",),
+    "SM_LLM_STORAGE": ("storage",),
+    "SM_LLM_SUBNETS": ("vpc", "subnets"),
+    "SM_LLM_SECURITY_GROUP_IDS": ("vpc", "security_group_ids"),
+}
+"""Environment variable -> default; the last two are lists separated by commas."""
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The user's defaults and, by dotted path, where each was written."""
+
+    values: UserDefaults = field(default_factory=UserDefaults)
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+def user_config_file(environ: Mapping[str, str]) -> FilePath:
+    """``$XDG_CONFIG_HOME/sm_llm/config.yaml``, or the same below ``~/.config``."""
+    home = environ.get("XDG_CONFIG_HOME") or FilePath(environ.get("HOME") or FilePath.home()) / ".config"
+    return FilePath(home) / "sm_llm" / "config.yaml"
+
+
+def read_defaults(environ: Mapping[str, str], config_file: FilePath | None = None) -> Defaults:
+    """Defaults from the user's configuration file, with ``SM_LLM_*`` variables over it.
+
+    Raises ``SpecError`` for unknown keys and wrong values, all at once; a file that is not there is fine.
+    """
+    file = config_file or user_config_file(environ)
+    tree = _read_file(file)
+    for variable, path in _VARIABLES.items():
+        if text := environ.get(variable):
+            value = [part.strip() for part in text.split(",") if part.strip()] if path[0] == "vpc" else text
+            tree.put(path, Tree(value, {(): f"environment {variable}"}), UserDefaults)
+    values, faults = validate(UserDefaults, tree)
+    if values is None or faults:
+        raise SpecError(faults)
+    return Defaults(values, {".".join(path): origin for path, origin in tree.origins.items() if path})
+
+
+def _read_file(file: FilePath) -> Tree:
+    label = f"user config {file}"
+    try:
+        tree = from_yaml(file.read_text(encoding="utf-8"), label)
+    except FileNotFoundError:
+        return Tree()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Fault(str(file), f"the user configuration cannot be read: {error}")]) from None
+    if not isinstance(tree.value, dict):
+        raise SpecError([Fault(str(file), "a configuration is a mapping of keys to values", tree.value)])
+    return tree

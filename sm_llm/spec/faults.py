@@ -1,0 +1,156 @@
+"""Checking a tree against its specification class, and saying in plain words what does not fit."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError
+
+from sm_llm.errors import Fault
+from sm_llm.spec.base import SpecModel
+from sm_llm.spec.schema import block_for, child, describe, dotted_paths, members, tag, tag_values
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from sm_llm.spec.tree import Path, Tree
+
+Spec = TypeVar("Spec", bound=SpecModel)
+
+_LIMITS = {
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "too_short": "needs at least {min_length} item(s)",
+    "finite_number": "must be finite",
+}
+
+
+def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
+    """The specification of a tree, and every fault in it.
+
+    Where something is wrong, the specification is that of the tree without the faulty parts (so that further
+    checks can still look at the rest), or None if too little is left. ``tree`` is changed: numbers typed without
+    quotes become text where text is wanted, and ``1e6`` a whole number where one is wanted.
+    """
+    spec, places = _attempt(kind, tree)
+    if repairs := [(path, value) for path, _ in places if (value := _repair(kind, tree, path)) is not None]:
+        for path, value in repairs:
+            tree.replace(path, value)
+        spec, places = _attempt(kind, tree)
+    faults = [_fault(kind, tree, path, detail) for path, detail in places]
+    for path, _ in places:
+        tree.remove(path)
+    return spec or _attempt(kind, tree)[0], faults
+
+
+def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
+    """A remedy for an unknown key: the nearest key beside it, or the same key elsewhere in the specification."""
+    annotation = annotation_at(kind, tree, path[:-1])
+    block = block_for(annotation, tree.get(path[:-1]))
+    known = list(block.model_fields) if block else []
+    if close := get_close_matches(path[-1], known, n=1):
+        return f"Did you mean {'.'.join((*path[:-1], close[0]))}?"
+    paths = list(dotted_paths(kind, tree.value))
+    if elsewhere := [other for other in paths if other[-1] == path[-1] and other != path]:
+        return f"Did you mean {' or '.join('.'.join(other) for other in elsewhere[:3])}?"
+    return f"Known keys here: {', '.join(known)}" if known else ""
+
+
+def annotation_at(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
+    """The annotation of the place ``path``."""
+    annotation: Any = kind
+    for end, key in enumerate(path):
+        annotation = child(annotation, tree.get(path[:end]), key)
+    return annotation
+
+
+def _attempt(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[tuple[Path, ErrorDetails]]]:
+    """The specification, or path and first error of every faulty place."""
+    try:
+        return kind.model_validate(tree.value), []
+    except ValidationError as error:
+        places: dict[Path, ErrorDetails] = {}
+        for detail in error.errors(include_url=False):
+            places.setdefault(_path(kind, tree, detail["loc"]), detail)
+        return None, list(places.items())
+
+
+def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) -> Path:
+    """Pydantic's location without the names of union members, which are not part of what the user wrote.
+
+    Errors inside a pair of numbers, or inside one of several untagged alternatives, are those of the whole value.
+    """
+    annotation: Any = kind
+    path: Path = ()
+    labelled = False
+    for item in location:
+        if labelled:
+            if tag(annotation) is None:
+                return path
+            labelled = False
+            continue
+        if get_origin(annotation) is tuple:
+            return path
+        annotation = child(annotation, tree.get(path), str(item))
+        path = (*path, str(item))
+        labelled = len(members(annotation)) > 1
+    return path
+
+
+def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
+    """A better reading of a scalar that was typed without quotes, or None."""
+    value, text = tree.get(path), tree.texts.get(path)
+    if text is None or value is None:
+        return None
+    wanted = members(annotation_at(kind, tree, path))
+    if not isinstance(value, str) and any(map(_is_text, wanted)):
+        return text
+    if isinstance(value, float) and int in wanted and value.is_integer():
+        return int(value)
+    return None
+
+
+def _is_text(kind: Any) -> bool:
+    return kind is str or (get_origin(kind) is Annotated and kind.__origin__ is str)
+
+
+def _fault(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) -> Fault:
+    annotation = annotation_at(kind, tree, path)
+    code = detail["type"]
+    if code in ("union_tag_not_found", "union_tag_invalid"):
+        path = (*path, tag(annotation) or "")
+    dotted, origin, seen = ".".join(path), tree.origin(path), tree.get(path)
+    match code:
+        case "extra_forbidden":
+            return Fault(dotted, "unknown key", seen, nearest(kind, tree, path), origin)
+        case "missing" if seen is None:
+            return Fault(dotted, f"missing; expected {_expected(annotation)}", origin=origin)
+        case "union_tag_not_found":
+            return Fault(dotted, f"missing; choose {' or '.join(tag_values(annotation))}", origin=origin)
+        case "union_tag_invalid":
+            choices = list(tag_values(annotation))
+            return Fault(dotted, f"choose {' or '.join(choices)}", seen, _did_you_mean(seen, choices), origin)
+        case limit if limit in _LIMITS:
+            return Fault(dotted, _LIMITS[limit].format(**detail.get("ctx", {})), seen, origin=origin)
+    return Fault(dotted, f"expected {_expected(annotation)}", seen, _remedy(annotation, seen), origin)
+
+
+def _expected(annotation: Any) -> str:
+    if tags := tag_values(annotation):
+        return f"a mapping with {tag(annotation)}: {' | '.join(tags)}"
+    return describe(annotation)
+
+
+def _remedy(annotation: Any, seen: Any) -> str:
+    kinds = members(annotation)
+    if any(map(_is_text, kinds)) and isinstance(seen, int | float):
+        return f'Write "{seen}"'
+    return _did_you_mean(seen, [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)])
+
+
+def _did_you_mean(seen: Any, choices: list[str]) -> str:
+    close = get_close_matches(seen, choices, n=1) if isinstance(seen, str) else []
+    return f"Did you mean {close[0]}?" if close else ""

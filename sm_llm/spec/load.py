@@ -1,0 +1,123 @@
+"""From a recipe name, a file, a mapping or an object to one checked specification that knows its origins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path as FilePath
+from typing import Any
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.check import check
+from sm_llm.spec.defaults import Defaults, read_defaults
+from sm_llm.spec.digest import spec_digest
+from sm_llm.spec.faults import validate
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.overrides import parse_fields, parse_overrides
+from sm_llm.spec.recipes import recipe_files
+from sm_llm.spec.tree import Path, Tree, from_python
+from sm_llm.spec.yaml_text import from_yaml
+
+SpecSource = str | FilePath | Mapping[str, Any] | JobSpec | WorkflowSpec
+"""What a specification can be loaded from: a recipe's name, a YAML file, a mapping or an object."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked specification, where each of its values came from, and its digest."""
+
+    spec: JobSpec | WorkflowSpec
+    origins: dict[str, str]
+    """Dotted path -> ``job.yaml:12``, ``recipe tiny-local``, ``override``, ...; a path that is missing is a default."""
+    digest: str
+    defaults: Defaults = field(default_factory=Defaults)
+    """The user's own defaults, of which ``storage`` has been applied."""
+
+
+def load(
+    source: SpecSource,
+    overrides: Sequence[str] = (),
+    fields: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    config_file: FilePath | None = None,
+) -> Loaded:
+    """Merge, validate and check a specification. A mapping with ``steps`` is a workflow.
+
+    Later ones win: built-in defaults, the user's configuration file, ``SM_LLM_*`` variables, ``source``,
+    ``overrides`` (``key.path=value``), ``fields`` (dotted path or nested mapping -> Python value).
+
+    Raises:
+        SpecError: every fault found, each with its dotted path and where the value was written.
+    """
+    defaults = read_defaults(environ, config_file)
+    tree = _with_defaults(read_source(source), defaults)
+    kind: type[JobSpec] | type[WorkflowSpec] = WorkflowSpec if "steps" in tree.value else JobSpec
+    typed, faults = parse_overrides(overrides)
+    given, field_faults = parse_fields(fields or {})
+    for path, value in [*typed, *given]:
+        tree.put(path, value, kind)
+    spec, type_faults = validate(kind, tree)
+    faults += [*field_faults, *type_faults]
+    faults += _further_faults(spec, tree, faults)
+    if spec is None or faults:
+        raise SpecError(faults)
+    origins = {".".join(path): origin for path, origin in tree.origins.items() if path}
+    return Loaded(spec, origins, spec_digest(spec), defaults)
+
+
+def read_source(source: SpecSource) -> Tree:
+    """The tree of a source, unchecked. Raises ``SpecError`` if it is not there or is not a mapping."""
+    if isinstance(source, JobSpec | WorkflowSpec | Mapping):
+        tree = from_python(source, "Python")
+    else:
+        file, label = _find(source)
+        tree = from_yaml(_read(file), label)
+    if not isinstance(tree.value, dict):
+        raise SpecError([Fault(str(source), "a specification is a mapping of keys to values", tree.value)])
+    return tree
+
+
+def _find(source: str | FilePath) -> tuple[FilePath, str]:
+    recipes = recipe_files()
+    if isinstance(source, str) and source in recipes:
+        return recipes[source], f"recipe {source}"
+    file = FilePath(source).expanduser()
+    if file.exists():
+        return file, str(source)
+    close = get_close_matches(str(source), list(recipes), n=1)
+    remedy = f"Did you mean {close[0]}?" if close else f"Recipes: {', '.join(recipes)}"
+    raise SpecError([Fault(str(source), "neither a recipe nor a file", remedy=remedy)])
+
+
+def _read(file: FilePath) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Fault(str(file), f"cannot be read: {error}")]) from None
+
+
+def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:
+    if defaults.values.storage is not None and "storage" not in tree.value:
+        tree.value["storage"] = defaults.values.storage
+        tree.origins[("storage",)] = defaults.origins["storage"]
+    return tree
+
+
+def _further_faults(spec: JobSpec | WorkflowSpec | None, tree: Tree, faults: list[Fault]) -> list[Fault]:
+    """Cross-field faults, but none beside a field that is faulty itself: those may only follow from it."""
+    if spec is None:
+        return []
+    touched = {_parent(fault.path) for fault in faults}
+    found = [fault for fault in check(spec) if not touched or _parent(fault.path) not in touched]
+    return [replace(fault, origin=tree.origin(_path(fault.path))) for fault in found]
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _path(dotted: str) -> Path:
+    return tuple(dotted.split("."))

@@ -1,0 +1,128 @@
+"""Specifications before they are checked: nested plain values that remember where each was written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sm_llm.spec.base import SpecModel
+from sm_llm.spec.schema import child, constant, tag
+
+Path = tuple[str, ...]
+
+
+@dataclass
+class Tree:
+    """A nested value, where each of its parts was written, and how plain YAML scalars were spelt."""
+
+    value: Any = field(default_factory=dict)
+    origins: dict[Path, str] = field(default_factory=dict)
+    """Path -> ``job.yaml:12``, ``override``, ...; of leaves and of blocks."""
+    texts: dict[Path, str] = field(default_factory=dict)
+    """Path -> the characters typed, where they were not quoted: an unquoted 010 is ``"010"`` where text is wanted."""
+
+    def put(self, path: Path, other: Tree, annotation: Any) -> None:
+        """Set ``other`` at ``path``: a mapping merges into a mapping, everything else replaces what is there.
+
+        A mapping that is empty, or that names another class of a tagged union (``format: synthetic`` over
+        ``format: rows``), replaces as well. ``annotation`` is the type of the whole tree.
+        """
+        if not path:
+            for name in other.value:
+                self.put((name,), other.below(name), annotation)
+            return
+        parent, holder = self._reach(path[:-1], annotation)
+        old = parent.get(path[-1])
+        if _merges(old, other.value, tag(child(holder, parent, path[-1]))):
+            for name in other.value:
+                self.put((*path, name), other.below(name), annotation)
+            return
+        self._forget(path)
+        parent[path[-1]] = other.value
+        self.origins.update({(*path, *rest): origin for rest, origin in other.origins.items()})
+        self.texts.update({(*path, *rest): text for rest, text in other.texts.items()})
+
+    def below(self, name: str) -> Tree:
+        """The part of this tree under one key."""
+        return Tree(
+            self.value[name],
+            {path[1:]: origin for path, origin in self.origins.items() if path[:1] == (name,)},
+            {path[1:]: text for path, text in self.texts.items() if path[:1] == (name,)},
+        )
+
+    def get(self, path: Path) -> Any:
+        """The value at ``path``, or None."""
+        node = self.value
+        for key in path:
+            if isinstance(node, dict):
+                node = node.get(key)
+            elif isinstance(node, list) and key.isdigit() and int(key) < len(node):
+                node = node[int(key)]
+            else:
+                return None
+        return node
+
+    def replace(self, path: Path, value: Any) -> None:
+        """Put another value where one is, keeping its origin."""
+        holder = self.get(path[:-1])
+        holder[int(path[-1]) if isinstance(holder, list) else path[-1]] = value
+
+    def remove(self, path: Path) -> None:
+        """Take away a mapping's key, if it is there."""
+        holder = self.get(path[:-1])
+        if isinstance(holder, dict):
+            holder.pop(path[-1], None)
+            self._forget(path)
+
+    def origin(self, path: Path) -> str:
+        """Where the value at ``path``, or else the nearest block around it, was written; empty if nowhere."""
+        ends = range(len(path), -1, -1)
+        return next((self.origins[path[:end]] for end in ends if path[:end] in self.origins), "")
+
+    def _reach(self, path: Path, annotation: Any) -> tuple[dict[str, Any], Any]:
+        node, kind = self.value, annotation
+        for index, key in enumerate(path):
+            kind = child(kind, node, key)
+            if not isinstance(node.get(key), dict):
+                self._forget(path[: index + 1])
+                node[key] = {}
+            node = node[key]
+        return node, kind
+
+    def _forget(self, path: Path) -> None:
+        for table in (self.origins, self.texts):
+            for known in [known for known in table if known[: len(path)] == path]:
+                del table[known]
+
+
+def from_python(value: Any, origin: str) -> Tree:
+    """A Python value: mappings, sequences, scalars, paths and specification objects.
+
+    Of an object only the fields that were set are taken, so that user defaults still apply to the others.
+    """
+    tree = Tree(None)
+    tree.value = _plain(value, (), tree.origins, origin)
+    return tree
+
+
+def _merges(old: Any, new: Any, key: str | None) -> bool:
+    if not (isinstance(old, dict) and isinstance(new, dict) and new):
+        return False
+    return key is None or key not in new or new[key] == old.get(key)
+
+
+def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str) -> Any:
+    origins[path] = origin
+    if isinstance(value, SpecModel):
+        kind = type(value)
+        kept = [name for name in kind.model_fields if name in value.model_fields_set or constant(kind, name)]
+        value = {name: getattr(value, name) for name in kept}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, (*path, str(key)), origins, origin) for key, item in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(item, (*path, str(index)), origins, origin) for index, item in enumerate(value)]
+    return value

@@ -1,0 +1,152 @@
+"""Reading YAML without its traps, and remembering the line of every value.
+
+Plain scalars follow YAML 1.2: ``no``, ``off`` and ``2024-01-01`` are text, ``1e-4`` is a number, ``010`` is ten.
+Underscores may group digits (``1_000_000``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.tree import Path, Tree
+
+_CORE = "tag:yaml.org,2002:"
+_MERGE = "<<"
+
+_Scalar = tuple[str, str, str, Callable[[str], Any]]
+_SCALARS: tuple[_Scalar, ...] = (
+    ("null", r"(?:~|null|Null|NULL|)$", "~nN", lambda text: None),
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF", lambda text: text.lower() == "true"),
+    ("int", r"[-+]?[0-9][0-9_]*$", "-+0123456789", lambda text: int(text.replace("_", ""))),
+    ("int", r"0x[0-9a-fA-F]+$", "0", lambda text: int(text, 16)),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$",
+        "-+.0123456789",
+        lambda text: float(text.replace("_", "")),
+    ),
+    ("float", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$", "-+.", lambda text: float(text.replace(".", ""))),
+)
+"""Tag, pattern, possible first characters, conversion; in the order in which they are tried."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes, resolving plain scalars by ``_SCALARS`` only."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+for _tag, _pattern, _first, _ in _SCALARS:
+    _Loader.add_implicit_resolver(_CORE + _tag, re.compile(_pattern), [*_first, *([""] if _tag == "null" else [])])
+
+
+def from_yaml(text: str, name: str) -> Tree:
+    """Parse a YAML file; origins are ``name:line``.
+
+    Raises ``SpecError`` for text that is not one YAML document, for duplicate keys and for tags outside YAML's core.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark else name
+        raise SpecError([Fault(where, f"not valid YAML: {getattr(error, 'problem', None) or error}")]) from None
+    builder = _Builder(lambda line: f"{name}:{line}")
+    if node is not None:
+        builder.tree.value = builder.build(node, ())
+    if builder.faults:
+        raise SpecError(builder.faults)
+    return builder.tree
+
+
+def from_typed(text: str, origin: str) -> Tree:
+    """The value of one override: a YAML scalar, list or mapping, or else the text as it stands.
+
+    Unquoted text is kept to the character: ``Item #1`` is not cut at what would be a comment in a file, and
+    ``Name: x`` is text where text is wanted.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError:
+        node = None
+    quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+    builder = _Builder(lambda line: origin)
+    if node is None or (node.tag == f"{_CORE}str" and not quoted):
+        return Tree(text, {(): origin})
+    builder.tree.value = builder.build(node, ())
+    if builder.faults:
+        return Tree(text, {(): origin})
+    if not quoted:
+        builder.tree.texts[()] = text
+    return builder.tree
+
+
+class _Builder:
+    """Turns nodes into plain values, filling a tree's origins and texts."""
+
+    def __init__(self, label: Callable[[int], str]) -> None:
+        self.tree = Tree()
+        self.faults: list[Fault] = []
+        self._label = label
+        self._open: list[yaml.Node] = []
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        """The value of a node at ``path``."""
+        self.tree.origins[path] = self._where(node)
+        if node in self._open:
+            return self._fault(node, path, "refers to itself")
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.CollectionNode) and node.tag not in (f"{_CORE}map", f"{_CORE}seq"):
+                return self._fault(node, path, f"the YAML tag {node.tag} is not supported")
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                return [self.build(item, (*path, str(index))) for index, item in enumerate(node.value)]
+            return self._scalar(node, path) if isinstance(node, yaml.ScalarNode) else None
+        finally:
+            self._open.pop()
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        built: dict[str, Any] = {}
+        own: dict[str, int] = {}
+        for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].value != _MERGE):
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._fault(key_node, path, "a key must be plain text; quote a value that starts with a brace")
+                continue
+            key = str(key_node.value)
+            if key == _MERGE:
+                built = {**self._merged(value_node, path), **built}
+                continue
+            if key in own:
+                self._fault(key_node, (*path, key), f"given twice, first in line {own[key]}")
+            own[key] = key_node.start_mark.line + 1
+            built[key] = self.build(value_node, (*path, key))
+        return built
+
+    def _merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        values = [self.build(part, path) for part in reversed(parts)]  # the first of several wins
+        return {key: value for merged in values if isinstance(merged, dict) for key, value in merged.items()}
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        text, kind = str(node.value), node.tag.removeprefix(_CORE)
+        if node.style is None:
+            self.tree.texts[path] = text
+        if kind == "str":
+            return text
+        for name, pattern, _, convert in _SCALARS:
+            if name == kind and re.match(pattern, text):
+                return convert(text)
+        return self._fault(node, path, f"the YAML tag {node.tag} is not supported")
+
+    def _where(self, node: yaml.Node) -> str:
+        return self._label(node.start_mark.line + 1)
+
+    def _fault(self, node: yaml.Node, path: Path, problem: str) -> None:
+        self.faults.append(Fault(".".join(path), problem, origin=self._where(node)))
