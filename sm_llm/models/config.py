@@ -84,11 +84,12 @@ def both_spellings(config: Config) -> dict[str, Any]:
 def misread_by_transformers_444(config: Config) -> list[str]:
     """What transformers 4.44 cannot express of this config, one sentence each; empty for all presets."""
     found = normalise(config)
-    kind, scaling = found["model_type"], found["rope_parameters"]["rope_type"]
+    kind, rotary = found["model_type"], found["rope_parameters"]
+    scaling = rotary["rope_type"]
     reasons = []
     if scaling != "default" and kind != "llama":
         reasons.append(f"transformers 4.44 ignores the {scaling} rope scaling of {kind} models")
-    elif scaling in ("yarn", "longrope"):
+    elif rope.differs_in_444(rotary, found["max_position_embeddings"]):
         reasons.append(f"transformers 4.44 computes {scaling} rope scaling differently")
     if "head_dim" in found and kind != "mistral":
         reasons.append(f"transformers 4.44 knows no head_dim in {kind} models and cannot load the weights")
@@ -104,7 +105,6 @@ def override(config: Config, overrides: Mapping[str, Any], pretrained: bool) -> 
     """
     kind = family(config)
     faults = [f for name in overrides if (f := _override_fault(kind, config, name, overrides[name], pretrained))]
-    faults += rope.faults({name: overrides[name] for name in rope.SPELLINGS[1:] if not _is_map(overrides.get(name))})
     if faults:
         raise _spec_error(faults)
     merged = {**config, **overrides}
@@ -125,11 +125,19 @@ def _override_fault(kind: Family, config: Config, name: str, value: Any, pretrai
         near = difflib.get_close_matches(name, sorted(known), n=1)
         remedy = f"Did you mean {near[0]}?" if near else f"Fields: {', '.join(sorted(known))}."
         return Fault(name, f"is not a config field of {kind.model_type} models", value, remedy)
+    if fault := _value_fault(kind, name, value):
+        return fault
     is_safe = name in _SAFE or (name in kind.fields and kind.fields[name].safe)
-    if not pretrained or is_safe or kind.value(config, name) == value:
+    if not pretrained or is_safe or (name in kind.fields and kind.value(config, name) == value):
         return None
     allowed = sorted({*_SAFE, *(field for field, facts in kind.fields.items() if facts.safe)})
     return Fault(name, "cannot change with pretrained weights", value, f"These can: {', '.join(allowed)}.")
+
+
+def _value_fault(kind: Family, name: str, value: Any) -> Fault | None:
+    if name in ("rope_parameters", "rope_scaling") and not _is_map(value):
+        return Fault(name, "must be a map or null", value)
+    return kind.fields[name].fault(name, value) if name in kind.fields else None
 
 
 def _identity_faults(kind: Family, config: Config) -> list[Fault]:

@@ -36,8 +36,9 @@ class Qwen2(Llama):
         return projection in ("q_proj", "k_proj", "v_proj")
 
     def canonical_fields(self, config: Config) -> dict[str, Any]:
-        """As ``Llama``; ``layer_types`` (5.x only) goes when it says what the other fields say."""
+        """As ``Llama``; a window that is not used is null, and ``layer_types`` (5.x only) goes when it adds nothing."""
         fields = super().canonical_fields(config)
+        fields["sliding_window"] = fields["sliding_window"] if fields["use_sliding_window"] else None
         if set(fields["layer_types"] or ()) <= {"full_attention"}:
             del fields["layer_types"]
         return fields

@@ -28,6 +28,7 @@ _KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "llama3": (frozenset({"factor", "low_freq_factor", "high_freq_factor"}), frozenset({_LENGTH})),
 }
 """Scaling types of transformers: the keys each one needs and the ones it takes."""
+_NEW_IN_YARN = ("mscale", "mscale_all_dim", "truncate")
 _WITH_LENGTH = ("llama3", "yarn", "longrope")
 
 
@@ -51,24 +52,29 @@ def legacy(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_theta": parameters["rope_theta"], "rope_scaling": scaling if scaled else None}
 
 
+def differs_in_444(parameters: Mapping[str, Any], max_positions: int) -> bool:
+    """Whether transformers 4.44 makes other angles of the same scaling: it reads yarn's original length from
+    max_position_embeddings and has no mscale or truncate; its longrope takes its factor from elsewhere."""
+    kind = parameters["rope_type"]
+    other_length = parameters.get(_LENGTH) != max_positions or not parameters.keys().isdisjoint(_NEW_IN_YARN)
+    return kind == "longrope" or (kind == "yarn" and other_length)
+
+
 def override(config: Config, overrides: Config, default_theta: float) -> dict[str, Any]:
     """``rope_parameters`` with ``overrides`` in any spelling laid over the config's.
 
     A new map replaces the scaling, or changes single values of it if it names no ``rope_type``; theta stays unless
     it is given.
     """
-    scaling = _scaling(config)
+    scaling, theta = _scaling(config), _theta(config, default_theta)
     for name in ("rope_parameters", "rope_scaling"):
         if name in overrides:
-            given = dict(overrides[name] or {})
-            scaling = (
-                given
-                if {"rope_type", "type"} & given.keys() or not given.keys() - {"rope_theta"}
-                else {**scaling, **given}
-            )
-    given_theta = overrides.get("rope_theta", scaling.pop("rope_theta", None))
-    theta = _theta(config, default_theta) if given_theta is None else given_theta
-    return {**scaling, "rope_theta": theta}
+            given = overrides[name] or {}
+            theta, given = given.get("rope_theta", theta), _without_theta(given)
+            keeps = overrides[name] is not None and "rope_type" not in given
+            scaling = {**scaling, **given} if keeps else given
+    own_theta = overrides.get("rope_theta")
+    return {**scaling, "rope_theta": theta if own_theta is None else own_theta}
 
 
 def faults(config: Config) -> list[Fault]:
