@@ -6,7 +6,9 @@ from typing import get_args
 
 from sm_llm.spec.tasks import PrepareTask, TrainTask
 
-TASK_KINDS: tuple[str, ...] = tuple(get_args(task.model_fields["kind"].annotation)[0] for task in (TrainTask, PrepareTask))
+TASK_KINDS: tuple[str, ...] = tuple(
+    get_args(task.model_fields["kind"].annotation)[0] for task in (TrainTask, PrepareTask)
+)
 """Task kinds that have an entrypoint of their own name."""
 
 _TEMPLATE = '''"""Entry point of {kind} jobs: everything it needs to know is in job.json."""

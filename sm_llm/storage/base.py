@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sm_llm.errors import StorageError
 
@@ -88,3 +88,6 @@ class Transfer(Protocol):
 
     def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
         """Store every copy; returns, in the same order, what the store holds now, with its checksum."""
+
+Gather = Callable[[Any], Sequence[Any]]
+"""All-gather of one small picklable value per process over the job's own channel, by rank; every process calls it."""

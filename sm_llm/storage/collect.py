@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sm_llm.storage.find import Examined, commit_keys, examine
 from sm_llm.storage.layout import FINAL, Slot, save_of_key
-from sm_llm.storage.restore import Examined, commit_keys, examine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -51,7 +51,7 @@ def collect_garbage(
     ``StorageError`` if the store does not answer; before that only what is named above was deleted.
     """
     found = _examine_all(store, run_id)
-    valid = [it.slot.step or 0 for it in found if it.fault is None]
+    valid = sorted({it.slot.step or 0 for it in found if it.fault is None})
     kept = _kept(valid, keep_last, keep_every, protect)
     doomed = [it for it in found if _is_doomed(it, kept, valid)]
     if doomed and (refused := _recheck(store, run_id, valid, kept, keep_last)):

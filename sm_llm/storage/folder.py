@@ -7,7 +7,7 @@ import os
 import stat
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, StoredObject
@@ -15,11 +15,14 @@ from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_file
 from sm_llm.storage.files import fsync_path, temporary_name, write_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _TEMPORARY = ".tmp"
 """Folder below the root for objects in the making; a killed writer leaves a few kilobytes there, never read."""
+
+_PRUNED_TRIES = 5
+_Result = TypeVar("_Result")
 
 
 class FolderStore:
@@ -46,9 +49,8 @@ class FolderStore:
                 aside.unlink(missing_ok=True)
 
     def _link(self, source: Path, target: Path) -> bool:
-        _make_folders(target.parent)
         try:
-            os.link(source, target)
+            _in_its_folder(target, lambda: os.link(source, target))
         except FileExistsError:
             return False
         except OSError as error:
@@ -74,8 +76,7 @@ class FolderStore:
         """Copy, flush, then read back from the device. Raises ``StorageError`` if the key exists or bytes differ."""
         target = self._path(key)
         with self._told("write", key):
-            _make_folders(target.parent)
-            sent = _copy(source, target)
+            sent = _in_its_folder(target, lambda: _copy(source, target))
             fsync_path(target.parent)
             stored = StoredObject(key, target.stat().st_size, crc64_file(target, from_disk=True))
         if stored.crc64nvme != sent:
@@ -172,6 +173,18 @@ class FolderStore:
             raise StorageError(f"{self.uri}: cannot {action} {key!r}: {problem}") from error
 
 
+def _in_its_folder(target: Path, create: Callable[[], _Result]) -> _Result:
+    """Make the folder of ``target`` and create it there; once more if ``delete`` pruned the folder in between."""
+    for _ in range(_PRUNED_TRIES):
+        _make_folders(target.parent)
+        try:
+            return create()
+        except FileNotFoundError:
+            if target.parent.is_dir():
+                raise
+    raise FileNotFoundError(errno.ENOENT, "its folder keeps disappearing", str(target.parent))
+
+
 def _make_folders(folder: Path) -> None:
     """Create ``folder`` and flush every entry on the way, so that a crash cannot lose a folder but keep its commit."""
     missing = [folder] if not folder.is_dir() else []
@@ -186,11 +199,15 @@ def _copy(source: Path, target: Path) -> str:
     """Copy to a new file and flush it; returns the CRC64NVME of the bytes sent."""
     crc = Crc64()
     with source.open("rb", buffering=0) as reader, target.open("xb") as writer:
-        while chunk := reader.read(CHUNK_BYTES):
-            crc.update(chunk)
-            writer.write(chunk)
-        writer.flush()
-        os.fsync(writer.fileno())
+        try:
+            while chunk := reader.read(CHUNK_BYTES):
+                crc.update(chunk)
+                writer.write(chunk)
+            writer.flush()
+            os.fsync(writer.fileno())
+        except OSError:
+            target.unlink()  # a full disk stays fuller for every half copy that is left
+            raise
     return crc.hexdigest()
 
 

@@ -1,50 +1,38 @@
 """Atomic publication: many files become one commit, which exists whole or not at all (docs/publication.md).
 
-Writing is here; finding and restoring is in ``restore``, garbage collection in ``collect``, and both are offered
-from here too, so that a caller knows one name. Nothing in it needs torch: the job's own channel between processes
-comes in as a callable.
+The parts of the protocol live in ``commit`` (writing), ``find`` (which commit counts), ``restore`` (reading) and
+``collect`` (garbage); all of it is offered here, so that a caller knows one name. Nothing in it needs torch: the
+job's own channel between processes comes in as a callable.
 """
 
 from __future__ import annotations
 
-import os
-import random
-import secrets
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError, StorageError
-from sm_llm.storage.base import Copy, Progress, Store, Transfer
-from sm_llm.storage.checksum import crc64_file
+from sm_llm.storage.base import Gather
 from sm_llm.storage.collect import Collected, collect_garbage
-from sm_llm.storage.files import fsync_path, fsync_tree
+from sm_llm.storage.commit import Published, commit, discard, new_save, seal, upload_part, write_part
+from sm_llm.storage.find import CheckpointInfo, Newest, Rejected, find_final, find_newest, list_checkpoints, verify
 from sm_llm.storage.layout import FINAL, Slot
-from sm_llm.storage.manifest import CommitManifest, FileEntry, PartManifest, Save, decode, encode
-from sm_llm.storage.restore import (
-    CheckpointInfo,
-    Newest,
-    Rejected,
-    Restored,
-    fetch,
-    find_final,
-    find_newest,
-    list_checkpoints,
-    restore,
-    verify,
-)
-from sm_llm.storage.transfer import CopyTransfer
+from sm_llm.storage.manifest import CommitManifest, FileEntry, PartManifest, Save
+from sm_llm.storage.restore import Restored, fetch, restore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.storage.base import Progress, Store, Transfer
 
 __all__ = [
     "FINAL",
     "CheckpointInfo",
     "Collected",
     "CommitManifest",
+    "FileEntry",
     "Gather",
     "Newest",
+    "PartManifest",
     "Published",
     "Rejected",
     "Restored",
@@ -52,6 +40,7 @@ __all__ = [
     "Slot",
     "collect_garbage",
     "commit",
+    "discard",
     "fetch",
     "find_final",
     "find_newest",
@@ -64,194 +53,6 @@ __all__ = [
     "verify",
     "write_part",
 ]
-
-Gather = Callable[[Any], Sequence[Any]]
-"""All-gather of one small picklable value per process over the job's own channel; every process calls it."""
-
-_TRIES = 5
-
-
-def new_save(run_id: str, step: int | None, *, world_size: int, node_count: int) -> Save:
-    """A fresh save of ``step`` (None: the final result). Rank 0 draws it and tells the others."""
-    return Save(
-        run_id=run_id, step=step, save_id=secrets.token_hex(16), world_size=world_size, node_count=node_count
-    )
-
-
-def seal(working: Path, sealed: Path) -> Path:
-    """Flush a finished folder and rename it: a sealed folder is complete and never changes again.
-
-    Raises ``StorageError`` if ``working`` holds no file, or ``sealed`` exists already.
-    """
-    if sealed.exists():
-        raise StorageError(f"{sealed}: is sealed already")
-    _files(working)
-    try:
-        fsync_tree(working)
-        sealed.parent.mkdir(parents=True, exist_ok=True)
-        working.rename(sealed)
-        fsync_path(sealed.parent)
-    except OSError as error:
-        raise StorageError(f"cannot seal {working} as {sealed}: {error}") from error
-    return sealed
-
-
-def _files(folder: Path) -> list[Path]:
-    """Regular files below ``folder``, sorted; anything else there, or nothing at all, is an error."""
-    found: list[Path] = []
-    for current, folders, names in os.walk(folder):
-        paths = [Path(current, name) for name in names]
-        odd = [Path(current, name) for name in (*folders, *names) if Path(current, name).is_symlink()]
-        odd += [path for path in paths if not path.is_file()]
-        if odd:
-            raise StorageError(f"{odd[0]}: is not a plain file, so it cannot be published")
-        found += paths
-    if not found:
-        raise StorageError(f"{folder}: holds no file to publish")
-    return sorted(found)
-
-
-def upload_part(
-    store: Store,
-    save: Save,
-    sealed: Path,
-    node: int,
-    *,
-    transfer: Transfer | None = None,
-    progress: Progress = lambda _: None,
-) -> PartManifest:
-    """Store this node's files below the save's data prefix and compare what the store now holds with the originals.
-
-    Raises ``StorageError`` when a file cannot be stored, or is stored with another size or checksum.
-    """
-    prefix = save.data_prefix
-    copies = [_copy_of(path, prefix + path.relative_to(sealed).as_posix()) for path in _files(sealed)]
-    stored = (transfer or CopyTransfer()).upload(store, copies, progress)
-    for copy, result in zip(copies, stored, strict=True):
-        if (result.key, result.size, result.crc64nvme) != (copy.key, copy.size, copy.crc64nvme):
-            raise StorageError(
-                f"{store.uri}: {copy.key!r} was stored as {result.size} bytes with checksum {result.crc64nvme}, "
-                f"but the original has {copy.size} bytes and {copy.crc64nvme}"
-            )
-    entries = (FileEntry(path=it.key[len(prefix) :], size=it.size, crc64nvme=it.crc64nvme) for it in copies)
-    return PartManifest(save=save, node=node, files=tuple(entries))
-
-
-def _copy_of(path: Path, key: str) -> Copy:
-    try:
-        return Copy(key, path, path.stat().st_size, crc64_file(path))
-    except OSError as error:
-        raise StorageError(f"cannot read {path} to publish it: {error}") from error
-
-
-def write_part(store: Store, part: PartManifest) -> None:
-    """Store a node's part manifest. A lost answer is settled by reading it back. Raises ``StorageError``."""
-    key = part.save.slot.part_key(part.save.save_id, part.node)
-    body = encode(part)
-    if _put_and_read_back(store, key, body) != body:
-        raise StorageError(f"{store.uri}: {key!r} holds another node's part; two nodes call themselves {part.node}")
-
-
-def _put_and_read_back(store: Store, key: str, body: bytes) -> bytes:
-    """Create ``key`` and return what it holds: ``body``, or what another writer put there first.
-
-    A lost answer is settled by reading. If the key is not there and cannot be created, the last error is raised;
-    then, and only then, it may still turn up later (nothing of ours must be deleted on that account).
-    """
-    failure: StorageError | None = None
-    for attempt in range(_TRIES):
-        if failure is not None:
-            time.sleep(random.uniform(0, 0.05 * 2**attempt))
-        try:
-            if store.put_if_absent(key, body):
-                return body
-            held = store.get(key)
-        except StorageError as error:
-            failure = error
-            held = _get_quietly(store, key)
-        if held is not None:
-            return held
-    raise failure or StorageError(f"{store.uri}: {key!r} exists for the writer, but not for the reader")
-
-
-def _get_quietly(store: Store, key: str) -> bytes | None:
-    try:
-        return store.get(key)
-    except StorageError:
-        return None
-
-
-@dataclass(frozen=True)
-class Published:
-    """How a commit ended: ``won`` tells whether ``commit`` is ours; if not, ``reason`` says whose it is.
-
-    ``commit`` is None when another writer's commit holds the slot but cannot be read.
-    """
-
-    won: bool
-    commit: CommitManifest | None
-    reason: str = ""
-
-
-def commit(
-    store: Store, save: Save, meta: Mapping[str, Any] | None = None, *, clock: Callable[[], float] = time.time
-) -> Published:
-    """Rank 0, after every node's part is in: check the save as stored and create its one commit.
-
-    Losing the slot to another writer is a result, not an error. Raises ``StorageError`` when a part is missing or
-    contradicts the save, when stored data differ from the parts, or when the store does not answer.
-    """
-    files = _merge(_read_parts(store, save))
-    _compare_listing(store, save, files)
-    ours = CommitManifest(
-        save=save, nonce=secrets.token_hex(16), time=clock(), files=tuple(files), meta=dict(meta or {})
-    )
-    held = _put_and_read_back(store, save.slot.commit_key, encode(ours))
-    try:
-        found = decode(held, CommitManifest)
-    except ValueError as error:
-        return Published(False, None, f"{save.slot} has a commit that cannot be used: {error}")
-    if found.nonce == ours.nonce:
-        return Published(True, found)
-    writer = "another save" if found.run_id == save.run_id else f"run {found.run_id!r}"
-    return Published(False, found, f"{save.slot} was committed first by {writer} ({found.save_id})")
-
-
-def _read_parts(store: Store, save: Save) -> list[PartManifest]:
-    parts = []
-    for node in range(save.node_count):
-        key = save.slot.part_key(save.save_id, node)
-        body = store.get(key)
-        if body is None:
-            raise StorageError(f"{store.uri}: {key!r} is missing: node {node} has not told what it stored")
-        try:
-            part = decode(body, PartManifest)
-        except ValueError as error:
-            raise StorageError(f"{store.uri}: {key!r} cannot be used: {error}") from error
-        if part.save != save or part.node != node:
-            raise StorageError(f"{store.uri}: {key!r} belongs to another save or node, or to another world size")
-        parts.append(part)
-    return parts
-
-
-def _merge(parts: Sequence[PartManifest]) -> list[FileEntry]:
-    files = [entry for part in parts for entry in part.files]
-    twice = [path for path, count in Counter(entry.path for entry in files).items() if count > 1]
-    if twice:
-        raise StorageError(f"{twice[0]!r} comes from more than one node")
-    return sorted(files, key=lambda entry: entry.path)
-
-
-def _compare_listing(store: Store, save: Save, files: Sequence[FileEntry]) -> None:
-    prefix = save.data_prefix
-    listed = {it.key[len(prefix) :]: it.size for it in store.list(prefix)}
-    expected = {entry.path: entry.size for entry in files}
-    if listed != expected:
-        wrong = sorted(path for path in listed.keys() | expected if listed.get(path) != expected.get(path))
-        raise StorageError(
-            f"{store.uri}: {prefix + wrong[0]!r} is stored with {listed.get(wrong[0])} bytes, "
-            f"the parts say {expected.get(wrong[0])} ({len(wrong)} such files)"
-        )
 
 
 def publish(
@@ -271,14 +72,20 @@ def publish(
     ``sealed`` is the node's sealed folder on the one process that uploads it, None on the others; ``leader`` is true
     on rank 0. Each process takes part in both rounds of ``gather`` whatever happens to it, so nobody waits in vain.
     Raises ``StorageError`` on all processes alike if any of them failed: then nothing is committed (or, if the very
-    commit was not answered, maybe it is: never delete the data on that account).
+    commit was not answered, maybe it is: the data stay). What was stored of a save that certainly has no commit is
+    deleted at once.
     """
-    part_error = _guarded(lambda: _bring_part(store, save, sealed, node, transfer, progress) if sealed else None)[1]
-    _raise_first(save, gather(part_error))
-    result, error = _guarded(lambda: commit(store, save, meta) if leader else None)
-    outcomes = gather((result, error))
-    _raise_first(save, [outcome[1] for outcome in outcomes])
-    published: Published = next(outcome[0] for outcome in outcomes if outcome[0] is not None)
+    _, part_error = _guarded(lambda: _bring_part(store, save, sealed, node, transfer, progress) if sealed else None)
+    part_errors = gather(_told(part_error))
+    if leader and any(part_errors):
+        discard(store, save)
+    _raise_first(save, part_errors, part_error)
+    result, commit_error = _guarded(lambda: commit(store, save, meta) if leader else None)
+    outcomes: list[tuple[Published | None, str | None]] = list(gather((result, _told(commit_error))))
+    _raise_first(save, [error for _, error in outcomes], commit_error)
+    published = next(published for published, _ in outcomes if published is not None)
+    if leader and published.commit is not None and published.commit.save_id != save.save_id:
+        discard(store, save)
     return published
 
 
@@ -288,14 +95,21 @@ def _bring_part(
     write_part(store, upload_part(store, save, sealed, node, transfer=transfer, progress=progress))
 
 
-def _guarded(action: Callable[[], Any]) -> tuple[Any, str | None]:
+def _guarded(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    # Everything is caught, our own mistakes too: the other processes wait for this one's word.
     try:
         return action(), None
-    except (SmLlmError, OSError) as error:
-        return None, str(error)
+    except Exception as error:
+        return None, error
 
 
-def _raise_first(save: Save, errors: Sequence[str | None]) -> None:
+def _told(error: Exception | None) -> str | None:
+    if error is None:
+        return None
+    return str(error) if isinstance(error, SmLlmError | OSError) else f"{type(error).__name__}: {error}"
+
+
+def _raise_first(save: Save, errors: Sequence[str | None], own: Exception | None) -> None:
     for process, error in enumerate(errors):
         if error is not None:
-            raise StorageError(f"{save.slot} was not published: process {process}: {error}")
+            raise StorageError(f"{save.slot} was not published: process {process}: {error}") from own

@@ -1,0 +1,163 @@
+"""Which publications count: every commit read, checked against its data, and the newest one that can be trusted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import CheckpointError
+from sm_llm.storage.layout import COMMITS, FINAL, Slot, slot_of_commit
+from sm_llm.storage.manifest import CommitManifest, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sm_llm.storage.base import Store
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A commit that was passed over, to be told loudly. ``step`` None is the final result."""
+
+    step: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{Slot(self.step)}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Newest:
+    """What ``find_newest`` found: ``commit`` (None: this run has no checkpoint yet) and what it passed over."""
+
+    commit: CommitManifest | None
+    rejected: tuple[Rejected, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """One committed checkpoint: size in bytes, time in seconds since the epoch, and why it is invalid if it is."""
+
+    step: int
+    size: int
+    time: float | None
+    valid: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One commit object as found: ``commit`` if it could be read, ``fault`` if it must not be used.
+
+    ``foreign`` marks the commit of another run, which counts for nothing here.
+    """
+
+    key: str
+    slot: Slot
+    commit: CommitManifest | None
+    fault: str | None = None
+    foreign: bool = False
+
+
+def commit_keys(store: Store) -> list[tuple[Slot, str]]:
+    """Every checkpoint commit, by ascending step number; of two names of one number the padded one comes last."""
+    slots = ((slot_of_commit(it.key), it.key) for it in store.list(COMMITS))
+    steps = [(slot, key) for slot, key in slots if slot is not None and slot.step is not None]
+    return sorted(steps, key=lambda it: (it[0].step or 0, it[1] == it[0].commit_key, it[1]))
+
+
+def examine(store: Store, key: str, slot: Slot, run_id: str | None = None) -> Examined | None:
+    """Read one commit and compare its data with a listing (names and sizes). None if the commit is gone."""
+    body = store.get(key)
+    if body is None:
+        return None
+    try:
+        commit = decode(body, CommitManifest)
+    except ValueError as error:
+        return Examined(key, slot, None, f"its commit cannot be used: {error}")
+    if run_id is not None and commit.run_id != run_id:
+        return Examined(key, slot, commit, f"it belongs to run {commit.run_id!r}", foreign=True)
+    if commit.step != slot.step:
+        return Examined(key, slot, commit, f"its commit is of {Slot(commit.step)}")
+    faults = verify(store, commit)
+    return Examined(key, slot, commit, faults[0] if faults else None)
+
+
+def verify(store: Store, commit: CommitManifest, *, deep: bool = False) -> list[str]:
+    """What is wrong with a commit's data: missing files, other sizes, and (``deep``) other checksums as stored.
+
+    Raises ``StorageError`` if the store does not answer.
+    """
+    prefix = commit.save.data_prefix
+    listed = {it.key[len(prefix) :]: it.size for it in store.list(prefix)}
+    faults = []
+    for entry in commit.files:
+        size = listed.get(entry.path)
+        if size is None:
+            faults.append(f"{entry.path!r} is missing")
+        elif size != entry.size:
+            faults.append(f"{entry.path!r} has {size} bytes instead of {entry.size}")
+        elif deep and store.checksum(prefix + entry.path) != entry.crc64nvme:
+            faults.append(f"{entry.path!r} has other content than was published")
+    return faults
+
+
+def find_newest(
+    store: Store, *, run_id: str | None = None, allow_step: Callable[[int], bool] | None = None
+) -> Newest:
+    """The newest valid checkpoint by step number, and every newer commit that had to be passed over.
+
+    With ``run_id`` another run's commits are ignored; ``allow_step`` narrows the choice. One process decides and
+    tells the others. Raises ``StorageError`` if the store does not answer, and ``CheckpointError`` if commits exist
+    but none is usable: neither may ever look like a run that has not begun.
+    """
+    rejected: list[Rejected] = []
+    for slot, key in reversed(commit_keys(store)):
+        if allow_step is not None and not allow_step(slot.step or 0):
+            continue
+        found = examine(store, key, slot, run_id)
+        if found is None or found.foreign:
+            continue
+        if found.fault is None:
+            return Newest(found.commit, tuple(rejected))
+        rejected.append(Rejected(slot.step, found.fault))
+    refuse_if_all_rejected(store, rejected)
+    return Newest(None)
+
+
+def refuse_if_all_rejected(store: Store, rejected: Sequence[Rejected]) -> None:
+    """Raise ``CheckpointError`` when checkpoints exist, but every one was passed over."""
+    if rejected:
+        listed = "\n".join(f"  - {it}" for it in rejected)
+        raise CheckpointError(
+            f"{store.uri}: has checkpoints, but none can be used:\n{listed}\n"
+            "Nothing was started. Repair or remove them, or start anew explicitly"
+        )
+
+
+def find_final(store: Store, *, run_id: str | None = None) -> CommitManifest | None:
+    """The commit of the run's final result, or None if there is none yet (another run's counts as none).
+
+    Raises ``CheckpointError`` if it exists and is damaged, ``StorageError`` if the store does not answer.
+    """
+    found = examine(store, FINAL.commit_key, FINAL, run_id)
+    if found is None or found.foreign:
+        return None
+    if found.fault is not None:
+        raise CheckpointError(f"{store.uri}: the final result cannot be used: {found.fault}")
+    return found.commit
+
+
+def list_checkpoints(store: Store, *, run_id: str | None = None) -> list[CheckpointInfo]:
+    """Every committed checkpoint of the run by ascending step, valid or not. Raises ``StorageError``."""
+    infos = []
+    for slot, key in commit_keys(store):
+        found = examine(store, key, slot, run_id)
+        if found is not None and not found.foreign:
+            infos.append(_info(found))
+    return infos
+
+
+def _info(found: Examined) -> CheckpointInfo:
+    size, at = (found.commit.size, found.commit.time) if found.commit else (0, None)
+    return CheckpointInfo(found.slot.step or 0, size, at, found.fault is None, found.fault or "")
