@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from sm_llm.data.readers import Rejections
+    from sm_llm.data.documents import Rejections
 
 VERSION = 1
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "validation"]
 AnySource = Source | StreamSource
+_Steps = Generator[tuple[list[Batch], dict[str, Any]], None, None]
 
 
 @overload
@@ -163,11 +166,13 @@ class Batches:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _steps(self, source: AnySource, start: int) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+    def _steps(self, source: AnySource, start: int) -> _Steps:
         steps = self._streamed(source) if isinstance(source, StreamSource) else self._indexed(source, start)
-        return steps if self._end is None else itertools.islice(steps, max(self._end - start, 0))
+        with closing(steps):
+            for _ in itertools.count(start) if self._end is None else range(start, self._end):
+                yield next(steps)
 
-    def _indexed(self, source: Source, start: int) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+    def _indexed(self, source: Source, start: int) -> _Steps:
         micro_batch = np.arange(self._micro, dtype=np.int64)
         step = start
         while True:
@@ -179,11 +184,14 @@ class Batches:
     def _visit(self, source: Source, global_indices: Ints) -> Batch:
         return source.rows(row_indices(global_indices, source.count, source.seed, source.shuffle))
 
-    def _streamed(self, source: StreamSource) -> Iterator[tuple[list[Batch], dict[str, Any]]]:
+    def _streamed(self, source: StreamSource) -> _Steps:
         stream = source.open(self._rank, self._degree, self._state or None)
-        while True:
-            batches = [stream.take(self._micro) for _ in range(self._accumulation)]
-            yield batches, stream.state()
+        try:
+            while True:
+                batches = [stream.take(self._micro) for _ in range(self._accumulation)]
+                yield batches, stream.state()
+        finally:
+            stream.close()
 
 
 def evaluation_batches(

@@ -5,19 +5,25 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 T = TypeVar("T")
+
+CLOSE_SECONDS = 5.0
+"""A thread stuck in a network read must not hold up the end of a job."""
+
 _END: Any = object()
 
 
 class Prefetcher(Generic[T]):
     """Iterates over ``source`` in a daemon thread, at most ``depth`` items ahead; an error is raised in the consumer.
 
-    ``wait_seconds`` is how long the consumer has waited for items in all. ``close`` ends the thread.
+    ``wait_seconds`` is how long the consumer has waited for items in all. ``close`` ends the thread and closes a
+    generator that is the source.
     """
 
     def __init__(self, source: Iterator[T], depth: int = 2, name: str = "prefetch") -> None:
@@ -43,19 +49,10 @@ class Prefetcher(Generic[T]):
         return item
 
     def close(self) -> None:
-        """Stop the thread and wait for it; what was fetched ahead is thrown away."""
+        """Stop the thread and wait for it, at most ``CLOSE_SECONDS``; what was fetched ahead is thrown away."""
         self._closed.set()
         self._ended = self._ended or StopIteration()
-        while self._thread.is_alive():
-            self._drain()
-            self._thread.join(timeout=0.05)
-
-    def _drain(self) -> None:
-        try:
-            while True:
-                self._items.get_nowait()
-        except queue.Empty:
-            return
+        self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
         try:
@@ -65,6 +62,9 @@ class Prefetcher(Generic[T]):
             self._offer(_END, StopIteration())
         except BaseException as error:  # whatever went wrong belongs to the consumer
             self._offer(_END, error)
+        finally:
+            if isinstance(self._source, Generator):
+                self._source.close()
 
     def _offer(self, item: T, error: BaseException | None) -> bool:
         while not self._closed.is_set():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +13,17 @@ import numpy as np
 from sm_llm.contract.events import Progress
 from sm_llm.data.account import PrepareAccount, SplitAccount, unigram_entropy
 from sm_llm.data.describe import write_json
-from sm_llm.data.encode import TOKENIZER_FILES, Encoder, EncoderMismatch, Tokenizer, choose_encoder
+from sm_llm.data.documents import Documents, Rejections, is_held_out, no_documents
+from sm_llm.data.encode import Encoder, EncoderMismatch, Tokenizer, choose_encoder
+from sm_llm.data.files import SourceFile, find_files
 from sm_llm.data.pack import Packer, Tokens, with_end_tokens
-from sm_llm.data.readers import Documents, Rejections, SourceFile, find_files
 from sm_llm.data.rows_writer import RowsWriter
-from sm_llm.data.train_tokenizer import train_tokenizer
+from sm_llm.data.tokenizer_choice import obtain_tokenizer
 from sm_llm.errors import DataError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sm_llm.spec.tasks import PrepareTask
 
 ACCOUNT = "account.json"
@@ -44,7 +45,7 @@ def prepare(task: PrepareTask, output: Path, progress: Report) -> dict[str, Any]
     _clear(output)
     _check_space(task, files, output)
     try:
-        tokenizer = _tokenizer(task, files, output / "tokenizer", progress, notices)
+        tokenizer = obtain_tokenizer(task, files, output / "tokenizer", progress, notices)
         account = _encode(task, files, tokenizer, output, progress, notices).to_json()
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -52,14 +53,6 @@ def prepare(task: PrepareTask, output: Path, progress: Report) -> dict[str, Any]
         raise
     write_json(output / ACCOUNT, account)
     return account
-
-
-def is_held_out(text: str, seed: int, fraction: float) -> bool:
-    """Whether a document belongs to validation: by a hash of its text, so equal documents stay on one side."""
-    if fraction <= 0:
-        return False
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=seed.to_bytes(16, "little")).digest()
-    return int.from_bytes(digest, "little") < fraction * 2.0**64
 
 
 def _encode(
@@ -103,7 +96,7 @@ class _Run:
         for documents in _read(self._files, self._task.text_field, self._rejections, "prepare", self._progress):
             self._add(documents)
         if sum(split.documents for split in self._splits) == 0:
-            raise DataError(_no_documents(self._task.sources, self._rejections))
+            raise DataError(no_documents(self._task.sources, self._rejections))
         splits = {split.name: split.finish() for split in self._splits}
         return PrepareAccount(
             seq_length=self._task.seq_length,
@@ -200,63 +193,6 @@ def _read(
     progress(Progress(phase, total, total, "bytes", f"{len(files)} files"))
 
 
-def _tokenizer(
-    task: PrepareTask, files: list[SourceFile], folder: Path, progress: Report, notices: list[str]
-) -> Tokenizer:
-    if task.tokenizer is not None:
-        return _copy_tokenizer(Path(task.tokenizer), folder)
-    asked = task.train_tokenizer
-    texts = _training_texts(task, files)
-    first = next(texts, None)
-    if first is None:
-        return _nothing_to_train_on(task, files)
-    progress(Progress("tokenizer", 0, 1, "", f"training {asked.vocab_size} entries"))
-    size = train_tokenizer(_chain(first, texts), folder, asked.vocab_size, asked.end_token)
-    progress(Progress("tokenizer", 1, 1, "", f"{size} entries"))
-    if size < asked.vocab_size:
-        notices.append(f"the text gives a tokenizer of {size} entries, {asked.vocab_size} were asked for")
-    return Tokenizer(folder)
-
-
-def _chain(first: str, rest: Iterator[str]) -> Iterator[str]:
-    yield first
-    yield from rest
-
-
-def _nothing_to_train_on(task: PrepareTask, files: list[SourceFile]) -> Tokenizer:
-    rejections = Rejections()
-    for _ in _read(files, task.text_field, rejections, "prepare", lambda _: None):
-        raise DataError("task.validation_fraction: every document is held out; lower it or give more text")
-    raise DataError(_no_documents(task.sources, rejections))
-
-
-def _copy_tokenizer(source: Path, folder: Path) -> Tokenizer:
-    tokenizer = Tokenizer(source)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-    return tokenizer
-
-
-def _training_texts(task: PrepareTask, files: list[SourceFile]) -> Iterator[str]:
-    """At most ``max_bytes`` of text that is not held out, from the front of every file in proportion to its size."""
-    limit = task.train_tokenizer.max_bytes
-    share = limit / max(sum(file.size for file in files), 1)
-    unlimited = share >= 4  # text unpacks to several times its compressed size; below this, share out
-    used = 0
-    for file in files:
-        budget = limit if unlimited else max(share * file.size, 1)
-        for documents in file.documents(task.text_field, Rejections()):
-            for text, size in zip(documents.texts, documents.sizes, strict=True):
-                if budget > 0 and used < limit and not is_held_out(text, task.seed, task.validation_fraction):
-                    budget -= size
-                    used += size
-                    yield text
-            if budget <= 0 or used >= limit:
-                break
-
-
 def _clear(output: Path) -> None:
     """Make room for a new result: what an earlier, killed attempt left must not be mixed in."""
     output.mkdir(parents=True, exist_ok=True)
@@ -280,13 +216,6 @@ def _check_space(task: PrepareTask, files: list[SourceFile], output: Path) -> No
             f"{output}: the rows need at least {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free. "
             "Write to a larger disk or prepare fewer sources at a time"
         )
-
-
-def _no_documents(sources: list[str], rejections: Rejections) -> str:
-    reasons = ", ".join(
-        f"{count} {reason} (first: {rejections.first[reason]})" for reason, count in rejections.counts.items()
-    )
-    return f"no document in {', '.join(sources)}: {f'rejected {reasons}' if reasons else 'the files are empty'}"
 
 
 def _literal_ends(splits: dict[str, SplitAccount], token: str) -> list[str]:

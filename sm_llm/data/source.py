@@ -52,6 +52,9 @@ class RowStream(Protocol):
     def state(self) -> dict[str, Any]:
         """Where the next ``take`` begins, as JSON values."""
 
+    def close(self) -> None:
+        """Let go of the stream and its threads."""
+
 
 @runtime_checkable
 class StreamSource(Protocol):

@@ -1,0 +1,136 @@
+"""Blocks of documents from a streamed Hugging Face dataset, epoch after epoch, each with the place it starts at."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.data.documents import usable
+from sm_llm.errors import DataError, SmLlmError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.spec.data import StreamData
+
+
+@dataclass(frozen=True)
+class Place:
+    """``documents`` of this rank are read in ``epoch``; ``dataset`` is the library's own state there, if it has one."""
+
+    epoch: int = 0
+    documents: int = 0
+    dataset: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Documents from ``place`` on."""
+
+    place: Place
+    texts: list[str]
+
+
+def open_dataset(data: StreamData, split: str, rank: int, degree: int) -> Any:
+    """The rank's part of a split as an ``IterableDataset``: its own files if they divide evenly, else every
+    ``degree``-th document. Raises ``DataError`` if the dataset cannot be opened.
+    """
+    from datasets import load_dataset
+    from datasets.distributed import split_dataset_by_node
+
+    try:
+        dataset = load_dataset(data.dataset, data.config_name, data_files=data.data_files, split=split, streaming=True)
+        return split_dataset_by_node(dataset, rank=rank, world_size=degree)
+    except Exception as error:  # the library raises whatever its network and file layers do
+        raise DataError(
+            f"task.data.dataset: cannot open {data.dataset!r}, split {split!r} ({type(error).__name__}: {error})"
+        ) from error
+
+
+class TextBlocks:
+    """Reads blocks of at most ``size`` usable documents; a block never spans two epochs.
+
+    The library's own position is used where it works: datasets before 2.20 has none, and in 5.0 it stands still
+    after the first resume. There, documents are counted and skipped instead: as exact, only slower to resume.
+    """
+
+    def __init__(self, dataset: Any, text_field: str, size: int) -> None:
+        self._dataset = dataset
+        self._text_field = text_field
+        self._size = size
+
+    def read(self, start: Place) -> Iterator[Block]:
+        """Blocks from ``start`` on, for ever. Raises ``DataError`` for a broken source or one without text."""
+        place = start
+        while True:
+            found = False
+            for block in self._epoch(place):
+                found = True
+                yield block
+            if not found and place.documents == 0:
+                raise DataError("task.data: the stream holds no document with text for this rank")
+            place = Place(place.epoch + 1)
+
+    def _epoch(self, place: Place) -> Iterator[Block]:
+        cursor = _Cursor(self._dataset, place)
+        while True:
+            begins = cursor.place()
+            texts = list(itertools.islice(self._texts(cursor), self._size))
+            if not texts:
+                return
+            yield Block(begins, texts)
+
+    def _texts(self, cursor: _Cursor) -> Iterator[str]:
+        for row in cursor:
+            if self._text_field not in row:
+                raise DataError(
+                    f"task.data.text_field: no field {self._text_field!r} in the stream; "
+                    f"fields found: {', '.join(map(str, row))}"
+                )
+            text = row[self._text_field]
+            if usable(text)[1] is None:
+                yield text
+
+
+class _Cursor:
+    """Iterates over one epoch of a dataset and knows its place."""
+
+    def __init__(self, dataset: Any, place: Place) -> None:
+        self._epoch = place.epoch
+        self._documents = place.documents
+        # A copy: a state once loaded would also move the start of every later epoch.
+        self._dataset = copy.copy(dataset)
+        self._tracks = hasattr(dataset, "state_dict")
+        self._before: dict[str, Any] | None = None  # the state before the first row, to see whether it moves
+        if self._tracks and place.dataset is not None:
+            self._dataset.load_state_dict(copy.deepcopy(place.dataset))
+            self._before = place.dataset
+            self._rows = iter(self._dataset)
+        else:
+            self._rows = itertools.islice(iter(self._dataset), place.documents, None)
+
+    def place(self) -> Place:
+        tracked = self._tracks and self._documents > 0
+        state = self._dataset.state_dict() if tracked else None
+        return Place(self._epoch, self._documents, state)
+
+    def __iter__(self) -> _Cursor:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        try:
+            row: dict[str, Any] = next(self._rows)
+        except (StopIteration, SmLlmError):
+            raise
+        except Exception as error:  # network and decoding errors of every kind end here
+            raise DataError(
+                f"task.data: the stream broke off after {self._documents} documents of epoch {self._epoch} "
+                f"({type(error).__name__}: {error})"
+            ) from error
+        self._documents += 1
+        if self._before is not None:
+            self._tracks = self._dataset.state_dict() != self._before
+            self._before = None
+        return row
