@@ -128,8 +128,8 @@ class FolderStore:
             path = self._path(key)
             with self._told("delete", key):
                 self._require_root()
-                path.unlink(missing_ok=True)
-            folders.add(path.parent)
+                if _unlink(path):
+                    folders.add(path.parent)
         for folder in folders:
             with self._told("delete below", folder.relative_to(self.root).as_posix()):
                 self._prune(folder)
@@ -209,6 +209,14 @@ def _copy(source: Path, target: Path) -> str:
             target.unlink()  # a full disk stays fuller for every half copy that is left
             raise
     return crc.hexdigest()
+
+
+def _unlink(path: Path) -> bool:
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _describe(key: str, path: Path) -> StoredObject | None:
