@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from sm_llm.worker.weights import WeightReader
 
 
 class Strategy(Protocol):
-    """Builds a sharded model and optimiser and knows how to step, save and load them."""
+    """Builds a sharded model and its optimiser and knows how to step, save and load them.
+
+    Used in this order: ``setup``, ``build``, then any number of steps. Parameter names are Hugging Face's everywhere,
+    free of what sharding, checkpointing and compilation put between.
+    """
 
     device: torch.device
     data_parallel_rank: int
     data_parallel_degree: int
+    optimizer: torch.optim.Optimizer
 
     def setup(self) -> None:
-        """Initialise process groups and the device mesh."""
+        """Initialise the device, the mesh and, unless the program has done so, the process group."""
 
-    def build_model(self) -> torch.nn.Module:
-        """The sharded model with its initial weights."""
+    def build(self, config: Mapping[str, Any], weights: WeightReader) -> None:
+        """Make the sharded model of a canonical Hugging Face ``config`` with ``weights``, and its optimiser."""
 
-    def build_optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser over the sharded parameters, with its decay groups."""
+    def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Forward pass: [n, seq] int64 token ids on ``device`` -> [n, seq, vocab]. A collective under sharding."""
+
+    def train_mode(self, enabled: bool) -> None:
+        """Switch dropout on or off."""
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
-        """Context of one micro-batch's forward and backward; gradients are reduced only in the last."""
+        """Context of one micro-batch's forward and backward; gradients are summed over processes only in the last.
+
+        They are averaged over the data-parallel ranks, in the format of ``precision.reduce``.
+        """
 
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
         """Clip by, and return, the global gradient norm as a device scalar (no host synchronisation)."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Sharded model and optimiser state for torch.distributed.checkpoint; names free of wrapper words."""
+    def update(self, learning_rate: float) -> None:
+        """One optimiser step at this rate; gradients are gone afterwards."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put a loaded state back."""
+    def state_dict(self) -> dict[str, Any]:
+        """Sharded model and optimiser state by flat name, for torch.distributed.checkpoint.
+
+        The tensors are the live ones: what is loaded into them in place is loaded.
+        """
+
+    def state_loaded(self) -> None:
+        """Called after tensors of ``state_dict`` were written: bring what is derived from them up to date."""
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of the unsharded model by Hugging Face name, one at a time, whole on rank 0's host memory.
 
-        A collective: all ranks iterate in step; ranks other than 0 get empty tensors.
+        A collective: all ranks iterate in step; ranks other than 0 get empty tensors. The format is the compute format.
         """
+
+    def close(self) -> None:
+        """Leave the process group that ``setup`` initialised."""

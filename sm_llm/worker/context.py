@@ -1,0 +1,127 @@
+"""What a worker process knows about its job, its place among the others and its folders."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.events import Event, EventWriter, Notice
+from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
+from sm_llm.contract.run_paths import ContainerPaths, RunPaths
+from sm_llm.errors import RunFailed
+from sm_llm.storage.uri import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_BASE = "/opt/ml"
+
+
+def container_paths(environ: Mapping[str, str]) -> ContainerPaths:
+    """The container contract's folders of this node."""
+    return ContainerPaths(Path(environ.get("SAGEMAKER_BASE_DIR", DEFAULT_BASE)))
+
+
+def _run_folder(uri: str) -> Path:
+    location = parse(uri)
+    if location.path is None:
+        raise RunFailed(f"run folder: {location.uri} is not a folder, and this version keeps runs in folders only")
+    return location.path
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among all: torchrun's ranks. A node is what one torchrun agent runs."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node: int = 0
+    node_count: int = 1
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Place:
+        """From torchrun's variables; without them, the only process of the job."""
+
+        def number(name: str, default: int) -> int:
+            return int(environ.get(name, default))
+
+        return cls(
+            rank=number("RANK", 0),
+            world_size=number("WORLD_SIZE", 1),
+            local_rank=number("LOCAL_RANK", 0),
+            local_world_size=number("LOCAL_WORLD_SIZE", 1),
+            node=number("GROUP_RANK", 0),
+            node_count=number("GROUP_WORLD_SIZE", 1),
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is global rank 0: it decides, writes events and prints."""
+        return self.rank == 0
+
+    @property
+    def is_node_leader(self) -> bool:
+        """Whether this process moves its node's files."""
+        return self.local_rank == 0
+
+
+@dataclass
+class WorkerContext:
+    """The job, the place and the folders of one worker process; the leader also has the event log."""
+
+    job: JobFile
+    place: Place
+    container: ContainerPaths
+    run: RunPaths
+    _events: EventWriter | None = field(default=None, repr=False)
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> WorkerContext:
+        """Read job.json and the environment; opens the event log on the leader."""
+        container = container_paths(environ)
+        job_file = environ.get(JOB_ENVIRONMENT)
+        if job_file is None:
+            raise RunFailed(f"{JOB_ENVIRONMENT} is not set: the worker is started by a launcher, which names job.json")
+        job, place = JobFile.read(Path(job_file)), Place.read(environ)
+        run = RunPaths(_run_folder(job.run_uri))
+        events = EventWriter(run.event_file(job.attempt, "rank0"), job.attempt) if place.is_leader else None
+        return cls(job, place, container, run, events)
+
+    @property
+    def scratch(self) -> Path:
+        """This node's folder for large temporary files."""
+        return self.container.scratch
+
+    def check_world_size(self) -> None:
+        """Raise ``RunFailed`` when other than the requested number of processes has started."""
+        compute = self.job.spec.compute
+        requested = compute.instance_count * compute.processes_per_instance
+        if self.place.world_size != requested:
+            raise RunFailed(
+                f"{self.place.world_size} processes have started, but compute asks for {requested} "
+                f"({compute.instance_count} x {compute.processes_per_instance}): the launcher's command is wrong"
+            )
+
+    def emit(self, event: Event) -> None:
+        """Append to the event log (leader only; nothing elsewhere)."""
+        if self._events is not None:
+            self._events.write(event)
+
+    def say(self, message: str) -> None:
+        """Print one line (leader only)."""
+        if self.place.is_leader:
+            print(message, flush=True)
+
+    def notice(self, message: str, level: str = "info") -> None:
+        """Tell people: printed and in the event log."""
+        self.say(message if level == "info" else f"{level}: {message}")
+        self.emit(Notice(message, level))
+
+    def close(self) -> None:
+        """Close the event log."""
+        if self._events is not None:
+            self._events.close()

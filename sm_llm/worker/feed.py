@@ -1,0 +1,49 @@
+"""Moves batches to the device and counts what a step's loss is averaged over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from sm_llm.worker.loss import token_loss_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm_llm.data.source import Batch
+    from sm_llm.worker.strategies.base import Strategy
+
+
+def to_device(batch: Batch, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """``input_ids`` and ``labels`` [n, seq] on the device; the host does not wait for the copy."""
+    ids = _move(batch.input_ids, device)
+    return ids, ids if batch.labels is batch.input_ids else _move(batch.labels, device)
+
+
+def _move(values: object, device: torch.device) -> torch.Tensor:
+    tensor = torch.as_tensor(values)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
+
+
+def global_targets(batches: Sequence[Batch], *, padded: bool, degree: int, device: torch.device) -> torch.Tensor | int:
+    """Labels that count in the whole global batch.
+
+    Without padding every rank has as many as this one. With padding they are summed over ranks on the device, so the
+    result is a device scalar that the host never reads.
+    """
+    own = sum(batch.targets for batch in batches)
+    if not padded or degree == 1:
+        return own * degree
+    total = torch.full((), own, dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return total
+
+
+def forward_loss(strategy: Strategy, batch: Batch) -> torch.Tensor:
+    """Sum of a batch's token losses, fp32, with its graph."""
+    ids, labels = to_device(batch, strategy.device)
+    return token_loss_sum(strategy.logits(ids), labels)

@@ -1,0 +1,91 @@
+"""Turns a training task into what the loop runs on: model config, data, derived numbers, costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sm_llm.data.loader import AnySource, open_source
+from sm_llm.errors import Fault, SpecError
+from sm_llm.models.config import model_config
+from sm_llm.models.registry import family
+from sm_llm.spec.checkpoint import PretrainedStart
+from sm_llm.spec.derive import Derived, derive_task
+from sm_llm.spec.hardware import peak_flops
+from sm_llm.worker.metrics import Costs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.data.source import Source
+    from sm_llm.spec.tasks import TrainTask
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything about a training job that follows from its specification and its data."""
+
+    task: TrainTask
+    config: Mapping[str, Any]
+    train: AnySource
+    validation: Source | None
+    derived: Derived
+    total_steps: int
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer's folder."""
+        return None if self.task.tokenizer is None else Path(self.task.tokenizer)
+
+    def costs(self, device: torch.device) -> Costs:
+        """What a step costs on ``device``."""
+        kind = family(self.config)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        return Costs(
+            tokens_per_step=self.derived.tokens_per_step,
+            flops_per_token=kind.flops_per_token(self.config, self.derived.seq_length),
+            flops_formula=kind.flops_formula,
+            peak_flops=peak_flops(name),
+            world_size=self.derived.world_size,
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint remembers of its job, to tell later whether it is continued as it began."""
+        optim = self.task.optim
+        return {
+            "total_steps": self.total_steps,
+            "warmup_steps": self.derived.warmup_steps,
+            "schedule": optim.schedule,
+            "learning_rate": optim.learning_rate,
+            "min_learning_rate": optim.min_learning_rate,
+            "global_batch_size": self.derived.global_batch_size,
+            "seq_length": self.derived.seq_length,
+            "seed": self.task.seed,
+            "data_parallel_degree": self.derived.data_parallel_degree,
+        }
+
+
+def set_up(task: TrainTask, degree: int, scratch: Path) -> Setup:
+    """Read the model's config, open the data and derive the numbers. Sources in ``task`` are local.
+
+    Raises ``SpecError`` for a model or numbers that do not fit, ``DataError`` for unusable data.
+    """
+    config = _model_config(task)
+    vocab_size = family(config).vocab_size(config)
+    train = open_source(task.data, "train", vocab_size, task.seed, task.tokenizer, scratch)
+    validation = open_source(task.data, "validation", vocab_size, task.seed, task.tokenizer, scratch)
+    derived = derive_task(task, degree, train.count)
+    if derived.total_steps is None:
+        fault = Fault("task.max_epochs", "a stream has no epochs", task.max_epochs, "Set max_steps or max_tokens")
+        raise SpecError([fault])
+    return Setup(task, config, train, validation, derived, derived.total_steps)
+
+
+def _model_config(task: TrainTask) -> dict[str, Any]:
+    pretrained = task.start.pretrained if isinstance(task.start, PretrainedStart) else None
+    return model_config(
+        preset=task.model.preset, path=task.model.path, pretrained=pretrained, overrides=task.model.config
+    )

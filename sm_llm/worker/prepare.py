@@ -1,0 +1,56 @@
+"""The prepare task: text to packed rows on one process, published as the run's result."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.events import Account, AttemptStarted, Progress
+from sm_llm.data.prepare import prepare
+from sm_llm.spec.tasks import PrepareTask
+from sm_llm.storage.publish import find_final
+from sm_llm.storage.uri import open_store
+from sm_llm.worker.publish_final import publish_final, result_folder
+from sm_llm.worker.versions import versions
+
+if TYPE_CHECKING:
+    from sm_llm.spec.job import JobSpec
+    from sm_llm.worker.context import WorkerContext
+
+_LINE_SECONDS = 5.0
+
+
+def run(context: WorkerContext, job: JobSpec) -> None:
+    """Prepare as ``job.task`` says (its sources are local). One process works; the others have nothing to do."""
+    task = job.task
+    assert isinstance(task, PrepareTask)
+    if not context.place.is_leader:
+        return
+    context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
+    store = open_store(context.job.run_uri)
+    if find_final(store, run_id=context.job.run_id) is not None:
+        context.notice("the result of this run is published already; there is nothing to do")
+        return
+    folder = result_folder(context)
+    account = prepare(task, folder, _Reporter(context))
+    context.emit(Account(account))
+    meta = {"kind": "rows", "seq_length": task.seq_length, "spec_digest": context.job.spec_digest}
+    publish_final(context, store, folder, lambda value: [value], meta)
+
+
+class _Reporter:
+    """Every report to the event log, and a printed line now and then."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._printed = -_LINE_SECONDS
+        self._phase = ""
+
+    def __call__(self, progress: Progress) -> None:
+        self._context.emit(progress)
+        now = time.monotonic()
+        if progress.phase == self._phase and now - self._printed < _LINE_SECONDS:
+            return
+        self._phase, self._printed = progress.phase, now
+        share = f" ({100 * progress.done / progress.total:.0f}%)" if progress.total else ""
+        self._context.say(f"{progress.phase}: {progress.done:,.0f} {progress.unit}{share} {progress.detail}".rstrip())

@@ -1,0 +1,59 @@
+"""Publishes a task's result as the run's final commit."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.events import FinalPublished
+from sm_llm.errors import StorageError
+from sm_llm.storage import publish as publication
+from sm_llm.storage.uri import join
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sm_llm.storage.base import Store
+    from sm_llm.storage.publish import Gather
+    from sm_llm.worker.context import WorkerContext
+
+RESULT_FOLDER = "result"
+
+
+def result_folder(context: WorkerContext) -> Path:
+    """A fresh place in scratch where the leader writes the result before it is sealed."""
+    folder = context.scratch / RESULT_FOLDER
+    if context.place.is_leader:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(_sealed(folder), ignore_errors=True)
+    return folder
+
+
+def publish_final(
+    context: WorkerContext, store: Store, folder: Path, gather: Gather, meta: Mapping[str, Any]
+) -> str | None:
+    """Publish what the leader wrote to ``folder``; returns the address of the files, on the leader.
+
+    A collective over ``gather``: rank 0 brings all files. Raises ``StorageError`` on every process if it fails, or if
+    another run's result holds the place.
+    """
+    place = context.place
+    own = publication.new_save(context.job.run_id, None, world_size=place.world_size, node_count=1)
+    save = gather(own)[0]
+    sealed = publication.seal(folder, _sealed(folder)) if place.is_leader else None
+    published = publication.publish(store, save, sealed, node=0, leader=place.is_leader, gather=gather, meta=meta)
+    commit = published.commit
+    if commit is None or commit.run_id != context.job.run_id:
+        raise StorageError(f"the result was not published: {published.reason}")
+    if sealed is None:
+        return None
+    shutil.rmtree(sealed, ignore_errors=True)
+    uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
+    context.emit(FinalPublished(uri, commit.size))
+    context.say(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
+    return uri
+
+
+def _sealed(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.sealed")

@@ -1,0 +1,50 @@
+"""fp32 master parameters for a model that one process computes in another format, as FSDP2 keeps them for many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class MasterWeights:
+    """The fp32 parameters that the optimiser and the checkpoints see, and the compute copies inside the model.
+
+    The numbers are those of FSDP2's mixed precision on one process, bit for bit, without its bookkeeping: weights are
+    rounded once per step, and gradients of micro-batches are added up in fp32. When the model computes in fp32 the
+    masters are its own parameters and nothing is copied.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], compute: torch.dtype) -> None:
+        self._copies: list[torch.Tensor] = list(parameters.values()) if compute != torch.float32 else []
+        if not self._copies:
+            self.parameters = dict(parameters)
+            return
+        self.parameters = {name: torch.nn.Parameter(p.detach().clone()) for name, p in parameters.items()}
+        self._masters: list[torch.Tensor] = list(self.parameters.values())
+        for copy in self._copies:
+            copy.data = copy.data.to(compute)
+
+    @torch.no_grad()
+    def collect_gradients(self) -> None:
+        """Add the gradients of one micro-batch to the masters' and free them."""
+        if not self._copies:
+            return
+        gradients = [copy.grad for copy in self._copies if copy.grad is not None]
+        sums = [master.grad for master in self._masters if master.grad is not None]
+        if not sums:
+            for master, gradient in zip(self._masters, gradients, strict=True):
+                master.grad = gradient.to(master.dtype)
+        else:
+            torch._foreach_add_(sums, gradients)
+        for copy in self._copies:
+            copy.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the masters into the model after they changed."""
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._masters)

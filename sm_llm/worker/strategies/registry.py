@@ -1,0 +1,17 @@
+"""Which class trains which ``parallelism.strategy``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sm_llm.spec.tasks import TrainTask
+    from sm_llm.worker.context import Place
+    from sm_llm.worker.strategies.base import Strategy
+
+
+def make_strategy(task: TrainTask, place: Place) -> Strategy:
+    """The strategy of ``task.parallelism``; imported here, because each lives in its own software stack."""
+    from sm_llm.worker.strategies.fsdp import FsdpStrategy
+
+    return {"fsdp": FsdpStrategy}[task.parallelism.strategy](task, place)

@@ -1,0 +1,137 @@
+"""Brings a job's inputs to the node: one process per node copies, the others wait for its marker."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.events import Progress
+from sm_llm.errors import StorageError
+from sm_llm.spec.references import sources
+from sm_llm.storage.base import Copy, Store, StoredObject
+from sm_llm.storage.checksum import crc64_file
+from sm_llm.storage.files import write_atomically
+from sm_llm.storage.transfer import CopyTransfer
+from sm_llm.storage.uri import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from sm_llm.spec.job import JobSpec
+    from sm_llm.worker.context import WorkerContext
+
+CHECKPOINT_SOURCE = "task.start.checkpoint"
+WAIT_SECONDS = 4 * 3600.0
+_POLL_SECONDS = 0.05
+
+
+def stage_inputs(context: WorkerContext) -> JobSpec:
+    """The job with every source replaced by a folder or file on this node.
+
+    A source that the backend mounted as a channel is read from there and a plain path where it lies. Anything with
+    a scheme (``file://…``) is copied into scratch through its store and verified. A checkpoint to start from stays an
+    address: it is found and verified by its commit, not copied as files. Raises ``StorageError``, on every
+    process of the node, if a copy fails.
+    """
+    mounted = {uri: name for name, uri in context.job.channels.items()}
+    places: dict[str, str] = {}
+    for path, uri in sources(context.job.spec).items():
+        if path == CHECKPOINT_SOURCE or uri in places:
+            continue
+        if uri in mounted:
+            places[uri] = str(context.container.channel(mounted[uri]))
+        elif "://" in uri:
+            places[uri] = str(stage(context, uri))
+    return _with_sources(context.job.spec, places)
+
+
+def _with_sources(job: JobSpec, places: dict[str, str]) -> JobSpec:
+    task: dict[str, Any] = job.task.model_dump()
+    for path, uri in sources(job).items():
+        if uri in places:
+            _put(task, path.split(".")[1:], places[uri])
+    return job.model_copy(update={"task": type(job.task).model_validate(task)})
+
+
+def _put(tree: Any, path: list[str], value: str) -> None:
+    for key in path[:-1]:
+        tree = tree[int(key)] if isinstance(tree, list) else tree[key]
+    last = path[-1]
+    tree[int(last) if isinstance(tree, list) else last] = value
+
+
+def stage(context: WorkerContext, uri: str, *, wait_seconds: float = WAIT_SECONDS) -> Path:
+    """A copy of the file ``uri``, or of everything below the folder ``uri``, in this node's scratch.
+
+    The node's first process copies and then writes a marker; the others wait for it at most ``wait_seconds``. The
+    marker carries the outcome, so that nobody waits for a copy that has failed.
+    """
+    target = context.scratch / "inputs" / hashlib.sha256(uri.encode()).hexdigest()[:16]
+    marker = target.with_suffix(f".{context.job.attempt}.done")
+    if context.place.is_node_leader:
+        try:
+            name = _copy(uri, target, _reporter(context, uri))
+        except (StorageError, OSError) as error:
+            write_atomically(marker, f"failed: {error}")
+            raise
+        write_atomically(marker, f"complete: {name}")
+        return target / name
+    outcome, _, detail = _await(marker, wait_seconds).partition(": ")
+    if outcome != "complete":
+        raise StorageError(f"staging {uri} failed in the node's first process: {detail}")
+    return target / detail
+
+
+def _copy(uri: str, target: Path, progress: Callable[[int, int], None]) -> str:
+    """Copy a folder (returns "") or a single file (returns its name)."""
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    if (single := open_store(folder).head(name)) is not None:
+        copy_objects(open_store(folder), [single], target, progress)
+        return name
+    store = open_store(uri)
+    copy_objects(store, store.list(""), target, progress)
+    return ""
+
+
+def copy_objects(
+    store: Store, objects: Sequence[StoredObject], target: Path, progress: Callable[[int, int], None]
+) -> None:
+    """Copy objects below ``target`` under their keys; what is there already and equal is kept.
+
+    Each file is compared with the store's own checksum after it was read back. Raises ``StorageError`` for an empty
+    source or a file that arrived wrong.
+    """
+    if not objects:
+        raise StorageError(f"{store.uri}: holds nothing to copy")
+    copies = [Copy(it.key, target / it.key, it.size, store.checksum(it.key)) for it in objects]
+    wanted = [copy for copy in copies if not _is_there(copy)]
+    total, done = sum(copy.size for copy in wanted), 0
+
+    def count(increment: int) -> None:
+        nonlocal done
+        done += increment
+        progress(done, total)
+
+    CopyTransfer().download(store, wanted, count)
+    if wrong := [copy for copy in wanted if not _is_there(copy)]:
+        raise StorageError(f"{store.uri}: {wrong[0].key!r} arrived with other content than it has there")
+
+
+def _is_there(copy: Copy) -> bool:
+    path = copy.path
+    return path.is_file() and path.stat().st_size == copy.size and crc64_file(path, from_disk=True) == copy.crc64nvme
+
+
+def _reporter(context: WorkerContext, uri: str) -> Callable[[int, int], None]:
+    return lambda done, total: context.emit(Progress("staging", done, total, "bytes", uri))
+
+
+def _await(marker: Path, seconds: float) -> str:
+    deadline = time.monotonic() + seconds
+    while not marker.exists():
+        if time.monotonic() > deadline:
+            raise StorageError(f"{marker}: the node's first process has not finished copying within {seconds:.0f} s")
+        time.sleep(_POLL_SECONDS)
+    return marker.read_text(encoding="utf-8")

@@ -1,0 +1,236 @@
+"""The train task: from where training starts, step by step, to a published Hugging Face model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sm_llm.contract.events import AttemptStarted, Sample, Step
+from sm_llm.data.loader import Batches
+from sm_llm.models.registry import family
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.storage.publish import find_final
+from sm_llm.storage.uri import open_store
+from sm_llm.worker import random_state
+from sm_llm.worker.checkpoint import Checkpointer
+from sm_llm.worker.collectives import Agreement
+from sm_llm.worker.export import export_model
+from sm_llm.worker.feed import forward_loss, global_targets
+from sm_llm.worker.job_setup import Setup, set_up
+from sm_llm.worker.metrics import Meter, StepBuffer
+from sm_llm.worker.publish_final import publish_final, result_folder
+from sm_llm.worker.sample import generate
+from sm_llm.worker.schedule import Plateau, learning_rate
+from sm_llm.worker.start import Start, Starter, first_weights, load_checkpoint
+from sm_llm.worker.strategies.registry import make_strategy
+from sm_llm.worker.validate import validate
+from sm_llm.worker.versions import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm_llm.data.source import Batch
+    from sm_llm.spec.job import JobSpec
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.strategies.base import Strategy
+
+COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def run(context: WorkerContext, job: JobSpec) -> None:
+    """Train as ``job.task`` says (its sources are local), resume where this run stopped, and publish the model."""
+    task = job.task
+    assert isinstance(task, TrainTask)
+    strategy = make_strategy(task, context.place)
+    strategy.setup()
+    try:
+        setup = set_up(task, strategy.data_parallel_degree, context.scratch)
+        Training(context, setup, strategy).run()
+    finally:
+        strategy.close()
+
+
+class Training:
+    """One attempt at a training job, on one process. All processes go through every method together."""
+
+    def __init__(self, context: WorkerContext, setup: Setup, strategy: Strategy) -> None:
+        self.context = context
+        self.setup = setup
+        self.task = setup.task
+        self.strategy = strategy
+        self.control = Agreement()
+        self.store = open_store(context.job.run_uri)
+        self.plateau = Plateau()
+        self.steps = StepBuffer(strategy.device)
+        self.last_step: Step | None = None
+        self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control)
+
+    def run(self) -> None:
+        """Every step that is not done yet, then the publication of the model."""
+        self.announce()
+        if self.is_published():
+            return
+        start = self.begin()
+        with self.batches, self.checkpointer:
+            for step in range(start.step + 1, self.setup.total_steps + 1):
+                self.take_step(step, next(self.batches))
+                if self.is_due(step, self.task.logging.every_steps):
+                    self.report(step)
+                if self.is_due(step, self.setup.derived.validation_every):
+                    self.validate(step)
+                if self.is_due(step, self.setup.derived.checkpoint_every):
+                    self.save(step)
+        self.publish()
+
+    def announce(self) -> None:
+        """Tell what runs where."""
+        device = self.strategy.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        world_size = self.context.place.world_size
+        self.context.emit(AttemptStarted(world_size, name, self.setup.total_steps, versions()))
+        self.context.say(
+            f"attempt {self.context.job.attempt}: {world_size} processes on {name}, {self.setup.total_steps} steps of "
+            f"{self.setup.derived.tokens_per_step:,} tokens"
+        )
+
+    def is_published(self) -> bool:
+        """Whether an earlier attempt published the result already. Rank 0 looks."""
+        run_id, leader = self.context.job.run_id, self.context.place.is_leader
+        published = self.control.broadcast(leader and find_final(self.store, run_id=run_id) is not None)
+        if published:
+            self.context.notice("the result of this run is published already; there is nothing to do")
+        return published
+
+    def begin(self) -> Start:
+        """Choose the start, build model and optimiser, load what training continues from, open the data."""
+        start = Starter(self.context, self.task, self.store, self.control).choose()
+        random_state.seed_everything(self.task.seed, self.context.place.rank)
+        tensors = family(self.setup.config).tensors(self.setup.config)
+        self.strategy.build(self.setup.config, first_weights(start, tensors, self.task.seed))
+        self.strategy.train_mode(True)
+        stream: dict[str, Any] = {}
+        if start.commit is not None:
+            stream = load_checkpoint(self.context, start, self.strategy, self.control)
+            self.plateau.load(start.commit.meta["plateau"])
+            if start.is_own:
+                self.checkpointer.protect(start.step)
+        self.batches = self.open_batches(start.step, stream)
+        self.meter = Meter(self.setup.costs(self.strategy.device), self.strategy.device, start.step)
+        return start
+
+    def open_batches(self, done_steps: int, stream: dict[str, Any]) -> Batches:
+        """This rank's micro-batches from the first step on that is not done."""
+        derived = self.setup.derived
+        return Batches(
+            self.setup.train,
+            micro_batch_size=derived.micro_batch_size,
+            accumulation_steps=derived.accumulation_steps,
+            rank=self.strategy.data_parallel_rank,
+            degree=self.strategy.data_parallel_degree,
+            start_step=done_steps,
+            total_steps=self.setup.total_steps,
+            state=stream,
+        )
+
+    def take_step(self, step: int, micro_batches: Sequence[Batch]) -> None:
+        """One optimiser step. Its loss is the mean over all labels of the global batch that count.
+
+        Gradients are averaged over ranks, so each rank's sum is scaled by the number of ranks. Nothing here waits
+        for the device.
+        """
+        device, degree = self.strategy.device, self.strategy.data_parallel_degree
+        targets = global_targets(micro_batches, padded=self.setup.train.padded, degree=degree, device=device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        for number, batch in enumerate(micro_batches, start=1):
+            with self.strategy.accumulate(last=number == len(micro_batches)):
+                loss = forward_loss(self.strategy, batch)
+                torch.autograd.backward(loss * (degree / targets))
+            loss_sum += loss.detach()
+        norm = self.strategy.clip_grad_norm(self.task.optim.max_grad_norm)
+        rate = self.learning_rate(step)
+        self.strategy.update(rate)
+        self.steps.record(step, loss_sum, norm, targets, rate)
+        if self.steps.is_full:
+            self.flush()
+
+    def learning_rate(self, step: int) -> float:
+        """The rate that ``step`` uses."""
+        warmup = self.setup.derived.warmup_steps or 0
+        return learning_rate(self.task.optim, step, self.setup.total_steps, warmup, self.plateau.scale)
+
+    def is_due(self, step: int, every: int | None) -> bool:
+        """Whether something that happens every so many steps happens now: always at the last step."""
+        return step == self.setup.total_steps or (every is not None and step % every == 0)
+
+    def flush(self) -> None:
+        """Write the events of all steps recorded so far. Waits for the device."""
+        for step in self.steps.flush():
+            self.context.emit(step)
+            self.last_step = step
+
+    def report(self, step: int) -> None:
+        """The training line of a logged step."""
+        self.flush()
+        window = self.meter.read(step, self.batches.wait_seconds)
+        self.context.emit(window)
+        if self.last_step is not None:
+            self.context.say(self.meter.line(self.last_step, window, self.setup.total_steps))
+
+    def validate(self, step: int) -> None:
+        """Loss and perplexity on the validation rows, if there are any."""
+        if self.setup.validation is None:
+            return
+        micro_batch_size, max_rows = self.task.micro_batch_size, self.task.validation.max_rows
+        with self.meter.paused():
+            found = validate(
+                self.strategy, self.setup.validation, step=step, micro_batch_size=micro_batch_size, max_rows=max_rows
+            )
+        self.plateau.observe(found.validation_loss, self.task.optim)
+        self.context.emit(found)
+        self.context.say(
+            f"step {step}/{self.setup.total_steps} | validation loss {found.validation_loss:.4f} | "
+            f"perplexity {found.perplexity:.2f} | {found.tokens:,} tokens"
+        )
+
+    def save(self, step: int) -> None:
+        """Begin a checkpoint. Events come first: whatever a commit covers is in the log."""
+        with self.meter.paused():
+            self.flush()
+            private = {"random": random_state.capture(), "stream": self.batches.state()}
+            meta = {
+                "plateau": self.plateau.state(),
+                "job": self.setup.fingerprint(),
+                "spec_digest": self.context.job.spec_digest,
+                "versions": versions(),
+            }
+            is_last = step == self.setup.total_steps
+            self.checkpointer.save(step, self.strategy.state_dict(), private, meta, required=is_last)
+
+    def publish(self) -> None:
+        """Export the model as a Hugging Face folder, publish it, and show what it writes."""
+        folder = result_folder(self.context)
+        dtype = COMPUTE_DTYPES[self.task.precision.compute]
+        is_leader = self.context.place.is_leader
+        export_model(self.strategy, self.setup.config, dtype, self.setup.tokenizer, folder, is_leader=is_leader)
+        meta = {"kind": "model", "steps": self.setup.total_steps, "spec_digest": self.context.job.spec_digest}
+        uri = publish_final(self.context, self.store, folder, self.control.gather, meta)
+        self.write_sample()
+        self.context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
+
+    def write_sample(self) -> None:
+        """Generate from the prompt of ``logging.sample_prompt``, if there is one and a tokenizer to read it."""
+        prompt, tokenizer = self.task.logging.sample_prompt, self.setup.tokenizer
+        if prompt is None or tokenizer is None:
+            return
+        text = generate(
+            self.strategy,
+            self.control,
+            tokenizer,
+            prompt,
+            tokens=self.task.logging.sample_tokens,
+            context_length=self.setup.derived.seq_length,
+            seed=self.task.seed,
+        )
+        self.context.emit(Sample(prompt, text))
+        self.context.say(f"sample: {prompt}{text}")

@@ -1,0 +1,46 @@
+"""Loss and perplexity on the validation rows, the same for any number of processes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from sm_llm.contract.events import Validation
+from sm_llm.data.loader import evaluation_batches
+from sm_llm.worker.feed import forward_loss
+
+if TYPE_CHECKING:
+    from sm_llm.data.source import Source
+    from sm_llm.worker.strategies.base import Strategy
+
+
+@torch.no_grad()
+def validate(
+    strategy: Strategy, source: Source, *, step: int, micro_batch_size: int, max_rows: int | None
+) -> Validation:
+    """Mean token loss (nats) over the first ``max_rows`` rows (None: all) after ``step`` steps. A collective.
+
+    Every row is seen by exactly one rank. Perplexity is exp(loss), infinity where that overflows.
+    """
+    rank, degree = strategy.data_parallel_rank, strategy.data_parallel_degree
+    total = torch.zeros(2, dtype=torch.float64, device=strategy.device)
+    strategy.train_mode(False)
+    for batch in evaluation_batches(source, micro_batch_size, rank, degree, max_rows):
+        total[0] += forward_loss(strategy, batch)
+        total[1] += batch.targets
+    strategy.train_mode(True)
+    if degree > 1:
+        dist.all_reduce(total)
+    loss_sum, targets = total.tolist()
+    loss = loss_sum / targets
+    return Validation(step, loss, _perplexity(loss), int(targets))
+
+
+def _perplexity(loss: float) -> float:
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
