@@ -18,9 +18,11 @@ these without a traceback; any other exception is our own mistake.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _UNSET: Any = object()
 

@@ -20,6 +20,7 @@ class RowsData(_Data):
     """Packed rows as written by the ``prepare`` task (readable by ``datasets.load_from_disk``)."""
 
     format: Literal["rows"] = "rows"
+    """The format of the data."""
     train: Source
     """Folder of training rows."""
     validation: Source | None = None
@@ -30,6 +31,7 @@ class JsonRowsData(_Data):
     """Rows of the AWS examples: ``.json`` / ``.json.gz`` line files with ``input_ids`` and ``attention_mask``."""
 
     format: Literal["json_rows"] = "json_rows"
+    """The format of the data."""
     train: Source
     """Folder of training files."""
     validation: Source | None = None
@@ -40,6 +42,7 @@ class SyntheticData(_Data):
     """Random tokens drawn from the model's vocabulary: for benchmarks and smoke tests."""
 
     format: Literal["synthetic"] = "synthetic"
+    """The format of the data."""
     rows: int = Field(default=100_000, ge=1)
     """Training rows in an epoch."""
     validation_rows: int = Field(default=0, ge=0)
@@ -50,6 +53,7 @@ class StreamData(_Data):
     """A Hugging Face dataset streamed and tokenised on the fly (C4 style), disjoint per data-parallel rank."""
 
     format: Literal["stream"] = "stream"
+    """The format of the data."""
     dataset: str
     """Hub id, or the builder name (``json``, ``parquet``, ``text``) when ``data_files`` are given."""
     config_name: str | None = None

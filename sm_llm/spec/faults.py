@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Spec = TypeVar("Spec", bound=SpecModel)
 
+_MISSPELT = 0.8
+"""Keys at least this similar (``SequenceMatcher.ratio``) are one key with a typing error."""
 _LIMITS = {
     "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
@@ -47,15 +49,14 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
 
 
 def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
-    """A remedy for an unknown key: the nearest key beside it, or the same key elsewhere in the specification."""
-    annotation = annotation_at(kind, tree, path[:-1])
-    block = block_for(annotation, tree.get(path[:-1]))
+    """A remedy for an unknown key: a misspelt key beside it, the same key elsewhere, or the most similar one."""
+    block = block_for(annotation_at(kind, tree, path[:-1]), tree.get(path[:-1]))
     known = list(block.model_fields) if block else []
-    if close := get_close_matches(path[-1], known, n=1):
-        return f"Did you mean {'.'.join((*path[:-1], close[0]))}?"
-    paths = list(dotted_paths(kind, tree.value))
-    if elsewhere := [other for other in paths if other[-1] == path[-1] and other != path]:
-        return f"Did you mean {' or '.join('.'.join(other) for other in elsewhere[:3])}?"
+    elsewhere = [other for other in dotted_paths(kind, tree.value) if other[-1] == path[-1] and other != path]
+    beside = [(*path[:-1], close) for close in get_close_matches(path[-1], known, n=1)]
+    misspelt = bool(beside) and SequenceMatcher(None, beside[0][-1], path[-1]).ratio() >= _MISSPELT
+    if meant := (beside if misspelt else elsewhere[:3] or beside):
+        return f"Did you mean {' or '.join('.'.join(other) for other in meant)}?"
     return f"Known keys here: {', '.join(known)}" if known else ""
 
 

@@ -60,8 +60,7 @@ def load(
     for path, value in [*typed, *given]:
         tree.put(path, value, kind)
     spec, type_faults = validate(kind, tree)
-    faults += [*field_faults, *type_faults]
-    faults += _further_faults(spec, tree, faults)
+    faults += [*field_faults, *type_faults, *_further_faults(spec, tree, type_faults)]
     if spec is None or faults:
         raise SpecError(faults)
     origins = {".".join(path): origin for path, origin in tree.origins.items() if path}
@@ -107,11 +106,11 @@ def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:
 
 
 def _further_faults(spec: JobSpec | WorkflowSpec | None, tree: Tree, faults: list[Fault]) -> list[Fault]:
-    """Cross-field faults, but none beside a field that is faulty itself: those may only follow from it."""
+    """Cross-field faults, but none in a block with a field that is faulty itself: they may only follow from it."""
     if spec is None:
         return []
-    touched = {_parent(fault.path) for fault in faults}
-    found = [fault for fault in check(spec) if not touched or _parent(fault.path) not in touched]
+    touched = {_parent(fault.path) for fault in faults} - {""}
+    found = [fault for fault in check(spec) if _parent(fault.path) not in touched]
     return [replace(fault, origin=tree.origin(_path(fault.path))) for fault in found]
 
 

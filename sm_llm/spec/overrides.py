@@ -21,7 +21,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[Path, Tree]], 
     for text in overrides:
         key, equals, value = text.partition("=")
         path = _path(key)
-        if equals and path:
+        if equals and path and not key.startswith("-"):
             parsed.append((path, from_typed(value, OVERRIDE_ORIGIN)))
         else:
             faults.append(Fault(key or text, "an override is written key.path=value", text, _example(key, equals)))

@@ -79,7 +79,7 @@ class TrainTask(SpecModel):
     logging: LoggingSpec = Field(default_factory=LoggingSpec)
     """How often to report, and the sample at the end."""
     start: Literal["auto", "scratch"] | PretrainedStart | CheckpointStart = "auto"
-    """``auto`` (newest valid commit of this run, else scratch), ``scratch``, ``pretrained: URI``, ``checkpoint: URI``."""
+    """``auto`` (this run's newest commit, else scratch), ``scratch``, ``pretrained: URI`` or ``checkpoint: URI``."""
     seed: int = Field(default=0, ge=0)
     """Seed of initial weights, data order and dropout."""
     deterministic: bool = False

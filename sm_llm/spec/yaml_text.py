@@ -6,6 +6,7 @@ Underscores may group digits (``1_000_000``).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from sm_llm.spec.tree import Path, Tree
 
 _CORE = "tag:yaml.org,2002:"
 _MERGE = "<<"
+_PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
 _Scalar = tuple[str, str, str, Callable[[str], Any]]
 _SCALARS: tuple[_Scalar, ...] = (
@@ -84,6 +87,26 @@ def from_typed(text: str, origin: str) -> Tree:
     if not quoted:
         builder.tree.texts[()] = text
     return builder.tree
+
+
+def to_yaml(value: Any) -> str:
+    """One line of YAML that ``from_yaml`` and ``from_typed`` read back as the same plain value."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_quoted(str(key))}: {to_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(to_yaml, value)) + "]"
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and _resolves_to_text(value) else _quoted(value)
+    return json.dumps(value, allow_nan=False)
+
+
+def _resolves_to_text(value: str) -> bool:
+    return not any(re.match(pattern, value) for _, pattern, _, _ in _SCALARS)
+
+
+def _quoted(text: str) -> str:
+    """In double quotes; whatever YAML would fold, refuse or not print is escaped."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 class _Builder:

@@ -1,0 +1,29 @@
+"""Every recipe that is shipped loads, is checked, and says what it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sm_llm.spec.load import load
+from sm_llm.spec.recipes import recipe_files, recipe_summary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_recipe_loads_under_its_own_name(name: str, tmp_path: Path) -> None:
+    assert load(name, environ={"HOME": str(tmp_path)}).spec.name == name
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_recipe_says_what_it_does_in_one_sentence(name: str) -> None:
+    summary = recipe_summary(recipe_files()[name])
+    assert summary.endswith(".")
+    assert 20 < len(summary) <= 118
+
+
+def test_the_recipes_of_this_version() -> None:
+    assert list(recipe_files()) == ["smoke", "tiny-local"]

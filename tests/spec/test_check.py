@@ -1,0 +1,129 @@
+"""Faults that several fields make together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.errors import SpecError
+from sm_llm.spec.load import load
+
+TRAIN: dict[str, Any] = {
+    "kind": "train",
+    "model": {"preset": "tiny"},
+    "data": {"format": "synthetic", "seq_length": 8},
+    "max_steps": 10,
+}
+PREPARE: dict[str, Any] = {"kind": "prepare", "sources": ["/text"], "seq_length": 8}
+
+
+def faults(spec: dict[str, Any], *overrides: str) -> list[str]:
+    try:
+        load(spec, overrides, environ={"HOME": "/nowhere"})
+    except SpecError as error:
+        return [str(fault) for fault in error.faults]
+    return []
+
+
+def train(*overrides: str, **fields: Any) -> list[str]:
+    return faults({"name": "job", "task": TRAIN, **fields}, *overrides)
+
+
+def workflow(**steps: Any) -> list[str]:
+    return faults({"name": "flow", "steps": steps})
+
+
+def test_a_good_job_has_none() -> None:
+    assert train() == []
+    assert faults({"name": "p", "task": PREPARE}) == []
+    assert workflow(a={"task": PREPARE}, b={"task": {**TRAIN, "tokenizer": "steps.a.output/tokenizer"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["task.max_steps=null"], "task.max_steps (override): give exactly one of max_steps, max_tokens, max_epochs"),
+        (["task.max_tokens=9"], "Keep one and set the others to null, e.g. task.max_steps=null"),
+        (["task.model.preset=null"], "task.model (Python): no model. Give model.preset, model.path or start.pretrain"),
+        (["task.model.path=/m"], "give preset or path, not both"),
+        (["task.model.config.x=.nan"], "cannot be written as JSON"),
+        (["task.optim.warmup_steps=1", "task.optim.warmup_fraction=0.1"], "warmup_steps or warmup_fraction, not both"),
+        (["task.optim.warmup_steps=11"], "warm-up is longer than the whole training of 10 steps"),
+        (["task.optim.min_learning_rate=1"], "the floor is above the peak learning_rate 0.0003"),
+        (["task.optim.schedule=exponential"], "needs a floor above it (got 0.0). For example 3e-06"),
+        (["task.optim.betas=[0.9, 1]"], "each must be at least 0 and less than 1 (got [0.9, 1.0])"),
+        (["task.global_batch_size=3", "compute.processes_per_instance=2"], "1 x 2 = 2: 3 / 2 leaves 1"),
+        (["name=-a"], "letters, digits and hyphens"),
+        (["name=" + "a" * 64], "at most 63 characters"),
+        (["environment={'A B': x}"], "not a name of an environment variable"),
+        (["storage="], "storage (override): is empty"),
+        (["task.tokenizer=s3://b/t"], "task.tokenizer (override): s3:// is not supported by this version"),
+        (["task.start={pretrained: 'hf://org/name'}"], "hf:// is not supported by this version"),
+        (["task.tokenizer=inputs.tok/x"], "there is no such input (got 'tok'). Known inputs: none"),
+        (["inputs.a=inputs.b", "inputs.b=/b"], "an input cannot refer to another input"),
+        (["task.tokenizer=steps.p.output"], "a job alone has no steps. Write a workflow"),
+        (
+            ["task.data={format: stream, dataset: c4, seq_length: 8}", "task.max_steps=null", "task.max_epochs=1"],
+            "a stream has no known length",
+        ),
+    ],
+)
+def test_fields_that_do_not_fit_together(overrides: list[str], expected: str) -> None:
+    found = train(*overrides)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["storage=file:///x"],
+        ["task.model.preset=null", "task.start={pretrained: /w}"],
+        ["task.model={preset: null, path: org/name}"],
+        ["task.optim.schedule=exponential", "task.optim.min_learning_rate=1e-5"],
+        ["task.data={format: stream, dataset: json, data_files: 'https://h/x.json', seq_length: 8}"],
+        ["name=" + "a" * 63],
+    ],
+)
+def test_what_is_fine_is_let_through(overrides: list[str]) -> None:
+    assert train(*overrides) == []
+
+
+def test_a_tokenizer_is_given_or_trained() -> None:
+    assert "not both" in faults({"name": "p", "task": {**PREPARE, "tokenizer": "/t", "train_tokenizer": {}}})[0]
+
+
+def test_references_point_to_earlier_steps() -> None:
+    later = {"task": {**TRAIN, "tokenizer": "steps.b.output"}}
+    assert workflow(a=later, b={"task": PREPARE})[0].startswith(
+        "steps.a.task.tokenizer (Python): refers to itself or a later step (got 'b'). Steps before a: none"
+    )
+    assert "there is no such step (got 'c'). Steps before b: a" in workflow(
+        a={"task": PREPARE}, b={"task": PREPARE, "after": ["c"]}
+    )[0]
+
+
+def test_each_step_is_checked_and_a_shared_fault_is_told_once() -> None:
+    bad = {"task": {**TRAIN, "global_batch_size": 3}}
+    spec = {"name": "flow", "steps": {"a": bad, "b": bad}, "environment": {"A B": "x"}}
+    found = faults(spec, "compute.processes_per_instance=2")
+    assert [text.split(" ")[0].rstrip(":") for text in found] == [
+        "environment.A",
+        "steps.a.task.global_batch_size",
+        "steps.b.task.global_batch_size",
+    ]
+
+
+def test_a_step_name_must_fit_behind_the_workflows() -> None:
+    assert "at most 63" in faults({"name": "f" * 40, "steps": {"s" * 30: {"task": PREPARE}}})[0]
+    assert "letters, digits" in workflow(**{"a.b": {"task": PREPARE}})[0]
+
+
+def test_cross_checks_are_silent_beside_a_field_that_is_faulty_itself() -> None:
+    assert len(train("task.max_steps=many")) == 1
+
+
+def test_cross_checks_speak_beside_faults_elsewhere() -> None:
+    found = train("task.optim.epz=1", "task.model.path=/m")
+    assert len(found) == 2

@@ -1,0 +1,278 @@
+"""Loading: every form of a specification, merge order, origins, and all faults at once."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sm_llm.errors import SpecError
+from sm_llm.spec.data import SyntheticData
+from sm_llm.spec.digest import spec_digest
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.load import Loaded, load
+from sm_llm.spec.model import ModelSpec
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.yaml_text import to_yaml
+
+JOB: dict[str, Any] = {
+    "name": "small",
+    "task": {
+        "kind": "train",
+        "model": {"preset": "tiny"},
+        "data": {"format": "synthetic", "seq_length": 8},
+        "max_steps": 3,
+    },
+}
+YAML = """\
+name: small
+task:
+  kind: train
+  model: {preset: tiny}
+  data:
+    format: synthetic
+    seq_length: 8
+  max_steps: 3
+"""
+
+
+@pytest.fixture
+def load_clean(tmp_path: Path) -> Any:
+    """``load`` with an empty environment and no user configuration."""
+
+    def run(source: Any, *overrides: str, environ: dict[str, str] | None = None, **fields: Any) -> Loaded:
+        return load(source, overrides, fields, environ={"XDG_CONFIG_HOME": str(tmp_path / "config"), **(environ or {})})
+
+    return run
+
+
+def faults(run: Any, *args: Any, **fields: Any) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        run(*args, **fields)
+    return [str(fault) for fault in caught.value.faults]
+
+
+def test_yaml_mapping_object_and_recipe_are_equal(load_clean: Any, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(YAML)
+    task = TrainTask(model=ModelSpec(preset="tiny"), data=SyntheticData(seq_length=8), max_steps=3)
+    forms = [load_clean(source) for source in (str(file), file, JOB, JobSpec(name="small", task=task))]
+    assert all(form.spec == forms[0].spec for form in forms)
+    assert {form.digest for form in forms} == {spec_digest(forms[0].spec)}
+    assert isinstance(load_clean("tiny-local").spec, WorkflowSpec)
+
+
+def test_loading_changes_nothing_it_was_given(load_clean: Any) -> None:
+    before = copy.deepcopy(JOB)
+    load_clean(JOB, "task.max_steps=9", "name=123", "environment.A=1")
+    assert before == JOB
+
+
+def test_later_ones_win_and_every_value_knows_its_origin(load_clean: Any, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(YAML)
+    loaded = load_clean(
+        file, "task.seed=1", "task.deterministic=true", environ={"SM_LLM_STORAGE": "/from/env"}, **{"task.seed": 2}
+    )
+    assert loaded.spec.task.seed == 2
+    assert loaded.spec.storage == "/from/env"
+    assert loaded.origins["task.seed"] == "Python argument"
+    assert loaded.origins["task.deterministic"] == "override"
+    assert loaded.origins["task.data.seq_length"] == f"{file}:7"
+    assert loaded.origins["storage"] == "environment SM_LLM_STORAGE"
+    assert "task.optim.learning_rate" not in loaded.origins
+
+
+def test_a_storage_in_the_file_beats_the_users_default(load_clean: Any) -> None:
+    assert load_clean({**JOB, "storage": "/mine"}, environ={"SM_LLM_STORAGE": "/env"}).spec.storage == "/mine"
+    assert load_clean(JOB, "storage=/o", environ={"SM_LLM_STORAGE": "/env"}).spec.storage == "/o"
+
+
+def test_an_object_with_its_storage_unset_takes_the_users_default(load_clean: Any) -> None:
+    spec = JobSpec.model_validate(JOB)
+    assert load_clean(spec, environ={"SM_LLM_STORAGE": "/env"}).spec.storage == "/env"
+    assert load_clean(spec.model_copy(update={"storage": "./runs"}), environ={"SM_LLM_STORAGE": "/e"}).spec.storage
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("task.optim.learning_rate=1e-4", 1e-4),
+        ("task.optim.learning_rate=3", 3.0),
+        ("task.max_steps=1e2", 100),
+        ("task.max_steps=1_000", 1000),
+        ("task.optim.betas=[0.8, 0.9]", (0.8, 0.9)),
+        ("task.optim.max_grad_norm=null", None),
+        ("task.logging.sample_prompt=off", "off"),
+        ("task.logging.sample_prompt=007", "007"),
+        ("task.logging.sample_prompt=true", "true"),
+        ("task.logging.sample_prompt=Name: x", "Name: x"),
+        ("task.logging.sample_prompt=[a, b", "[a, b"),
+        ("task.logging.sample_prompt='null'", "null"),
+        ("task.logging.sample_prompt=a=b", "a=b"),
+        ("task.logging.sample_prompt=", ""),
+        ("task.model.config.rope_theta=1e6", 1e6),
+        ("task.model.config.note=yes", "yes"),
+        ("task.deterministic=true", True),
+        ("environment.OMP_NUM_THREADS=1", "1"),
+        ("environment.VERSION=1.10", "1.10"),
+    ],
+)
+def test_an_override_gets_the_type_that_is_wanted(load_clean: Any, override: str, value: Any) -> None:
+    found: Any = load_clean(JOB, override).spec
+    for key in override.partition("=")[0].split("."):
+        found = found[key] if isinstance(found, dict) else getattr(found, key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_HP05_false_stays_false(load_clean: Any) -> None:
+    spec = load_clean(JOB, "task.data.shuffle=false", "environment.A=False", "environment.B=").spec
+    assert spec.task.data.shuffle is False
+    assert spec.environment == {"A": "False", "B": ""}
+    assert load_clean(JOB, **{"task.data.shuffle": False}).spec.task.data.shuffle is False
+    assert "expected true or false" in faults(load_clean, JOB, "task.data.shuffle=0")[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=3),
+        st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=12)),
+        max_size=4,
+    )
+)
+def test_yaml_override_and_python_field_are_lossless_and_equal(values: dict[str, Any]) -> None:
+    typed = load(JOB, [f"task.model.config.{key}={to_yaml(value)}" for key, value in values.items()], environ={})
+    given_ = load(JOB, (), {"task.model.config": values}, environ={})
+    assert typed.spec.task.model.config == given_.spec.task.model.config == values  # type: ignore[union-attr]
+    assert typed.digest == given_.digest
+
+
+def test_a_mapping_merges_and_another_kind_replaces(load_clean: Any) -> None:
+    merged = load_clean(JOB, task={"optim": {"learning_rate": 0.5}, "data": {"rows": 7}}).spec.task
+    assert (merged.optim.learning_rate, merged.data.rows, merged.data.seq_length) == (0.5, 7, 8)
+    replaced = load_clean(JOB, "task.data={format: rows, train: /r, seq_length: 4}").spec.task.data
+    assert (replaced.format, replaced.seq_length) == ("rows", 4)
+    assert load_clean({**JOB, "environment": {"A": "1"}}, "environment={}").spec.environment == {}
+
+
+def test_a_workflow_is_overridden_step_by_step(load_clean: Any) -> None:
+    spec = load_clean("tiny-local", "steps.train.task.max_steps=5", **{"steps.prepare.task.seed": 3}).spec
+    assert spec.steps["train"].task.max_steps == 5
+    assert spec.steps["prepare"].task.seed == 3
+
+
+def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> None:
+    found = faults(
+        load_clean,
+        {**JOB, "name": "bad_name", "storage": "s3://bucket/x"},
+        "task.optim.lerning_rate=1",
+        "task.max_steps=many",
+        "task.precision.compute=fp23",
+        "task.start={q: 1}",
+        "task.optim.betas=[0.1]",
+        "just-text",
+        "task.optim.eps=0",
+    )
+    assert found == [
+        "just-text: an override is written key.path=value (got 'just-text'). For example just-text=VALUE",
+        "task.max_steps (override): expected a whole number or null (got 'many')",
+        "task.optim.betas (override): expected a list of 2 (each item a number) (got [0.1])",
+        "task.optim.eps (override): must be greater than 0 (got 0)",
+        "task.optim.lerning_rate (override): unknown key (got 1). Did you mean task.optim.learning_rate?",
+        "task.precision.compute (override): expected one of bf16, fp32 (got 'fp23'). Did you mean fp32?",
+        "task.start (override): expected one of auto, scratch or a mapping with pretrained or "
+        "a mapping with checkpoint (got {'q': 1})",
+        "name (Python): a name has letters, digits and hyphens only, none at its ends (got 'bad_name'). Try bad-name",
+        "storage (Python): s3:// is not supported by this version, which reads and writes folders only "
+        "(got 's3://bucket/x'). Give a folder, or file:///its/absolute/path",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("task.max_steps=true", "expected a whole number or null (got True)"),
+        ("task.max_steps=2.5", "expected a whole number or null (got 2.5)"),
+        ("task.max_steps='3'", "expected a whole number or null (got '3')"),
+        ("task.max_steps=0", "must be at least 1"),
+        ("task.optim.learning_rate=.inf", "must be finite"),
+        ("task.optim.learning_rate='1e-4'", "expected a number"),
+        ("task.data.format=row", "choose rows or json_rows or synthetic or stream (got 'row'). Did you mean rows?"),
+        ("task.kind=trian", "choose train or prepare (got 'trian'). Did you mean train?"),
+        ("task=3", "expected a mapping with kind: train | prepare"),
+        ("task.data=null", "expected a mapping with format:"),
+        ("name=null", "expected text"),
+        ("name.first=x", "expected text"),
+        ("task.seed.x=1", "expected a whole number"),
+        ("learning_rate=1", "Did you mean task.optim.learning_rate?"),
+        ("task.data.train=x", "Known keys here:"),
+        ("a..b=1", "an override is written key.path=value"),
+        ("--seed=1", "--help"),
+        ("task.environment.A=1", "Did you mean environment?"),
+    ],
+)
+def test_a_wrong_override_is_explained(load_clean: Any, override: str, expected: str) -> None:
+    found = faults(load_clean, JOB, override)
+    assert expected in found[0]
+
+
+def test_DL31_an_unknown_override_is_an_error_with_the_nearest_key(load_clean: Any) -> None:
+    assert "Did you mean task.max_epochs?" in faults(load_clean, JOB, "task.num_epochs=3")[0]
+    assert "Did you mean steps.train.task.max_steps?" in faults(load_clean, "tiny-local", "max_steps=3")[0]
+
+
+def test_missing_keys_say_what_is_expected(load_clean: Any) -> None:
+    found = faults(load_clean, {"task": {"kind": "train"}})
+    assert found[0].startswith("name: missing; expected text") or found[0].startswith("name (Python): missing")
+    assert "expected a mapping with format: rows | json_rows | synthetic | stream" in found[1]
+
+
+def test_python_values_are_not_guessed_at(load_clean: Any) -> None:
+    assert 'Write "1"' in faults(load_clean, JOB, environment={"A": 1})[0]
+    assert "expected a whole number" in faults(load_clean, JOB, **{"task.max_steps": "3"})[0]
+    assert load_clean(JOB, storage=Path("/there")).spec.storage == "/there"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("tiny-locl", "Did you mean tiny-local?"),
+        ("no/such/job.yaml", "neither a recipe nor a file. Recipes: "),
+        (Path(), "cannot be read"),
+    ],
+)
+def test_a_source_that_is_not_there_is_said(load_clean: Any, source: Any, expected: str) -> None:
+    assert expected in faults(load_clean, source)[0]
+
+
+def test_a_file_that_is_no_mapping_is_refused(load_clean: Any, tmp_path: Path) -> None:
+    file = tmp_path / "list.yaml"
+    file.write_text("- a\n")
+    assert "a specification is a mapping" in faults(load_clean, file)[0]
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in faults(load_clean, file)[0]
+    file.write_text("")
+    assert "name" in faults(load_clean, file)[0]
+
+
+def test_a_fault_in_a_file_names_its_line(load_clean: Any, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(YAML + "  optim:\n    learning_rat: 1\n")
+    assert faults(load_clean, file) == [
+        f"task.optim.learning_rat ({file}:10): unknown key (got 1). Did you mean task.optim.learning_rate?"
+    ]
+
+
+def test_the_digest_knows_meaning_not_name_or_place(load_clean: Any) -> None:
+    digest = load_clean(JOB).digest
+    assert load_clean(JOB, "name=other", "storage=/else").digest == digest
+    assert load_clean(JOB, "task.optim.learning_rate=3e-4").digest == digest
+    assert load_clean(JOB, "task.seed=1").digest != digest
+    assert load_clean(JOB, "environment.A=1").digest != digest
+    assert JobSpec.model_validate_json(load_clean(JOB).spec.model_dump_json()) == load_clean(JOB).spec

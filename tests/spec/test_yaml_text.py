@@ -1,0 +1,114 @@
+"""YAML without its traps: scalars, lines, and a lossless way back."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sm_llm.errors import SpecError
+from sm_llm.spec.yaml_text import from_typed, from_yaml, to_yaml
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=20)
+)
+KEYS = st.text(max_size=8)
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("-3E+2", -300.0),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("010", 10),
+        ("0x1f", 31),
+        ("1_000_000", 1_000_000),
+        ("no", "no"),
+        ("off", "off"),
+        ("Yes", "Yes"),
+        ("true", True),
+        ("False", False),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("'1'", "1"),
+        ("-", [None]),
+        ("1.2.3", "1.2.3"),
+        ("1e", "1e"),
+    ],
+)
+def test_a_scalar_means_what_it_looks_like(text: str, value: object) -> None:
+    read = from_yaml(f"key: {text}" if text != "-" else "key:\n-", "job.yaml").value["key"]
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_infinity_and_nan_are_read() -> None:
+    value = from_yaml("[.inf, -.INF, .nan]", "x").value
+    assert value[:2] == [math.inf, -math.inf]
+    assert math.isnan(value[2])
+
+
+def test_every_value_remembers_its_line_and_plain_scalars_their_spelling() -> None:
+    tree = from_yaml('name: 007\ntask:\n  seed: 3\n  list:\n    - a\n    - "b"\n', "job.yaml")
+    assert tree.origins[("name",)] == "job.yaml:1"
+    assert tree.origins[("task", "seed")] == "job.yaml:3"
+    assert tree.origins[("task", "list", "1")] == "job.yaml:6"
+    assert tree.texts[("name",)] == "007"
+    assert ("task", "list", "1") not in tree.texts
+
+
+def test_merge_keys_and_anchors_work_and_own_keys_win() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: &b {y: 3, z: 4}\nc:\n  x: 9\n  <<: [*a, *b]\nd: *b\n"
+    value = from_yaml(text, "x").value
+    assert value["c"] == {"x": 9, "y": 2, "z": 4}
+    assert value["d"] == {"y": 3, "z": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "a (x.yaml:3): given twice, first in line 1"),
+        ("a: [1\nb: 2", "x.yaml:2: not valid YAML"),
+        ("a: !!python/name:os.system x", "not supported"),
+        ("a: !!python/object:os.x {}", "not supported"),
+        ("a: &me [*me]", "refers to itself"),
+        ("a: {{name}}", "quote a value that starts with a brace"),
+        ("--- a\n--- b", "x.yaml:2: not valid YAML"),
+        ("a: !!int hello", "not supported"),
+    ],
+)
+def test_a_faulty_file_is_refused_with_its_line(text: str, expected: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        from_yaml(text, "x.yaml")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["Item #1", "it's", "@x", "[a", "a\nb", " padded ", "", "&anchor x", "# all", "%TAG x", '"half', "--- x"]
+)
+def test_unquoted_override_text_is_kept_to_the_character(text: str) -> None:
+    assert from_typed(text, "override").value == text
+
+
+@settings(max_examples=300, deadline=None)
+@given(VALUES)
+def test_what_is_written_is_read_back(value: object) -> None:
+    text = to_yaml(value)
+    assert from_typed(text, "o").value == value
+    assert from_yaml(f"key: {text}", "f").value == {"key": value}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=30))
+def test_quoted_text_is_text(value: str) -> None:
+    read = from_typed(to_yaml(value), "o").value
+    assert type(read) is str
+    assert read == value
