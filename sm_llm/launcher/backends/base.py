@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sm_llm.contract.job_file import JobFile
-from sm_llm.contract.states import RunState
-from sm_llm.launcher.plan import Plan
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.contract.states import RunState
+    from sm_llm.errors import Fault
+    from sm_llm.launcher.plan import Plan
+    from sm_llm.spec.job import JobSpec
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,20 @@ class Backend(Protocol):
 
     name: str
 
+    def check(self, job: JobSpec) -> list[Fault]:
+        """What this place cannot do for the job, found at plan time."""
+
+    def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
+        """The command of every node, before a run's id and folder exist."""
+
     def render(self, plan: Plan, job: JobFile) -> Submission:
         """The submission for a plan. Pure: touches nothing."""
 
     def submit(self, submission: Submission) -> str:
         """Start it; returns the native id."""
+
+    def submit_workflow(self, run_uri: str, attempt: int) -> str:
+        """Start the workflow whose record lies in ``run_uri``; returns the native id."""
 
     def describe(self, run_uri: str, native_id: str) -> NativeState:
         """The state of a native job."""

@@ -1,0 +1,81 @@
+"""Train large language models from one job specification: on this machine, on Amazon SageMaker and beyond.
+
+::
+
+    import sm_llm
+
+    for step in sm_llm.plan("tiny-local"):       # checked and computed, nothing started
+        print(step.summary())
+    run = sm_llm.launch("tiny-local", wait=True)  # the same job the command line's ``fit`` starts
+    print(run.result)                             # the published Hugging Face folder
+
+Everything here is loaded on first use, so ``import sm_llm`` stays instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sm_llm.errors import (
+        CheckpointError,
+        ConversionError,
+        DataError,
+        Fault,
+        PlanError,
+        RunFailed,
+        SmLlmError,
+        SpecError,
+        StorageError,
+        SubmitError,
+    )
+    from sm_llm.launcher.api import attach, launch, load_spec, prepare
+    from sm_llm.launcher.plan import Plan, plan
+    from sm_llm.launcher.run import Run
+    from sm_llm.spec.job import JobSpec, WorkflowSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CheckpointError",
+    "ConversionError",
+    "DataError",
+    "Fault",
+    "JobSpec",
+    "Plan",
+    "PlanError",
+    "Run",
+    "RunFailed",
+    "SmLlmError",
+    "SpecError",
+    "StorageError",
+    "SubmitError",
+    "WorkflowSpec",
+    "attach",
+    "launch",
+    "load_spec",
+    "plan",
+    "prepare",
+]
+
+_HOMES = {
+    "sm_llm.launcher.api": ("attach", "launch", "load_spec", "prepare"),
+    "sm_llm.launcher.plan": ("Plan", "plan"),
+    "sm_llm.launcher.run": ("Run",),
+    "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its module on first use (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF.get(name, "sm_llm.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,167 @@
+"""One attempt of one local run, from the laid-out folders to its recorded end; runs inside the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import site
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.events import AttemptEnded, EventWriter
+from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.liveness import hold
+from sm_llm.contract.run_paths import ContainerPaths, RunPaths
+from sm_llm.contract.run_record import Attempt, RunRecord
+from sm_llm.contract.states import RunState
+from sm_llm.launcher import processes
+from sm_llm.launcher.container import PORT, clear_scratch, lay_out
+from sm_llm.launcher.logs import last_lines
+from sm_llm.launcher.results import has_checkpoint, has_final, link_result, result_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+GRACE_SECONDS = 5.0
+"""How long the other nodes may take to notice by themselves that one has failed."""
+STOP_SECONDS = 40.0
+"""Time from SIGTERM to SIGKILL; torchrun itself kills its workers 30 s after SIGTERM."""
+_ERROR_LINE = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)")
+_RANK = re.compile(r"\brank\s*(\d+)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended: our state, why, and the first failing rank where it is known."""
+
+    state: RunState
+    reason: str | None = None
+    rank: int | None = None
+
+
+def run_attempt(
+    root: Path,
+    interrupts: processes.Interrupts,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    on_started: Callable[[], None] = lambda: None,
+) -> Ending:
+    """Run the attempt that ``job.json`` and its request describe, and record how it ended.
+
+    ``on_started`` is called once the run's lock is held and the attempt is in the record.
+    """
+    paths = RunPaths(root)
+    job = JobFile.read(paths.job_file)
+    with recorded(root, job.attempt, on_started) as record_end:
+        request = json.loads(request_file(paths, job.attempt).read_text(encoding="utf-8"))
+        for earlier in range(1, job.attempt):
+            clear_scratch(paths, earlier)
+        for node in range(len(request["nodes"])):
+            lay_out(paths, job, node, request["entrypoint"])
+        codes = _run_nodes(paths, job, request, interrupts, environ)
+        ending = judge(paths, job, codes, interrupted=interrupts.count > 0)
+        if folder := result_folder(root, job.run_id):
+            link_result(root, folder)
+        record_end(ending)
+        clear_scratch(paths, job.attempt)
+    return ending
+
+
+@contextmanager
+def recorded(root: Path, number: int, on_started: Callable[[], None]) -> Iterator[Callable[[Ending], None]]:
+    """Hold the run's lock and keep its record true around one attempt: opened here, ended by the callable it yields.
+
+    An error of our own ends the attempt as failed before it is raised on.
+    """
+    paths = RunPaths(root)
+    opened = Attempt(number=number, native_id=str(os.getpid()), started=time.time())
+
+    def end(ending: Ending) -> None:
+        events = EventWriter(paths.event_file(number, "launcher"), number)
+        events.write(AttemptEnded(ending.state.value, ending.reason, ending.rank))
+        events.close()
+        closed = opened.model_copy(update={"ended": time.time(), "state": ending.state, "reason": ending.reason})
+        RunRecord.update(paths.record, lambda record: record.with_attempt(closed))
+
+    with hold(root):
+        RunRecord.update(paths.record, lambda record: record.with_attempt(opened))
+        on_started()
+        try:
+            yield end
+        except Exception as error:
+            end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
+            raise
+
+
+def request_file(paths: RunPaths, attempt: int) -> Path:
+    """The submission's request as it was sent."""
+    return paths.attempt_dir(attempt) / "request.json"
+
+
+def _run_nodes(
+    paths: RunPaths,
+    job: JobFile,
+    request: Mapping[str, Any],
+    interrupts: processes.Interrupts,
+    environ: Mapping[str, str],
+) -> list[int]:
+    with processes.reserved_port() as port:
+        nodes = []
+        for index, node in enumerate(request["nodes"]):
+            argv = [part.replace(PORT, str(port)) for part in node["argv"]]
+            variables = {**environ, **python_path(environ), **node["env"]}
+            folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
+            nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))
+        codes = processes.wait_for_all(nodes, interrupts, grace_seconds=GRACE_SECONDS, stop_seconds=STOP_SECONDS)
+    processes.kill_descendants()
+    return codes
+
+
+def python_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """Make this very package importable in the nodes, unless it is installed where Python looks anyway.
+
+    A site-packages folder is never put on PYTHONPATH: there it would come before the standard library.
+    """
+    home = Path(__file__).resolve().parents[2]
+    installed = {Path(folder).resolve() for folder in [*site.getsitepackages(), site.getusersitepackages()]}
+    if home in installed or home.name == "site-packages":
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(home), environ.get("PYTHONPATH")]))}
+
+
+def judge(paths: RunPaths, job: JobFile, codes: Sequence[int], *, interrupted: bool) -> Ending:
+    """The state of a finished attempt. What was published decides, not exit codes: torchrun loses the workers'."""
+    if has_final(paths.root, job.run_id):
+        return Ending(RunState.COMPLETED)
+    if interrupted:
+        if has_checkpoint(paths.root, job.run_id):
+            return Ending(RunState.INTERRUPTED, "asked to stop; the newest checkpoint is safe")
+        return Ending(RunState.STOPPED, "asked to stop before the first checkpoint")
+    if not any(codes):
+        return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
+    return _failure(paths, job, codes)
+
+
+def _failure(paths: RunPaths, job: JobFile, codes: Sequence[int]) -> Ending:
+    told = [ContainerPaths(paths.node_dir(job.attempt, node)).failure for node in range(len(codes))]
+    written = sorted((path for path in told if path.is_file()), key=lambda path: path.stat().st_mtime)
+    if written:
+        text = written[0].read_text(encoding="utf-8", errors="replace").strip()
+        rank = _RANK.search(text)
+        return Ending(RunState.FAILED, text.partition("\n")[0] or None, int(rank[1]) if rank else None)
+    node = next(index for index, code in enumerate(codes) if code)
+    cause = cause_in_log(paths.node_log(job.attempt, node))
+    return Ending(RunState.FAILED, cause or f"node {node} ended with exit code {codes[node]}")
+
+
+def cause_in_log(log: Path) -> str | None:
+    """The last exception line of a log that is not torchrun's own summary."""
+    for line in reversed(last_lines(log, 400)):
+        match = _ERROR_LINE.match(line.strip())
+        if match and "ChildFailedError" not in line:
+            return match[1]
+    return None

@@ -1,0 +1,141 @@
+"""The local backend: this machine, without docker or AWS; one torchrun per pretended node below a supervisor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.entrypoint import entrypoint_source
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.errors import Fault, SubmitError
+from sm_llm.launcher import local_run
+from sm_llm.launcher.backends.base import NativeState, Submission
+from sm_llm.launcher.container import PORT, entry_script, node_environment
+from sm_llm.launcher.logs import read_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.launcher.plan import Plan
+    from sm_llm.spec.job import JobSpec
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine offers: CPU cores we may use, and GPU ids as ``CUDA_VISIBLE_DEVICES`` spells them."""
+
+    cpus: int
+    gpus: tuple[str, ...] = ()
+
+
+def this_machine(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> Machine:
+    """Cores of this process's affinity mask and the visible NVIDIA devices; loads no CUDA library."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return Machine(cpus, tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")))
+    numbers = sorted(int(path.name[6:]) for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdigit())
+    return Machine(cpus, tuple(str(index) for index in range(len(numbers))))
+
+
+@dataclass(frozen=True)
+class LocalBackend:
+    """Renders and starts local runs. ``machine`` is injected in tests."""
+
+    machine: Machine = field(default_factory=this_machine)
+    name: str = "local"
+
+    def check(self, job: JobSpec) -> list[Fault]:
+        """What this machine cannot do: NCCL needs one GPU per process."""
+        wanted = job.compute.instance_count * job.compute.processes_per_instance
+        gpus = len(self.machine.gpus)
+        if job.task.kind != "train" or "CUDA_VISIBLE_DEVICES" in job.environment or gpus == 0 or wanted <= gpus:
+            return []
+        fitting = max(1, gpus // job.compute.instance_count)
+        remedy = (
+            f"Ask for at most {gpus} in all (compute.processes_per_instance={fitting}),"
+            " or train on the CPU with environment.CUDA_VISIBLE_DEVICES=''"
+        )
+        return [Fault("compute", f"{wanted} processes need {wanted} GPUs, this machine has {gpus}", wanted, remedy)]
+
+    def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
+        """The command of every node, with ``<run>`` for the folder and id that are minted at launch."""
+        nodes = range(job.compute.instance_count)
+        paths = RunPaths(Path("<run>"))
+        return tuple(_torchrun(job, node, "<run>-1", paths.node_dir(1, node)) for node in nodes)
+
+    def render(self, plan: Plan, job: JobFile) -> Submission:
+        """One argument list and environment per node; the supervisor runs exactly these."""
+        paths = RunPaths(Path(job.run_uri))
+        rendezvous = f"{job.run_id}-{job.attempt}"
+        nodes = [
+            {
+                "argv": list(_torchrun(job.spec, node, rendezvous, paths.node_dir(job.attempt, node))),
+                "env": node_environment(paths, job, node, self._devices(job.spec, node), self._threads(job.spec)),
+            }
+            for node in range(job.spec.compute.instance_count)
+        ]
+        return Submission(self.name, job, {"nodes": nodes, "entrypoint": entrypoint_source(job.spec.task.kind)})
+
+    def _devices(self, job: JobSpec, node: int) -> str | None:
+        if not self.machine.gpus:
+            return None
+        count = job.compute.processes_per_instance
+        return ",".join(self.machine.gpus[node * count : (node + 1) * count])
+
+    def _threads(self, job: JobSpec) -> int:
+        processes = job.compute.instance_count * job.compute.processes_per_instance
+        return job.backend.threads_per_process or max(1, self.machine.cpus // processes)
+
+    def submit(self, submission: Submission) -> str:
+        """Start the detached supervisor; the native id is its process id."""
+        _need_torch()
+        return local_run.start(submission)
+
+    def submit_workflow(self, run_uri: str, attempt: int) -> str:
+        """Start one detached supervisor, which runs the steps in turn; the native id is its process id."""
+        _need_torch()
+        return local_run.start_supervisor(Path(run_uri), attempt)
+
+    def describe(self, run_uri: str, native_id: str) -> NativeState:
+        """The state of a local run, from its record, its lock and its final commit."""
+        state, reason = local_run.state(Path(run_uri))
+        return NativeState(state, reason or "")
+
+    def logs(self, run_uri: str, attempt: int, *, follow: bool) -> Iterator[str]:
+        """Lines of all nodes, rank 0's node first; following ends with the run."""
+        folder = Path(run_uri)
+        return read_logs(RunPaths(folder), attempt, still_running=lambda: follow and local_run.is_alive(folder))
+
+    def stop(self, run_uri: str, native_id: str) -> None:
+        """Send SIGTERM to the supervisor, which passes it on to every node."""
+        local_run.signal_supervisor(Path(run_uri), int(native_id))
+
+
+def _need_torch() -> None:
+    if find_spec("torch") is None:
+        raise SubmitError("torch is not installed in this environment. Install it with: pip install 'sm_llm[local]'")
+
+
+def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:
+    """The argument list of one node. Restarts are the launcher's business alone, so torchrun's stay 0."""
+    return (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={job.compute.instance_count}",
+        f"--nproc-per-node={job.compute.processes_per_instance}",
+        f"--node-rank={node}",
+        "--rdzv-backend=static",
+        f"--rdzv-id={rendezvous_id}",
+        "--master-addr=127.0.0.1",
+        f"--master-port={PORT}",
+        "--local-addr=127.0.0.1",
+        "--max-restarts=0",
+        str(entry_script(base, job.task.kind)),
+    )

@@ -1,0 +1,107 @@
+"""Plan-time checks that need model and data together: lengths, vocabularies, and whether inputs are there at all."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import DataError, Fault, StorageError
+from sm_llm.launcher.upstream import Upstream, tokenizer_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sm_llm.data.describe import RowsInfo
+    from sm_llm.launcher.model_facts import ModelFacts
+    from sm_llm.spec.tasks import TrainTask
+
+_STEP_OUTPUT = re.compile(r"steps\.(?P<step>[\w-]+)\.output(?:/.*)?")
+
+
+def is_reference(text: str | None) -> bool:
+    """Whether ``text`` names the output of a step that may not have run yet."""
+    return text is not None and _STEP_OUTPUT.fullmatch(text) is not None
+
+
+def local_folder(uri: str | None) -> Path | None:
+    """The folder or file ``uri`` names on this machine; None for references and remote places."""
+    from sm_llm.storage.uri import parse
+
+    if uri is None or is_reference(uri) or uri.startswith("builtin:"):
+        return None
+    try:
+        return parse(uri).path
+    except StorageError:
+        return None
+
+
+def check_train(
+    task: TrainTask, model: ModelFacts | None, rows: RowsInfo | None, upstream: Mapping[str, Upstream]
+) -> list[Fault]:
+    """Every fault in how model, tokenizer and data of a training task fit together.
+
+    ``rows`` are facts of training rows that exist, ``upstream`` those of earlier steps by name.
+    """
+    faults = _missing_inputs(task)
+    step = _upstream(task, upstream)
+    faults += _length_faults(task, model, rows.seq_length if rows else step.seq_length if step else None)
+    if step is not None and not step.has_validation and is_reference(_value(task, "task.data.validation")):
+        path, remedy = "task.data.validation", "Give that step a validation_fraction, or leave this out"
+        faults.append(Fault(path, "refers to a step that holds no rows out", _value(task, path), remedy))
+    if model is not None:
+        faults += _vocabulary_faults(task, model, rows.vocab_size if rows else step.vocab_size if step else None)
+    return faults
+
+
+def _missing_inputs(task: TrainTask) -> list[Fault]:
+    faults = []
+    for path in ("task.data.train", "task.data.validation", "task.tokenizer"):
+        value = _value(task, path)
+        folder = local_folder(value)
+        if folder is not None and not folder.exists():
+            faults.append(Fault(path, "is not there", value, "Check the path; the prepare task writes rows"))
+    return faults
+
+
+def _value(task: TrainTask, path: str) -> str | None:
+    holder = task.data if path.startswith("task.data.") else task
+    value = getattr(holder, path.rpartition(".")[2], None)
+    return value if isinstance(value, str) else None
+
+
+def _upstream(task: TrainTask, upstream: Mapping[str, Upstream]) -> Upstream | None:
+    match = _STEP_OUTPUT.fullmatch(_value(task, "task.data.train") or "")
+    return upstream.get(match["step"]) if match else None
+
+
+def _length_faults(task: TrainTask, model: ModelFacts | None, row_length: int | None) -> list[Fault]:
+    faults = []
+    wanted = task.data.seq_length
+    if model is not None and wanted > model.max_position_embeddings:
+        remedy = (
+            f"Use at most {model.max_position_embeddings}, or raise task.model.config.max_position_embeddings"
+            " (with rope scaling for pretrained weights)"
+        )
+        problem = f"is longer than the model's max_position_embeddings of {model.max_position_embeddings}"
+        faults.append(Fault("task.data.seq_length", problem, wanted, remedy))
+    if row_length is not None and wanted != row_length:
+        problem = f"differs from the rows, which hold {row_length} tokens each"
+        faults.append(Fault("task.data.seq_length", problem, wanted, f"Use {row_length}, or prepare the rows anew"))
+    return faults
+
+
+def _vocabulary_faults(task: TrainTask, model: ModelFacts, data_vocabulary: int | None) -> list[Fault]:
+    sizes = {"task.data.train": data_vocabulary, "task.tokenizer": None}
+    folder = local_folder(task.tokenizer)
+    if folder is not None and folder.is_dir():
+        try:
+            sizes["task.tokenizer"] = tokenizer_vocabulary(folder)
+        except DataError as error:
+            return [Fault("task.tokenizer", str(error))]
+    remedy = f"Set task.model.config.vocab_size to at least {max(size or 0 for size in sizes.values())}"
+    return [
+        Fault(path, f"has a vocabulary of {size}, more than the model's {model.vocab_size}", _value(task, path), remedy)
+        for path, size in sizes.items()
+        if size is not None and size > model.vocab_size
+    ]

@@ -1,0 +1,118 @@
+"""Says events and numbers in words: the lines that ``fit`` and ``status`` print."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.launcher.metrics import Summary
+
+
+def duration(seconds: float) -> str:
+    """``95`` -> ``1m35s``."""
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: ``73_950_000`` -> ``74.0 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def big(number: float) -> str:
+    """A count for people: ``6_160_000`` -> ``6.16 M``."""
+    for power, unit in zip(range(8, 0, -1), "YZEPTGMk", strict=True):
+        if abs(number) >= 1000**power:
+            return f"{number / 1000**power:.3g} {unit}"
+    return f"{number:g}"
+
+
+def training_line(step: Mapping[str, Any], speed: Mapping[str, Any], summary: Summary) -> str:
+    """One logged step: loss, learning rate, gradient norm, speed, MFU, data wait and what is left."""
+    of = f"/{summary.total_steps}" if summary.total_steps else ""
+    parts = [
+        f"step {step['step']}{of}",
+        f"loss {step['loss']:.4f}",
+        f"lr {step['learning_rate']:.2e}",
+        f"grad norm {step['grad_norm']:.2f}",
+        f"{speed['tokens_per_second']:,.0f} tokens/s",
+    ]
+    if speed.get("mfu") is not None:
+        parts.append(f"MFU {speed['mfu']:.1%}")
+    if speed["step_seconds"]:
+        parts.append(f"data wait {min(1.0, speed['data_wait_seconds'] / speed['step_seconds']):.1%}")
+    if summary.eta_seconds:
+        parts.append(f"{duration(summary.eta_seconds)} left")
+    return "  ".join(parts)
+
+
+def event_line(event: Mapping[str, Any]) -> str | None:
+    """What an event tells a person, in one line; None for those that only feed the training line and the summary."""
+    write = _WRITERS.get(event["kind"])
+    return write(event) if write else None
+
+
+def _attempt_started(event: Mapping[str, Any]) -> str:
+    steps = f", {event['total_steps']} steps" if event["total_steps"] else ""
+    return f"{event['world_size']} process{'es' if event['world_size'] > 1 else ''} on {event['device']}{steps}"
+
+
+def _start_chosen(event: Mapping[str, Any]) -> str:
+    if event["source"] == "scratch":
+        return "starts from scratch"
+    where = f" {event['uri']}" if event.get("uri") else ""
+    after = f", {event['step']} steps done" if event["step"] else ""
+    return f"starts from {event['source']}{where}{after}"
+
+
+def _validation(event: Mapping[str, Any]) -> str:
+    perplexity = event["perplexity"]
+    shown = f"{perplexity:,.1f}" if perplexity is not None and math.isfinite(perplexity) else "inf"
+    return f"step {event['step']}: validation loss {event['validation_loss']:.4f}, perplexity {shown}"
+
+
+def _checkpoint(event: Mapping[str, Any]) -> str:
+    return (
+        f"step {event['step']}: checkpoint published, {size(event['bytes'])} in {event['seconds']:.1f} s "
+        f"(training waited {event['blocked_seconds']:.2f} s)"
+    )
+
+
+def _final(event: Mapping[str, Any]) -> str:
+    return f"result published, {size(event['bytes'])}"
+
+
+def _notice(event: Mapping[str, Any]) -> str:
+    message = str(event["message"])
+    return message if event["level"] == "info" else f"{event['level']}: {message}"
+
+
+def _account(event: Mapping[str, Any]) -> str:
+    account = event["account"]
+    rows = sum(split["rows"] for split in account["splits"].values())
+    dropped = account["tokens_in"] - account["tokens_kept"]
+    return (
+        f"prepared {rows:,} rows from {account['documents']['used']:,} documents: {account['tokens_in']:,} tokens in, "
+        f"{account['tokens_kept']:,} kept, {dropped:,} dropped"
+    )
+
+
+_WRITERS = {
+    "attempt_started": _attempt_started,
+    "start_chosen": _start_chosen,
+    "validation": _validation,
+    "checkpoint_published": _checkpoint,
+    "final_published": _final,
+    "notice": _notice,
+    "account": _account,
+}

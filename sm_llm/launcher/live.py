@@ -1,0 +1,156 @@
+"""Shows a run while it goes on: one live line in a terminal, plain lines where the output is piped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import SmLlmError
+from sm_llm.launcher.follow import follow
+from sm_llm.launcher.lines import big, duration, event_line, training_line
+from sm_llm.launcher.metrics import SummaryBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+    from rich.live import Live
+
+    from sm_llm.contract.states import RunState
+    from sm_llm.launcher.metrics import Summary
+    from sm_llm.launcher.run import Run
+
+_BAR_WIDTH = 28
+_PLAIN_PROGRESS_STEP = 0.25
+"""Without a terminal, a long phase says where it is every quarter."""
+
+
+class Display:
+    """Turns the events of one job into output on ``console``."""
+
+    def __init__(self, console: Console, live: Live | None, label: str) -> None:
+        self._console = console
+        self._live = live
+        self._label = label
+        self._builder = SummaryBuilder()
+        self._step: Mapping[str, Any] = {}
+        self._said: tuple[str, float] = ("", 0.0)
+
+    def show(self, event: Mapping[str, Any]) -> None:
+        """Print what is worth a line and move the live line."""
+        self._builder.add(event)
+        if event["kind"] == "step":
+            self._step = event
+        elif event["kind"] == "throughput" and self._live is None and self._step:
+            self._say(training_line(self._step, event, self._builder.summary))
+        elif event["kind"] == "progress" and self._live is None:
+            self._say_progress(event)
+        elif line := event_line(event):
+            self._say(line, warn=event.get("level", "info") != "info")
+        if self._live is not None:
+            self._live.update(live_text(self._label, self._builder.summary, self._step))
+
+    def _say(self, line: str, *, warn: bool = False) -> None:
+        from rich.text import Text
+
+        text = Text.assemble((f"{self._label}  ", "dim"), (line, "yellow" if warn else ""))
+        self._console.print(text, soft_wrap=True)
+
+    def _say_progress(self, event: Mapping[str, Any]) -> None:
+        phase, done, total = event["phase"], event["done"], event["total"]
+        share = done / total if total else 0.0
+        if phase != self._said[0] or share >= self._said[1] + _PLAIN_PROGRESS_STEP:
+            self._said = (phase, share)
+            self._say(f"{phase} {share:.0%}" if total else f"{phase} {big(done)} {event['unit']}".rstrip())
+
+
+def live_text(label: str, summary: Summary, step: Mapping[str, Any]) -> Any:
+    """The live line: a bar, then step, loss, validation loss, speed and what is left."""
+    from rich.text import Text
+
+    if summary.phase is not None and not summary.step:
+        amount = f"{big(summary.done or 0)}{'/' + big(summary.total) if summary.total else ''} {summary.unit}".rstrip()
+        return Text.assemble((f"{label} ", "bold"), bar(summary.done, summary.total), f" {summary.phase}  {amount}")
+    parts = [f"step {summary.step}/{summary.total_steps or '?'}"]
+    if summary.loss is not None:
+        parts.append(f"loss {summary.loss:.4f}")
+    if summary.validation_loss is not None:
+        parts.append(f"val {summary.validation_loss:.4f}")
+    if summary.tokens_per_second is not None:
+        parts.append(f"{summary.tokens_per_second:,.0f} tok/s")
+    if summary.eta_seconds is not None:
+        parts.append(f"{duration(summary.eta_seconds)} left")
+    return Text.assemble((f"{label} ", "bold"), bar(summary.step, summary.total_steps), "  " + "  ".join(parts))
+
+
+def bar(done: float | None, total: float | None, width: int = _BAR_WIDTH) -> Any:
+    """A bar of ``width`` characters, filled to done/total."""
+    from rich.text import Text
+
+    share = min(1.0, (done or 0) / total) if total else 0.0
+    filled = round(share * width)
+    return Text.assemble(("━" * filled, "green"), ("━" * (width - filled), "grey35"))
+
+
+def accompany(run: Run, console: Console, *, wait: bool) -> RunState:
+    """Say how ``run`` began, show it until it ends (unless ``wait`` is false) and say how it ended.
+
+    Ctrl-C asks the run to stop, and a second one kills it; either way its end is waited for.
+    """
+    from sm_llm.launcher.report import closing
+
+    begin(run, console)
+    if not wait:
+        return run.state
+    stops = 0
+    while True:
+        try:
+            watch(run, console)
+            break
+        except KeyboardInterrupt:
+            stops += 1
+            run.stop()
+            console.print("killing it" if stops > 1 else "stopping after this step (Ctrl-C again kills it) …")
+    closing(run, console, _plot(run))
+    return run.state
+
+
+def begin(run: Run, console: Console) -> None:
+    """Where the run lives and how to get back to it."""
+    from rich.markup import escape
+
+    verb = "continues" if run.continued_attempt else "starts"
+    attempt = f" as attempt {run.continued_attempt} of an unfinished run" if run.continued_attempt else ""
+    console.print(f"[bold]{escape(run.id)}[/] {verb}{attempt} in {escape(run.uri)}", soft_wrap=True)
+    hint = f"It runs in the background; follow it from anywhere with: sm-llm logs -f {escape(run.uri)}"
+    console.print(hint, style="dim", soft_wrap=True)
+
+
+def _plot(run: Run) -> str | None:
+    """The plot of a training run; a run without steps, or without matplotlib, simply has none."""
+    try:
+        return str(run.plot())
+    except SmLlmError:
+        return None
+
+
+def watch(run: Run, console: Console) -> None:
+    """Show ``run`` on ``console`` until it has ended."""
+    if not console.is_terminal:
+        _watch(run, console, None)
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("starting …", style="dim"), console=console, refresh_per_second=8, transient=True) as live:
+        _watch(run, console, live)
+
+
+def _watch(run: Run, console: Console, live: Live | None) -> None:
+    displays: dict[str, Display] = {}
+    for found in follow(run):
+        if found is None:
+            continue
+        job, event = found
+        if job.uri not in displays:
+            displays[job.uri] = Display(console, live, job.root.name if job.uri != run.uri else job.kind)
+        displays[job.uri].show(event)

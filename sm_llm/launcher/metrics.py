@@ -1,0 +1,105 @@
+"""Metrics of a run, derived from its events: one row per step, and a summary of where it stands."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.events import newest_per_step, read_events
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+MetricRow = dict[str, Any]
+"""``step`` and, where they exist for it, the fields of its step, throughput and validation events."""
+
+_KINDS = ("step", "throughput", "validation")
+_ENVELOPE = ("kind", "time", "attempt")
+
+
+def metric_rows(events_folder: Path) -> list[MetricRow]:
+    """Rows by ascending step; loss and validation loss in nats per token, times in seconds, exact floats."""
+    events = list(read_events(events_folder))
+    rows: dict[int, MetricRow] = {}
+    for kind in _KINDS:
+        for event in newest_per_step(iter(events), kind):
+            row = rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]})
+            row.update((name, value) for name, value in event.items() if name not in _ENVELOPE)
+    return [rows[step] for step in sorted(rows)]
+
+
+def to_json(row: MetricRow) -> MetricRow:
+    """A row in JSON's terms: finite floats read back bit for bit; NaN and infinity, which JSON lacks, are text."""
+    return {
+        name: repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+    }
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Where a run stands. ``eta_seconds`` is what is left at the newest throughput."""
+
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    validation_loss: float | None = None
+    tokens_per_second: float | None = None
+    eta_seconds: float | None = None
+    phase: str | None = None
+    """A phase other than training, with ``done`` of ``total`` ``unit``."""
+    done: float | None = None
+    total: float | None = None
+    unit: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class SummaryBuilder:
+    """Folds events, in the order they were written, into a summary."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._step_seconds: float | None = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take one event into account; kinds that say nothing of progress are ignored."""
+        handler = getattr(self, f"_on_{event['kind']}", None)
+        if handler is not None:
+            handler(event)
+
+    def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
+        self._values.update(total_steps=event["total_steps"], phase=None)
+
+    def _on_start_chosen(self, event: Mapping[str, Any]) -> None:
+        self._values.update(step=event["step"])
+
+    def _on_step(self, event: Mapping[str, Any]) -> None:
+        self._values.update(step=event["step"], loss=event["loss"], phase=None)
+
+    def _on_throughput(self, event: Mapping[str, Any]) -> None:
+        self._values.update(tokens_per_second=event["tokens_per_second"])
+        self._step_seconds = event["step_seconds"]
+
+    def _on_validation(self, event: Mapping[str, Any]) -> None:
+        self._values.update(validation_loss=event["validation_loss"])
+
+    def _on_progress(self, event: Mapping[str, Any]) -> None:
+        self._values.update({name: event[name] for name in ("phase", "done", "total", "unit")})
+
+    @property
+    def summary(self) -> Summary:
+        total, step = self._values.get("total_steps"), self._values.get("step", 0)
+        eta = None if total is None or self._step_seconds is None else (total - step) * self._step_seconds
+        return Summary(**self._values, eta_seconds=eta)
+
+
+def summarise(events: Iterable[Mapping[str, Any]]) -> Summary:
+    """The summary of events in the order they were written."""
+    builder = SummaryBuilder()
+    for event in events:
+        builder.add(event)
+    return builder.summary

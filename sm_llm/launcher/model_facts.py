@@ -1,0 +1,58 @@
+"""What a plan says about a model, from its config alone: counts, FLOPs and checkpoint size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.models.config import model_config
+from sm_llm.models.registry import family
+from sm_llm.spec.checkpoint import PretrainedStart
+
+if TYPE_CHECKING:
+    from sm_llm.spec.tasks import TrainTask
+
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""fp32 master weight and AdamW's two fp32 moments."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Numbers of one architecture at one sequence length."""
+
+    model_type: str
+    parameters: int
+    non_embedding_parameters: int
+    flops_per_token: float
+    """Forward and backward, as ``flops_formula`` says."""
+    flops_formula: str
+    vocab_size: int
+    max_position_embeddings: int
+    checkpoint_bytes: int
+
+
+def pretrained_source(task: TrainTask) -> str | None:
+    """Folder, hub id or reference of the weights that training starts from."""
+    return task.start.pretrained if isinstance(task.start, PretrainedStart) else None
+
+
+def model_facts(task: TrainTask) -> ModelFacts:
+    """Facts of the model that ``task`` trains. Raises ``SpecError`` for an unknown family, preset or config field."""
+    config = model_config(
+        preset=task.model.preset,
+        path=task.model.path,
+        pretrained=pretrained_source(task),
+        overrides=task.model.config,
+    )
+    kind = family(config)
+    parameters = kind.parameter_count(config)
+    return ModelFacts(
+        model_type=kind.model_type,
+        parameters=parameters,
+        non_embedding_parameters=kind.non_embedding_parameter_count(config),
+        flops_per_token=kind.flops_per_token(config, task.data.seq_length),
+        flops_formula=kind.flops_formula,
+        vocab_size=kind.vocab_size(config),
+        max_position_embeddings=kind.max_position_embeddings(config),
+        checkpoint_bytes=parameters * CHECKPOINT_BYTES_PER_PARAMETER,
+    )

@@ -1,0 +1,236 @@
+"""From a specification to a Plan: a pure value with everything that follows, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sm_llm.data.describe import RowsInfo, describe_rows
+from sm_llm.errors import DataError, Fault, PlanError, SpecError
+from sm_llm.launcher.checks import check_train, is_reference, local_folder
+from sm_llm.launcher.model_facts import ModelFacts, model_facts, pretrained_source
+from sm_llm.launcher.upstream import Upstream
+from sm_llm.spec.derive import Derived, derive_task
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.tasks import PrepareTask, TrainTask
+
+if TYPE_CHECKING:
+    from sm_llm.spec.load import Loaded
+
+T = TypeVar("T")
+
+Source = str | Path | Mapping[str, Any] | JobSpec | WorkflowSpec
+"""What can be planned and launched: a recipe's name, a YAML file, a mapping, or a specification."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job, checked, with every number that follows from it. ``step`` is its name in a workflow."""
+
+    job: JobSpec
+    digest: str
+    world_size: int
+    command: tuple[tuple[str, ...], ...]
+    """The argument list of every node; ``<run>`` and ``<free-port>`` are filled in at launch."""
+    derived: Derived | None = None
+    model: ModelFacts | None = None
+    rows: int | None = None
+    """Training rows, where they exist already."""
+    warnings: tuple[str, ...] = ()
+    step: str | None = None
+    after: tuple[str, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def total_flops(self) -> float | None:
+        """FLOPs of the whole training, forward and backward."""
+        tokens = self.derived.total_tokens if self.derived else None
+        return None if self.model is None or tokens is None else self.model.flops_per_token * tokens
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; the spec is in ``job``."""
+        return {
+            "name": self.job.name,
+            "step": self.step,
+            "after": list(self.after),
+            "kind": self.job.task.kind,
+            "backend": self.job.backend.name,
+            "digest": self.digest,
+            "world_size": self.world_size,
+            "derived": None if self.derived is None else asdict(self.derived),
+            "model": None if self.model is None else asdict(self.model),
+            "rows": self.rows,
+            "total_flops": self.total_flops,
+            "command": [list(argv) for argv in self.command],
+            "warnings": list(self.warnings),
+            "job": self.job.model_dump(mode="json"),
+        }
+
+    def summary(self) -> str:
+        """One line for logs: name, model, batch and length."""
+        parts = [f"{self.job.name}: {self.job.task.kind} on {self.world_size} process(es), {self.job.backend.name}"]
+        if self.model is not None:
+            parts.append(f"{self.model.model_type} with {self.model.parameters:,} parameters")
+        if self.derived is not None:
+            parts.append(f"{self.derived.total_steps or '?'} steps of {self.derived.tokens_per_step:,} tokens")
+        return ", ".join(parts)
+
+
+def plan(source: Source, *overrides: str, **fields: Any) -> list[Plan]:
+    """Plan a job (one Plan) or a workflow (one per step, in order). Nothing is started or written.
+
+    Args:
+        source: recipe name, YAML file, mapping or specification.
+        overrides: ``key.path=value`` with a YAML scalar as value, as on the command line.
+        fields: the same by keyword: ``compute={"instance_count": 2}``.
+
+    Raises:
+        SpecError: the specification is wrong; all faults at once.
+        PlanError: it is well-formed, but model, data and machine do not fit; all faults at once.
+    """
+    from sm_llm.spec.load import load
+
+    return plan_loaded(load(source, overrides, fields))
+
+
+def plan_loaded(loaded: Loaded) -> list[Plan]:
+    """``plan`` for a specification that was loaded already."""
+    if isinstance(loaded.spec, WorkflowSpec):
+        return plan_workflow(loaded.spec, loaded.origins)
+    return [plan_job(loaded.spec, origins=loaded.origins)]
+
+
+def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:
+    """A Plan per step, in the order of the file, which references already obey."""
+    from sm_llm.spec.references import resolve, step_dependencies, workflow_job
+
+    plans: list[Plan] = []
+    faults: list[Fault] = []
+    # Outputs do not exist yet: a reference stays itself, and facts come from what the earlier step was told to do.
+    outputs = {name: f"steps.{name}.output" for name in workflow.steps}
+    tasks = {name: step.task for name, step in workflow.steps.items()}
+    upstream = {name: Upstream.of(task) for name, task in tasks.items() if isinstance(task, PrepareTask)}
+    for name in workflow.steps:
+        prefix = f"steps.{name}."
+        own = {path.removeprefix(prefix): text for path, text in (origins or {}).items() if path.startswith(prefix)}
+        try:
+            job = resolve(workflow_job(workflow, name), {}, outputs)
+            after = tuple(sorted(step_dependencies(workflow, name), key=list(workflow.steps).index))
+            plans.append(plan_job(job, origins=own, upstream=upstream, step=name, after=after))
+        except (PlanError, SpecError) as error:
+            faults += [Fault(f"{prefix}{fault.path}", *_rest(fault)) for fault in error.faults]
+    if faults:
+        raise PlanError(faults)
+    return plans
+
+
+def _rest(fault: Fault) -> tuple[str, Any, str]:
+    return fault.problem, fault.seen, fault.remedy
+
+
+def plan_job(
+    job: JobSpec,
+    *,
+    origins: Mapping[str, str] | None = None,
+    upstream: Mapping[str, Upstream] | None = None,
+    step: str | None = None,
+    after: Sequence[str] = (),
+) -> Plan:
+    """The Plan of one job. Raises ``PlanError`` with every fault found."""
+    from sm_llm.launcher.backends.registry import backend
+    from sm_llm.spec.digest import spec_digest
+    from sm_llm.spec.references import resolve
+
+    job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
+    target = backend(job.backend.name)
+    world_size = job.compute.instance_count * job.compute.processes_per_instance
+    faults = list(target.check(job))
+    numbers = _Numbers()
+    if isinstance(job.task, TrainTask):
+        numbers = _train_numbers(job.task, world_size, upstream or {}, faults)
+    elif world_size > 1:
+        numbers.warnings.append(f"prepare uses one process; the other {world_size - 1} will have nothing to do")
+    if faults:
+        raise PlanError(faults)
+    return Plan(
+        job=job,
+        digest=spec_digest(job),
+        world_size=world_size,
+        command=target.command(job),
+        derived=numbers.derived,
+        model=numbers.model,
+        rows=numbers.rows,
+        warnings=tuple(numbers.warnings),
+        step=step,
+        after=tuple(after),
+        origins=dict(origins or {}),
+    )
+
+
+@dataclass
+class _Numbers:
+    derived: Derived | None = None
+    model: ModelFacts | None = None
+    rows: int | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def _train_numbers(
+    task: TrainTask, world_size: int, upstream: Mapping[str, Upstream], faults: list[Fault]
+) -> _Numbers:
+    """Numbers of a training task; what is wrong goes to ``faults``, so that all is told at once."""
+    numbers = _Numbers()
+    if not is_reference(task.model.path) and not is_reference(pretrained_source(task)):
+        numbers.model = _collect(faults, lambda: model_facts(task))
+    found = _rows(task, faults)
+    numbers.rows = found.rows if found else None
+    numbers.derived = _collect(faults, lambda: derive_task(task, world_size, numbers.rows))
+    faults += check_train(task, numbers.model, found, upstream)
+    numbers.warnings += _warnings(task, numbers)
+    return numbers
+
+
+def _rows(task: TrainTask, faults: list[Fault]) -> RowsInfo | None:
+    """Facts of the training rows where they are a folder on this machine."""
+    folder = local_folder(task.data.train) if task.data.format == "rows" else None
+    if folder is None or not folder.is_dir():
+        return None
+    try:
+        return describe_rows(folder)
+    except DataError as error:
+        faults.append(Fault("task.data.train", str(error), remedy="Write rows with the prepare task"))
+        return None
+
+
+def _collect(faults: list[Fault], compute: Callable[[], T]) -> T | None:
+    try:
+        return compute()
+    except (SpecError, PlanError) as error:
+        faults += error.faults or (Fault("task", str(error)),)
+        return None
+
+
+def _warnings(task: TrainTask, numbers: _Numbers) -> list[str]:
+    """What works, but is probably not meant."""
+    derived = numbers.derived
+    steps = derived.total_steps if derived else None
+    warnings = []
+    if derived and steps and derived.checkpoint_every and derived.checkpoint_every > steps:
+        warnings.append(
+            f"task.checkpoint.every_steps={derived.checkpoint_every} is more than the {steps} steps of the whole run: "
+            "an interrupted run starts again from its beginning"
+        )
+    if derived and numbers.rows is not None and numbers.rows < derived.global_batch_size:
+        warnings.append(f"one step ({derived.global_batch_size} rows) visits the {numbers.rows} rows more than once")
+    if task.validation.every_steps and not _has_validation(task):
+        warnings.append("task.validation.every_steps is set, but task.data names no validation rows")
+    return warnings
+
+
+def _has_validation(task: TrainTask) -> bool:
+    data = task.data
+    if data.format == "synthetic":
+        return data.validation_rows > 0
+    return (data.validation_split if data.format == "stream" else data.validation) is not None

@@ -1,0 +1,127 @@
+"""Draws a run: loss with validation loss, learning rate, throughput, as one PNG."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import SmLlmError
+from sm_llm.launcher.metrics import metric_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from sm_llm.launcher.metrics import MetricRow
+
+INK, MUTED, GRID = "#1f2430", "#8a93a6", "#e6e9ef"
+BLUE, ORANGE, GREEN, VIOLET = "#2f6fde", "#e4572e", "#1f9d73", "#7d5bd0"
+_LOG_FROM_RATIO = 20.0
+"""Loss gets a logarithmic axis only where it spans so much; cross-entropy of a usual run does not."""
+
+
+def plot_run(events_folder: Path, target: Path, *, title: str) -> Path:
+    """Write the PNG of a run's events to ``target`` and return it. Raises ``SmLlmError`` without a step to draw."""
+    rows = metric_rows(events_folder)
+    if not any("loss" in row for row in rows):
+        raise SmLlmError(f"{title}: no training step is recorded yet, so there is nothing to plot")
+    figure = draw(rows, title)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    figure.savefig(temporary, format="png", dpi=150, facecolor="white")
+    temporary.replace(target)
+    return target
+
+
+def draw(rows: Sequence[MetricRow], title: str) -> Figure:
+    """The figure: one large panel of losses, below it learning rate and throughput over the same steps."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SmLlmError("plots need matplotlib. Install it with: pip install 'sm_llm[plot]'") from None
+
+    # A Figure without pyplot: no global state, no display, usable from any thread.
+    figure = Figure(figsize=(10, 7.2), layout="constrained")
+    axes: dict[str, Axes] = figure.subplot_mosaic([["loss", "loss"], ["rate", "speed"]], height_ratios=[1.75, 1])
+    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK)
+    _draw_loss(axes["loss"], rows)
+    _draw_rate(axes["rate"], rows)
+    _draw_speed(axes["speed"], rows)
+    for panel in axes.values():
+        _style(panel, max(row["step"] for row in rows))
+    return figure
+
+
+def _series(rows: Sequence[MetricRow], name: str) -> tuple[list[int], list[float]]:
+    points = [(row["step"], row[name]) for row in rows if row.get(name) is not None and math.isfinite(row[name])]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Mean over the last ``window`` values at every point (fewer at the start)."""
+    sums, out = 0.0, []
+    for index, value in enumerate(values):
+        sums += value - (values[index - window] if index >= window else 0.0)
+        out.append(sums / min(index + 1, window))
+    return out
+
+
+def _draw_loss(panel: Axes, rows: Sequence[MetricRow]) -> None:
+    steps, losses = _series(rows, "loss")
+    window = max(1, len(losses) // 50)
+    panel.plot(steps, losses, color=BLUE, alpha=0.3 if window > 1 else 1.0, linewidth=1.0 if window > 1 else 1.6,
+               label="training loss" if window == 1 else None)  # fmt: skip
+    if window > 1:
+        panel.plot(steps, smooth(losses, window), color=BLUE, linewidth=1.9, label=f"training loss (mean of {window})")
+    validated, validation = _series(rows, "validation_loss")
+    if validation:
+        panel.plot(validated, validation, color=ORANGE, marker="o", markersize=4.5, label="validation loss")
+        panel.annotate(f"{validation[-1]:.3f}", (validated[-1], validation[-1]), xytext=(0, 9),
+                       textcoords="offset points", ha="right", color=ORANGE, fontsize=9.5)  # fmt: skip
+    broken = [row["step"] for row in rows if row.get("loss") is not None and not math.isfinite(row["loss"])]
+    for step in broken[:100]:
+        panel.axvline(step, color=ORANGE, alpha=0.35, linewidth=1, linestyle=":")
+    values = losses + validation
+    if values and min(values) > 0 and max(values) / min(values) > _LOG_FROM_RATIO:
+        panel.set_yscale("log")
+    panel.set_ylabel("loss (nats per token)")
+    panel.legend(frameon=False, fontsize=9.5, labelcolor=INK)
+
+
+def _draw_rate(panel: Axes, rows: Sequence[MetricRow]) -> None:
+    panel.plot(*_series(rows, "learning_rate"), color=VIOLET, linewidth=1.7)
+    panel.set_ylabel("learning rate")
+    panel.set_ylim(bottom=0)
+    panel.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2), useMathText=True)
+
+
+def _draw_speed(panel: Axes, rows: Sequence[MetricRow]) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    steps, speeds = _series(rows, "tokens_per_second")
+    panel.plot(steps, speeds, color=GREEN, linewidth=1.7, marker="o" if len(steps) < 3 else None)
+    panel.set_ylabel("tokens per second")
+    panel.set_ylim(bottom=0)
+    panel.yaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def _style(panel: Axes, last_step: int) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    panel.set_xlabel("step")
+    panel.set_xlim(0, max(1, last_step) * 1.01)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.grid(color=GRID, linewidth=0.9)
+    panel.set_axisbelow(True)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        panel.spines[side].set_color(MUTED)
+    panel.tick_params(colors=MUTED, labelsize=9.5)
+    _label: Any
+    for _label in (panel.xaxis.label, panel.yaxis.label):
+        _label.set_color(INK)
+        _label.set_fontsize(10)

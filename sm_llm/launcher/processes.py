@@ -1,0 +1,143 @@
+"""Child processes of the supervisor: born with a port of their own, told to stop, and never left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+POLL_SECONDS = 0.1
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port that the kernel gives to nobody else while the context lasts.
+
+    The socket stays bound without listening; a server that sets SO_REUSEADDR, as torch's store does, may still take
+    the port, but no bind to port 0 of another run can be handed the same one.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
+
+
+def adopt_orphans() -> None:
+    """Make this process the new parent of its descendants' orphans, so that ``kill_descendants`` sees them all."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def start(
+    argv: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start one node in ``folder``; its output is appended to ``log``. It gets SIGTERM when this process dies.
+
+    Call it from the main thread of a process without other threads: the death signal follows the *thread* that
+    started the child, and code between fork and exec is only safe without other threads.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    supervisor = os.getpid()
+
+    def follow_parent() -> None:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != supervisor:
+                os._exit(1)
+
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=follow_parent,
+        )
+
+
+class Interrupts:
+    """Counts the SIGTERM and SIGINT signals that ask this process to stop; a hang-up is ignored."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def install(self) -> None:
+        """Take over the signals, in the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+def wait_for_all(
+    nodes: Sequence[subprocess.Popen[bytes]],
+    interrupts: Interrupts,
+    *,
+    grace_seconds: float,
+    stop_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[int]:
+    """Wait for every node and return their exit codes; a job is one thing, so one failed node ends the others.
+
+    The first interrupt sends SIGTERM to all, a second SIGKILL. ``grace_seconds`` after a node failed the others get
+    SIGTERM, and whoever is still there ``stop_seconds`` after any SIGTERM gets SIGKILL.
+    """
+    passed_on = 0
+    failed_at = told_at = None
+    while any(node.poll() is None for node in nodes):
+        now = clock()
+        if interrupts.count > passed_on:
+            send(nodes, signal.SIGTERM if passed_on == 0 else signal.SIGKILL)
+            passed_on, told_at = interrupts.count, told_at or now
+        if failed_at is None and any(node.returncode for node in nodes):
+            failed_at = now
+        if failed_at is not None and told_at is None and now - failed_at >= grace_seconds:
+            send(nodes, signal.SIGTERM)
+            told_at = now
+        if told_at is not None and now - told_at >= stop_seconds:
+            send(nodes, signal.SIGKILL)
+        sleep(POLL_SECONDS)
+    return [int(node.returncode) for node in nodes]
+
+
+def send(nodes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    """Signal every node that still runs."""
+    for node in nodes:
+        if node.poll() is None:
+            node.send_signal(number)
+
+
+def kill_descendants() -> int:
+    """SIGKILL whatever is left below this process (orphans were adopted); returns how many were found."""
+    killed = 0
+    while children := _children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+            killed += 1
+    return killed
+
+
+def _children() -> list[int]:
+    listing = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    return [int(pid) for pid in listing.read_text().split()] if listing.exists() else []
