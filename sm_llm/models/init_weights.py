@@ -36,7 +36,7 @@ def initial_slice(
     values. Any slice costs at most the rows it touches.
     """
     _check_bounds(name, shape, spec, offsets, sizes)
-    if spec.init == "zeros":
+    if spec.init == "zeros" or 0 in sizes:
         return np.zeros(sizes, dtype=np.float32)
     if spec.init == "ones":
         return np.ones(sizes, dtype=np.float32)
@@ -68,7 +68,7 @@ def _normal_slice(key: int, spec: Tensor, offsets: Sequence[int], sizes: Sequenc
     for block, start, stop in zip(blocks, starts, [*starts[1:], rows.size], strict=True):
         origin = int(block) * per_block
         values = _draw(key, int(block), min(per_block, total - origin), columns, spec.std)
-        out[start:stop] = values[rows[start:stop] - origin, first : first + width]
+        out[start:stop] = values[_index(rows[start:stop] - origin), first : first + width]
     if spec.zero_row is not None:
         out[rows == spec.zero_row] = 0.0
     return out.reshape(sizes)
@@ -80,6 +80,12 @@ def _row_numbers(lead: Sequence[int], offsets: Sequence[int], sizes: Sequence[in
     for length, offset, extent in zip(lead, offsets, sizes, strict=False):
         numbers = (numbers[:, None] * length + np.arange(offset, offset + extent)).reshape(-1)
     return numbers
+
+
+def _index(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+    """Ascending row numbers as a slice where they have no gaps: a plain copy is cheaper than a gather."""
+    gapless = rows[-1] - rows[0] == rows.size - 1
+    return slice(int(rows[0]), int(rows[-1]) + 1) if gapless else rows
 
 
 def _draw(key: int, block: int, rows: int, columns: int, std: float) -> Float32Array:

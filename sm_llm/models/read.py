@@ -49,6 +49,7 @@ def _download(name: str, where: str) -> Path:
         from huggingface_hub.errors import (
             EntryNotFoundError,
             GatedRepoError,
+            HFValidationError,
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
         )
@@ -57,6 +58,8 @@ def _download(name: str, where: str) -> Path:
         raise _error(where, "is no folder here, and huggingface_hub is not installed", name, remedy) from None
     try:
         return Path(hf_hub_download(name, "config.json"))
+    except HFValidationError:
+        raise _error(where, "is neither a folder here nor a hub id", name) from None
     except GatedRepoError:
         page = f"https://huggingface.co/{name}"
         remedy = f"Accept its licence at {page} and set HF_TOKEN to a token that may read it."

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.models.config import both_spellings, misread_by_transformers_444, normalise
-from sm_llm.models.family import Tensor
 from sm_llm.models.presets import PRESETS
 from sm_llm.models.registry import FAMILIES, family
+
+if TYPE_CHECKING:
+    from sm_llm.models.family import Tensor
 
 Configs = dict[str, dict[str, Any]]
 
@@ -115,7 +117,11 @@ def test_a_sliding_window_bounds_attention_flops() -> None:
 def test_facts_of_a_config() -> None:
     config = normalise(PRESETS["qwen2.5-7b"].config)
     kind = family(config)
-    assert (kind.vocab_size(config), kind.max_position_embeddings(config), kind.head_dim(config)) == (152_064, 131_072, 128)
+    assert (kind.vocab_size(config), kind.max_position_embeddings(config), kind.head_dim(config)) == (
+        152_064,
+        131_072,
+        128,
+    )
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", None, 3, "Llama"])
