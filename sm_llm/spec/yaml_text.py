@@ -17,7 +17,6 @@ from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.tree import Path, Tree
 
 _CORE = "tag:yaml.org,2002:"
-_MERGE = "<<"
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
@@ -109,6 +108,11 @@ def _quoted(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
+def _is_merge(key: yaml.Node) -> bool:
+    """Whether a key merges other mappings in; a quoted one is a key like any other."""
+    return isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None
+
+
 class _Builder:
     """Turns nodes into plain values, filling a tree's origins and texts."""
 
@@ -138,12 +142,12 @@ class _Builder:
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         built: dict[str, Any] = {}
         own: dict[str, int] = {}
-        for key_node, value_node in sorted(node.value, key=lambda pair: pair[0].value != _MERGE):
+        for key_node, value_node in sorted(node.value, key=lambda pair: not _is_merge(pair[0])):
             if not isinstance(key_node, yaml.ScalarNode):
                 self._fault(key_node, path, "a key must be plain text; quote a value that starts with a brace")
                 continue
             key = str(key_node.value)
-            if key == _MERGE:
+            if _is_merge(key_node):
                 built = {**self._merged(value_node, path), **built}
                 continue
             if key in own:

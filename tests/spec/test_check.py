@@ -99,9 +99,10 @@ def test_references_point_to_earlier_steps() -> None:
     assert workflow(a=later, b={"task": PREPARE})[0].startswith(
         "steps.a.task.tokenizer (Python): refers to itself or a later step (got 'b'). Steps before a: none"
     )
-    assert "there is no such step (got 'c'). Steps before b: a" in workflow(
-        a={"task": PREPARE}, b={"task": PREPARE, "after": ["c"]}
-    )[0]
+    assert (
+        "there is no such step (got 'c'). Steps before b: a"
+        in workflow(a={"task": PREPARE}, b={"task": PREPARE, "after": ["c"]})[0]
+    )
 
 
 def test_each_step_is_checked_and_a_shared_fault_is_told_once() -> None:
