@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.run_record import RunRecord
-from sm_llm.errors import SubmitError
+from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.run import Run
 
 if TYPE_CHECKING:
@@ -91,12 +92,21 @@ def storage_folder(spec: JobSpec | WorkflowSpec) -> Path:
 
 def find_unfinished(storage: Path, loaded: Loaded) -> Path | None:
     """The newest run in ``storage`` with the specification's name and digest that has not completed."""
-    found = []
-    for path in storage.glob(f"{loaded.spec.name}-*/run.json"):
-        record = RunRecord.read(path)
-        if (record.name, record.spec_digest) == (loaded.spec.name, loaded.digest) and not _completed(path.parent):
-            found.append((record.created, path.parent))
+    found = [
+        (record.created, root)
+        for root, record in _records(storage, f"{loaded.spec.name}-*")
+        if (record.name, record.spec_digest) == (loaded.spec.name, loaded.digest) and not _completed(root)
+    ]
     return max(found)[1] if found else None
+
+
+def _records(storage: Path, pattern: str = "*") -> list[tuple[Path, RunRecord]]:
+    """Run folders with their records; what another release wrote in a form we cannot read is not ours to judge."""
+    found = []
+    for path in storage.glob(f"{pattern}/run.json"):
+        with contextlib.suppress(StorageError):
+            found.append((path.parent, RunRecord.read(path)))
+    return found
 
 
 def _completed(root: Path) -> bool:
@@ -148,11 +158,11 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     if run is not None and (Path(run).expanduser() / "run.json").is_file():
         return Run(run)
     folder = _default_storage() if storage is None else Path(storage).expanduser()
-    records = [(RunRecord.read(path), path.parent) for path in folder.glob("*/run.json")]
-    wanted = [(it.created, root) for it, root in records if run is None or str(run) in (it.run_id, it.name)]
+    records = _records(folder)
+    wanted = [(it.created, root) for root, it in records if run is None or str(run) in (it.run_id, it.name)]
     if wanted:
         return Run(max(wanted)[1])
-    known = ", ".join(sorted(record.run_id for record, _ in records)) or "none"
+    known = ", ".join(sorted(record.run_id for _, record in records)) or "none"
     asked = "no run yet" if run is None else f"no run {str(run)!r}"
     raise SubmitError(f"{asked} in {folder} (runs there: {known}). Name a run's folder, its id or its name")
 

@@ -30,8 +30,9 @@ GRACE_SECONDS = 5.0
 """How long the other nodes may take to notice by themselves that one has failed."""
 STOP_SECONDS = 40.0
 """Time from SIGTERM to SIGKILL; torchrun itself kills its workers 30 s after SIGTERM."""
-_ERROR_LINE = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)")
-_RANK = re.compile(r"\brank\s*(\d+)\b", re.IGNORECASE)
+_ERROR_LINE = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
+_RANK = re.compile(r"rank (\d+): ")
+_LONGEST_CAUSE = 500
 
 
 @dataclass(frozen=True)
@@ -151,17 +152,30 @@ def _failure(paths: RunPaths, job: JobFile, codes: Sequence[int]) -> Ending:
     written = sorted((path for path in told if path.is_file()), key=lambda path: path.stat().st_mtime)
     if written:
         text = written[0].read_text(encoding="utf-8", errors="replace").strip()
-        rank = _RANK.search(text)
-        return Ending(RunState.FAILED, text.partition("\n")[0] or None, int(rank[1]) if rank else None)
+        rank = _RANK.match(text)
+        return Ending(RunState.FAILED, cause_in_text(text), int(rank[1]) if rank else None)
     node = next(index for index, code in enumerate(codes) if code)
     cause = cause_in_log(paths.node_log(job.attempt, node))
     return Ending(RunState.FAILED, cause or f"node {node} ended with exit code {codes[node]}")
 
 
+def cause_in_text(text: str) -> str:
+    """One line for a failure file's text: ``rank 1: `` and the message, or a traceback's exception line."""
+    if "Traceback (most recent call last)" not in text:
+        return " ".join(text.split())[:_LONGEST_CAUSE]
+    rank = _RANK.match(text)
+    cause = _last_error_line(text.splitlines()) or "failed with a traceback"
+    return f"{rank[0] if rank else ''}{cause}"[:_LONGEST_CAUSE]
+
+
 def cause_in_log(log: Path) -> str | None:
     """The last exception line of a log that is not torchrun's own summary."""
-    for line in reversed(last_lines(log, 400)):
-        match = _ERROR_LINE.match(line.strip())
+    return _last_error_line(last_lines(log, 400))
+
+
+def _last_error_line(lines: Sequence[str]) -> str | None:
+    for line in reversed(lines):
+        match = _ERROR_LINE.match(line)
         if match and "ChildFailedError" not in line:
-            return match[1]
+            return match[1].strip()
     return None

@@ -51,7 +51,7 @@ def training_line(step: Mapping[str, Any], speed: Mapping[str, Any], summary: Su
         parts.append(f"MFU {speed['mfu']:.1%}")
     if speed["step_seconds"]:
         parts.append(f"data wait {min(1.0, speed['data_wait_seconds'] / speed['step_seconds']):.1%}")
-    if summary.eta_seconds:
+    if summary.eta_seconds and summary.eta_seconds >= 1:
         parts.append(f"{duration(summary.eta_seconds)} left")
     return "  ".join(parts)
 

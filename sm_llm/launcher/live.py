@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import SmLlmError
+from sm_llm.errors import SmLlmError, SubmitError
 from sm_llm.launcher.follow import follow
 from sm_llm.launcher.lines import big, duration, event_line, training_line
 from sm_llm.launcher.metrics import SummaryBuilder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
     from rich.live import Live
@@ -99,19 +101,22 @@ def accompany(run: Run, console: Console, *, wait: bool) -> RunState:
     from sm_llm.launcher.report import closing
 
     begin(run, console)
-    if not wait:
-        return run.state
-    stops = 0
-    while True:
-        try:
-            watch(run, console)
-            break
-        except KeyboardInterrupt:
-            stops += 1
-            run.stop()
-            console.print("killing it" if stops > 1 else "stopping after this step (Ctrl-C again kills it) …")
-    closing(run, console, _plot(run))
+    if wait:
+        with _counted_interrupts() as interrupts:
+            watch(run, console, interrupts)
+        closing(run, console, _plot(run))
     return run.state
+
+
+@contextlib.contextmanager
+def _counted_interrupts() -> Iterator[list[int]]:
+    """Collect Ctrl-C instead of raising ``KeyboardInterrupt``: it is meant for the run, not for whoever watches it."""
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def begin(run: Run, console: Console) -> None:
@@ -133,24 +138,34 @@ def _plot(run: Run) -> str | None:
         return None
 
 
-def watch(run: Run, console: Console) -> None:
-    """Show ``run`` on ``console`` until it has ended."""
+def watch(run: Run, console: Console, interrupts: Sequence[int] = ()) -> None:
+    """Show ``run`` on ``console`` until it has ended; every new item of ``interrupts`` asks it to stop."""
     if not console.is_terminal:
-        _watch(run, console, None)
+        _watch(run, console, None, interrupts)
         return
     from rich.live import Live
     from rich.text import Text
 
     with Live(Text("starting …", style="dim"), console=console, refresh_per_second=8, transient=True) as live:
-        _watch(run, console, live)
+        _watch(run, console, live, interrupts)
 
 
-def _watch(run: Run, console: Console, live: Live | None) -> None:
+def _watch(run: Run, console: Console, live: Live | None, interrupts: Sequence[int]) -> None:
     displays: dict[str, Display] = {}
+    passed_on = 0
     for found in follow(run):
+        if len(interrupts) > passed_on:
+            passed_on += 1
+            _pass_on(run, console, passed_on)
         if found is None:
             continue
         job, event = found
         if job.uri not in displays:
             displays[job.uri] = Display(console, live, job.root.name if job.uri != run.uri else job.kind)
         displays[job.uri].show(event)
+
+
+def _pass_on(run: Run, console: Console, count: int) -> None:
+    with contextlib.suppress(SubmitError):  # it may just have ended
+        run.stop()
+        console.print("stopping … (Ctrl-C again kills it at once)" if count == 1 else "killing it", style="yellow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,12 @@ def _series(rows: Sequence[MetricRow], name: str) -> tuple[list[int], list[float
     return [step for step, _ in points], [value for _, value in points]
 
 
+def _continuations(rows: Sequence[MetricRow]) -> list[int]:
+    """The first step of every later attempt."""
+    pairs = itertools.pairwise(rows)
+    return [after["step"] for before, after in pairs if after["attempt"] > before["attempt"]]
+
+
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Mean over the last ``window`` values at every point (fewer at the start)."""
     sums, out = 0.0, []
@@ -81,6 +88,10 @@ def _draw_loss(panel: Axes, rows: Sequence[MetricRow]) -> None:
         panel.plot(validated, validation, color=ORANGE, marker="o", markersize=4.5, label="validation loss")
         panel.annotate(f"{validation[-1]:.3f}", (validated[-1], validation[-1]), xytext=(0, 9),
                        textcoords="offset points", ha="right", color=ORANGE, fontsize=9.5)  # fmt: skip
+    for step in _continuations(rows):
+        panel.axvline(step, color=MUTED, linewidth=1, linestyle="--")
+        panel.annotate("continued", (step, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -9),
+                       textcoords="offset points", color=MUTED, fontsize=8.5)  # fmt: skip
     broken = [row["step"] for row in rows if row.get("loss") is not None and not math.isfinite(row["loss"])]
     for step in broken[:100]:
         panel.axvline(step, color=ORANGE, alpha=0.35, linewidth=1, linestyle=":")
@@ -113,7 +124,7 @@ def _style(panel: Axes, last_step: int) -> None:
 
     panel.set_xlabel("step")
     panel.set_xlim(0, max(1, last_step) * 1.01)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     panel.grid(color=GRID, linewidth=0.9)
     panel.set_axisbelow(True)
     for side in ("top", "right"):

@@ -201,8 +201,10 @@ def closing(run: Run, console: Console, plot: str | None) -> None:
     if status.state is RunState.COMPLETED:
         _print_sample(run, console)
         _print_loading(run, console)
-    elif status.state is not RunState.RUNNING:
-        console.print("\nContinue it with the same command; it goes on from the newest checkpoint.")
+    elif status.state is RunState.STOPPED:
+        console.print("\nThe same command starts it again.")
+    else:
+        console.print("\nThe same command continues it from its newest checkpoint.")
 
 
 def _print_sample(run: Run, console: Console) -> None:
@@ -217,15 +219,15 @@ def _print_loading(run: Run, console: Console) -> None:
     if folder is None:
         return
     console.print("\n[bold]Load it with[/]")
-    lines: tuple[str, ...]
     if run.job.kind == "train":
-        lines = (
+        lines = [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
             f'model = AutoModelForCausalLM.from_pretrained("{folder}")',
-            f'tokenizer = AutoTokenizer.from_pretrained("{folder}")',
-        )
+        ]
+        if (folder / "tokenizer.json").is_file():
+            lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{folder}")')
     else:
-        lines = ("from datasets import load_from_disk", f'rows = load_from_disk("{folder}/train")')
+        lines = ["from datasets import load_from_disk", f'rows = load_from_disk("{folder}/train")']
     for line in lines:
         console.print(f"  {_escape(line)}", soft_wrap=True, highlight=False)
 

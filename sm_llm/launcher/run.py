@@ -12,7 +12,7 @@ from sm_llm.contract.events import read_events
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.run_record import Attempt, RunRecord
 from sm_llm.contract.states import RunState
-from sm_llm.errors import RunFailed, SubmitError
+from sm_llm.errors import RunFailed, SmLlmError, SubmitError
 from sm_llm.launcher.metrics import MetricRow, Summary, metric_rows, summarise
 from sm_llm.launcher.results import RESULT_LINK, result_folder
 
@@ -164,11 +164,23 @@ class Run:
         self, *, follow: bool = False, tail: int | None = None, node: int | None = None, pattern: str | None = None
     ) -> Iterator[str]:
         """Lines of the newest attempt's nodes. ``tail``: only the last lines; ``pattern``: a regular expression."""
-        wanted = re.compile(pattern) if pattern else None
-        for run in list(self.steps.values()) or [self]:
-            for line in run._own_logs(follow, tail, node):
-                if wanted is None or wanted.search(line):
-                    yield line
+        try:
+            wanted = re.compile(pattern or "")
+        except re.error as error:
+            raise SmLlmError(f"{pattern!r} is not a regular expression: {error}") from None
+        for run in self._jobs(follow):
+            yield from filter(wanted.search, run._own_logs(follow, tail, node))
+
+    def _jobs(self, follow: bool) -> Iterator[Run]:
+        """This run, or a workflow's steps in order; with ``follow`` those that are yet to begin are waited for."""
+        if self.kind != "workflow":
+            yield self
+            return
+        for name in self._created_from.spec["steps"]:
+            while follow and name not in self.steps and not self.state.is_final:
+                time.sleep(POLL_SECONDS)
+            if name in self.steps:
+                yield self.steps[name]
 
     def _own_logs(self, follow: bool, tail: int | None, node: int | None) -> Iterator[str]:
         from sm_llm.launcher.logs import read_logs
@@ -197,10 +209,10 @@ class Run:
         self._backend.stop(self.uri, self._native_id or "")
 
     def wait(self, *, poll: float = POLL_SECONDS, sleep: Callable[[float], None] = time.sleep) -> RunState:
-        """Wait for the end of the run and return its state; raises ``RunFailed`` unless it completed or was stopped."""
+        """Wait until the run has completed. Raises ``RunFailed``, saying why, if it ends in any other way."""
         while not (state := self.state).is_final:
             sleep(poll)
-        if state in (RunState.FAILED, RunState.COMPLETED_UNPUBLISHED):
+        if state is not RunState.COMPLETED:
             raise RunFailed(self.failure_message())
         return state
 
