@@ -107,12 +107,13 @@ class Tokenizer:
 class CheckedEncoder:
     """A fast encoder watched by the reference.
 
-    The first batch is compared on a sample and on strings known to trip encoders up, each later batch on one
-    document; ``EncoderMismatch`` as soon as one id differs.
+    The first batch is compared on a sample and on strings known to trip encoders up (``special``, a special token,
+    among them), each later batch on one document; ``EncoderMismatch`` as soon as one id differs.
     """
 
-    def __init__(self, fast: Encoder, reference: Encoder) -> None:
+    def __init__(self, fast: Encoder, reference: Encoder, special: str) -> None:
         self.name = fast.name
+        self._tricky = [*_TRICKY, f"x{special}y {special}\n{special}"]
         self._fast = fast
         self._reference = reference
         self._batches = 0
@@ -120,7 +121,8 @@ class CheckedEncoder:
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         ids, offsets = self._fast.encode(texts)
         if self._batches == 0:
-            _compare(self._fast.encode(list(_TRICKY)), self._reference.encode(list(_TRICKY)), range(len(_TRICKY)))
+            tricky = self._tricky
+            _compare(self._fast.encode(tricky), self._reference.encode(tricky), range(len(tricky)))
         chosen = _sample(texts, _SAMPLE_DOCUMENTS if self._batches == 0 else 1, self._batches)
         _compare((ids, offsets), self._reference.encode([texts[i] for i in chosen]), chosen)
         self._batches += 1
@@ -130,7 +132,7 @@ class CheckedEncoder:
 def choose_encoder(tokenizer: Tokenizer, *, trust_fast: bool = True) -> Encoder:
     """The fast encoder under the watch of the reference where there is one, else the reference."""
     fast = tokenizer.fast() if trust_fast else None
-    return tokenizer.reference() if fast is None else CheckedEncoder(fast, tokenizer.reference())
+    return tokenizer.reference() if fast is None else CheckedEncoder(fast, tokenizer.reference(), tokenizer.end_token)
 
 
 def end_token(folder: Path) -> str | None:
@@ -161,7 +163,7 @@ class _Fast:
     name = "fastokens"
 
     def __init__(self, file: Path) -> None:
-        # The compiled module itself: the package's front imports transformers to patch it.
+        # The compiled class itself: the package's front wraps it for transformers.
         from fastokens import _native
 
         self._tokenizer = _native.Tokenizer.from_file(str(file))
@@ -170,7 +172,8 @@ class _Fast:
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         ids, offsets = self._tokenizer.encode_batch_flat(texts, False)
-        return np.frombuffer(ids, np.uint32).astype(np.int32, copy=False), np.frombuffer(offsets, np.int64)
+        # Buffers of uint32 and uint64; no vocabulary reaches half of either range, so signed views are the same.
+        return np.frombuffer(ids, np.int32), np.frombuffer(offsets, np.int64)
 
 
 def _sample(texts: list[str], documents: int, turn: int) -> list[int]:

@@ -6,6 +6,7 @@ import gzip
 import importlib
 import json
 import re
+from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from sm_llm.data.describe import STATE, read_json
@@ -73,7 +74,8 @@ def _read_parquet(path: Path, text_field: str, collector: Collector) -> Iterator
         with pq.ParquetFile(path) as file:
             _check_column(path, file.schema_arrow, text_field)
             batches = file.iter_batches(BATCH_DOCUMENTS, columns=[text_field])
-            yield from _column_values(batches, file.metadata.num_rows)
+            for row, value in enumerate(_column_values(batches), 1):
+                yield row, value, row / file.metadata.num_rows
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a readable parquet file ({error}). Fetch it again") from error
 
@@ -84,27 +86,22 @@ def _read_dataset(path: Path, text_field: str, collector: Collector) -> Iterator
     state = read_json(path / STATE)
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise DataError(f"{path}: saved with an indices mapping; call flatten_indices() before save_to_disk()")
-    first = 0
+    rows = count(1)
     files = [path / entry["filename"] for entry in state["_data_files"]]
     for number, file in enumerate(files):
         try:
             stream = pa.ipc.open_stream(pa.memory_map(str(file), "r"))
             _check_column(file, stream.schema, text_field)
-            for line, value, _ in _column_values((batch.select([text_field]) for batch in stream), None):
-                yield first + line, value, (number + 0.5) / len(files)
-                last = first + line
-            first = last
+            for value in _column_values(batch.select([text_field]) for batch in stream):
+                yield next(rows), value, (number + 0.5) / len(files)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{file}: not a readable Arrow stream file ({error})") from error
 
 
-def _column_values(batches: Iterator[Any], total: int | None) -> Iterator[tuple[int, Any, float]]:
-    """(1-based row, value, fraction) of the only column of Arrow record batches."""
-    row = 0
+def _column_values(batches: Iterator[Any]) -> Iterator[Any]:
+    """The values of the only column of Arrow record batches."""
     for batch in batches:
-        for value in batch.column(0).to_pylist():
-            row += 1
-            yield row, value, row / total if total else 1.0
+        yield from batch.column(0).to_pylist()
 
 
 def _check_column(path: Path, schema: Any, text_field: str) -> None:

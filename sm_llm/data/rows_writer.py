@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -36,6 +37,7 @@ class RowsWriter:
         self.tokens = 0
         self.counts = np.zeros(vocab_size, np.int64)
         """How often each token id occurs, without padding."""
+        self._crc = 0
         self._folder = folder
         self._seq_length = seq_length
         self._names = ("input_ids", *columns)
@@ -53,6 +55,7 @@ class RowsWriter:
         if len(ids) == 0:
             return
         self._count(ids if mask is None else ids[mask])
+        self._crc = zlib.crc32(np.ascontiguousarray(ids).data, self._crc)
         for begin, end, is_new in self._cuts(len(ids)):
             if is_new:
                 self._next_shard()
@@ -76,7 +79,7 @@ class RowsWriter:
         )
         write_json(self._folder / ROWS_INFO, info.to_json())
         write_json(self._folder / DATASET_INFO, self._dataset_info(split))
-        write_json(self._folder / STATE, _state(names, split))
+        write_json(self._folder / STATE, _state(names, split, f"{self._crc:08x}{self.rows % 2**32:08x}"))
         return info
 
     def __enter__(self) -> Self:
@@ -147,25 +150,17 @@ class RowsWriter:
             }
             for name in self._names
         }
-        size = sum((self._folder / name).stat().st_size for name in self._shard_names())
+        size = sum(path.stat().st_size for path in self._folder.glob("data-*.arrow"))
         splits = {split: {"name": split, "num_bytes": size, "num_examples": self.rows, "dataset_name": None}}
-        return {
-            "citation": "",
-            "description": "",
-            "features": features,
-            "homepage": "",
-            "license": "",
-            "splits": splits,
-        }
-
-    def _shard_names(self) -> list[str]:
-        return sorted(path.name for path in self._folder.glob("data-*.arrow"))
+        blank = dict.fromkeys(("citation", "description", "homepage", "license"), "")
+        return {**blank, "features": features, "splits": splits}
 
 
-def _state(names: list[str], split: str) -> dict[str, Any]:
+def _state(names: list[str], split: str, fingerprint: str) -> dict[str, Any]:
+    # The fingerprint keys the caches of ``datasets``: of the content, so that equal text gives equal files.
     return {
         "_data_files": [{"filename": name} for name in names],
-        "_fingerprint": "0000000000000000",
+        "_fingerprint": fingerprint,
         "_format_columns": None,
         "_format_kwargs": {},
         "_format_type": None,

@@ -98,23 +98,22 @@ class _Cursor:
     """Iterates over one epoch of a dataset and knows its place."""
 
     def __init__(self, dataset: Any, place: Place) -> None:
-        self._epoch = place.epoch
+        self._start = place
         self._documents = place.documents
         # A copy: a state once loaded would also move the start of every later epoch.
         self._dataset = copy.copy(dataset)
         self._tracks = hasattr(dataset, "state_dict")
-        self._before: dict[str, Any] | None = None  # the state before the first row, to see whether it moves
-        if self._tracks and place.dataset is not None:
+        self._is_loaded = self._tracks and place.dataset is not None
+        if self._is_loaded:
             self._dataset.load_state_dict(copy.deepcopy(place.dataset))
-            self._before = place.dataset
             self._rows = iter(self._dataset)
         else:
             self._rows = itertools.islice(iter(self._dataset), place.documents, None)
 
     def place(self) -> Place:
-        tracked = self._tracks and self._documents > 0
-        state = self._dataset.state_dict() if tracked else None
-        return Place(self._epoch, self._documents, state)
+        if self._documents == self._start.documents:
+            return self._start  # before its first row the library still tells the state of an earlier iteration
+        return Place(self._start.epoch, self._documents, self._dataset.state_dict() if self._tracks else None)
 
     def __iter__(self) -> _Cursor:
         return self
@@ -126,11 +125,10 @@ class _Cursor:
             raise
         except Exception as error:  # network and decoding errors of every kind end here
             raise DataError(
-                f"task.data: the stream broke off after {self._documents} documents of epoch {self._epoch} "
+                f"task.data: the stream broke off after {self._documents} documents of epoch {self._start.epoch} "
                 f"({type(error).__name__}: {error})"
             ) from error
         self._documents += 1
-        if self._before is not None:
-            self._tracks = self._dataset.state_dict() != self._before
-            self._before = None
+        if self._is_loaded and self._documents == self._start.documents + 1:
+            self._tracks = self._dataset.state_dict() != self._start.dataset  # it must have moved
         return row
