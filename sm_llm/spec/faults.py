@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher, get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -12,6 +11,8 @@ from sm_llm.spec.base import SpecModel
 from sm_llm.spec.schema import block_for, child, describe, dotted_paths, members, tag, tag_values
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pydantic_core import ErrorDetails
 
     from sm_llm.spec.tree import Path, Tree
@@ -50,6 +51,8 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
 
 def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
     """A remedy for an unknown key: a misspelt key beside it, the same key elsewhere, or the most similar one."""
+    from difflib import SequenceMatcher, get_close_matches
+
     block = block_for(annotation_at(kind, tree, path[:-1]), tree.get(path[:-1]))
     known = list(block.model_fields) if block else []
     elsewhere = [other for other in dotted_paths(kind, tree.value) if other[-1] == path[-1] and other != path]
@@ -133,7 +136,7 @@ def _fault(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) 
             return Fault(dotted, f"missing; choose {' or '.join(tag_values(annotation))}", origin=origin)
         case "union_tag_invalid":
             choices = list(tag_values(annotation))
-            return Fault(dotted, f"choose {' or '.join(choices)}", seen, _did_you_mean(seen, choices), origin)
+            return Fault(dotted, f"choose {' or '.join(choices)}", seen, did_you_mean(seen, choices), origin)
         case limit if limit in _LIMITS:
             return Fault(dotted, _LIMITS[limit].format(**detail.get("ctx", {})), seen, origin=origin)
     return Fault(dotted, f"expected {_expected(annotation)}", seen, _remedy(annotation, seen), origin)
@@ -149,9 +152,12 @@ def _remedy(annotation: Any, seen: Any) -> str:
     kinds = members(annotation)
     if any(map(_is_text, kinds)) and isinstance(seen, int | float):
         return f'Write "{seen}"'
-    return _did_you_mean(seen, [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)])
+    return did_you_mean(seen, [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)])
 
 
-def _did_you_mean(seen: Any, choices: list[str]) -> str:
-    close = get_close_matches(seen, choices, n=1) if isinstance(seen, str) else []
+def did_you_mean(seen: Any, choices: Iterable[str]) -> str:
+    """``Did you mean X?`` for the choice nearest to a value, or nothing if none is near."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(seen, list(choices), n=1) if isinstance(seen, str) else []
     return f"Did you mean {close[0]}?" if close else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -13,7 +12,7 @@ from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.check import check
 from sm_llm.spec.defaults import Defaults, read_defaults
 from sm_llm.spec.digest import spec_digest
-from sm_llm.spec.faults import validate
+from sm_llm.spec.faults import did_you_mean, validate
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.overrides import parse_fields, parse_overrides
 from sm_llm.spec.recipes import recipe_files
@@ -47,7 +46,8 @@ def load(
     """Merge, validate and check a specification. A mapping with ``steps`` is a workflow.
 
     Later ones win: built-in defaults, the user's configuration file, ``SM_LLM_*`` variables, ``source``,
-    ``overrides`` (``key.path=value``), ``fields`` (dotted path or nested mapping -> Python value).
+    ``overrides`` (``key.path=value``), ``fields`` (dotted path or nested mapping -> Python value). Relative folders
+    stay as they are written: they are those of the working directory, wherever the file lies.
 
     Raises:
         SpecError: every fault found, each with its dotted path and where the value was written.
@@ -86,8 +86,7 @@ def _find(source: str | FilePath) -> tuple[FilePath, str]:
     file = FilePath(source).expanduser()
     if file.exists():
         return file, str(source)
-    close = get_close_matches(str(source), list(recipes), n=1)
-    remedy = f"Did you mean {close[0]}?" if close else f"Recipes: {', '.join(recipes)}"
+    remedy = did_you_mean(str(source), recipes) or f"Recipes: {', '.join(recipes)}"
     raise SpecError([Fault(str(source), "neither a recipe nor a file", remedy=remedy)])
 
 

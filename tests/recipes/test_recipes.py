@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sm_llm.launcher.plan import plan
 from sm_llm.spec.load import load
 from sm_llm.spec.recipes import recipe_files, recipe_summary
 
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("name", recipe_files())
 def test_a_recipe_loads_under_its_own_name(name: str, tmp_path: Path) -> None:
     assert load(name, environ={"HOME": str(tmp_path)}).spec.name == name
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_a_recipe_can_be_planned_without_a_warning(name: str) -> None:
+    plans = plan(name)
+    assert [warning for step in plans for warning in step.warnings] == []
 
 
 @pytest.mark.parametrize("name", recipe_files())
