@@ -36,7 +36,8 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
 
     Where something is wrong, the specification is that of the tree without the faulty parts (so that further
     checks can still look at the rest), or None if too little is left. ``tree`` is changed: numbers typed without
-    quotes become text where text is wanted, and ``1e6`` a whole number where one is wanted.
+    quotes become text where text is wanted, ``1e6`` a whole number where one is wanted, and a block with nothing in
+    it the block's defaults.
     """
     spec, places = _attempt(kind, tree)
     if repairs := [(path, value) for path, _ in places if (value := _repair(kind, tree, path)) is not None]:
@@ -105,11 +106,14 @@ def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) ->
 
 
 def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
-    """A better reading of a scalar that was typed without quotes, or None."""
+    """A better reading of what was typed without quotes, or None."""
     value, text = tree.get(path), tree.texts.get(path)
+    annotation = annotation_at(kind, tree, path)
+    if text == "" and value is None and block_for(annotation, {}):
+        return {}  # a block whose fields are all commented out
     if text is None or value is None:
         return None
-    wanted = members(annotation_at(kind, tree, path))
+    wanted = members(annotation)
     if not isinstance(value, str) and any(map(_is_text, wanted)):
         return text
     if isinstance(value, float) and int in wanted and value.is_integer():

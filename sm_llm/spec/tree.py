@@ -29,10 +29,6 @@ class Tree:
         A mapping that is empty, or that names another class of a tagged union (``format: synthetic`` over
         ``format: rows``), replaces as well. ``annotation`` is the type of the whole tree.
         """
-        if not path:
-            for name in other.value:
-                self.put((name,), other.below(name), annotation)
-            return
         parent, holder = self._reach(path[:-1], annotation)
         old = parent.get(path[-1])
         if _merges(old, other.value, tag(child(holder, parent, path[-1]))):

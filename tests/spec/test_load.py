@@ -261,6 +261,14 @@ def test_a_file_that_is_no_mapping_is_refused(load_clean: Any, tmp_path: Path) -
     assert "name" in faults(load_clean, file)[0]
 
 
+def test_a_block_with_all_its_fields_commented_out_is_its_defaults(load_clean: Any, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(YAML + "  optim:\n    # eps: 1\n  validation:\n  tokenizer:\n")
+    assert load_clean(file).spec == load_clean(JOB).spec
+    file.write_text(YAML.replace("  model: {preset: tiny}", "  model: null"))
+    assert "expected a mapping with preset, path, config (got None)" in faults(load_clean, file)[0]
+
+
 def test_a_fault_in_a_file_names_its_line(load_clean: Any, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(YAML + "  optim:\n    learning_rat: 1\n")
