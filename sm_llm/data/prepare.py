@@ -6,6 +6,7 @@ import errno
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,11 +94,14 @@ class _Run:
         self._splits = [_Split(name, task, tokenizer, output / name) for name in names]
 
     def account(self) -> PrepareAccount:
-        for documents in _read(self._files, self._task.text_field, self._rejections, "prepare", self._progress):
-            self._add(documents)
-        if sum(split.documents for split in self._splits) == 0:
-            raise DataError(no_documents(self._task.sources, self._rejections))
-        splits = {split.name: split.finish() for split in self._splits}
+        with ExitStack() as open_files:
+            for split in self._splits:
+                open_files.enter_context(split.writer)
+            for documents in _read(self._files, self._task.text_field, self._rejections, "prepare", self._progress):
+                self._add(documents)
+            if sum(split.documents for split in self._splits) == 0:
+                raise DataError(no_documents(self._task.sources, self._rejections))
+            splits = {split.name: split.finish() for split in self._splits}
         return PrepareAccount(
             seq_length=self._task.seq_length,
             encoder=self._encoder.name,
@@ -141,34 +145,34 @@ class _Split:
         self._tokens_in = 0
         self._packer = Packer(task.seq_length)
         columns = ("labels", "attention_mask") if task.tail == "pad" else tuple(dict.fromkeys(task.columns))
-        self._writer = RowsWriter(folder, task.seq_length, tokenizer.vocab_size, columns, task.rows_per_shard)
+        self.writer = RowsWriter(folder, task.seq_length, tokenizer.vocab_size, columns, task.rows_per_shard)
 
     def add(self, ids: Tokens, documents: int) -> None:
         self.documents += documents
         self._tokens_in += len(ids)
-        self._writer.write(self._packer.add(ids))
+        self.writer.write(self._packer.add(ids))
 
     def finish(self) -> SplitAccount:
         tail = self._packer.tail
         padding = 0
         if self._task.tail == "pad" and len(tail):
             row, mask = self._packer.padded_tail(self._tokenizer.end_id)
-            self._writer.write(row, mask)
+            self.writer.write(row, mask)
             padding = self._task.seq_length - len(tail)
             tail = tail[:0]
-        if self._writer.rows == 0:
+        if self.writer.rows == 0:
             raise DataError(self._too_little())
-        self._writer.finish(self.name, padded=padding > 0)
+        self.writer.finish(self.name, padded=padding > 0)
         end_id = self._tokenizer.end_id
         return SplitAccount(
             documents=self.documents,
             tokens_in=self._tokens_in,
-            tokens_kept=self._writer.tokens,
+            tokens_kept=self.writer.tokens,
             tokens_dropped={"tail": len(tail)},
             padding=padding,
-            rows=self._writer.rows,
-            end_tokens=int(self._writer.counts[end_id]) + int((tail == end_id).sum()),
-            unigram_entropy_nats=unigram_entropy(self._writer.counts),
+            rows=self.writer.rows,
+            end_tokens=int(self.writer.counts[end_id]) + int((tail == end_id).sum()),
+            unigram_entropy_nats=unigram_entropy(self.writer.counts),
         )
 
     def _too_little(self) -> str:

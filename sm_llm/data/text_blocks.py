@@ -37,9 +37,11 @@ def open_dataset(data: StreamData, split: str, rank: int, degree: int) -> Any:
     """The rank's part of a split as an ``IterableDataset``: its own files if they divide evenly, else every
     ``degree``-th document. Raises ``DataError`` if the dataset cannot be opened.
     """
-    from datasets import load_dataset
-    from datasets.distributed import split_dataset_by_node
-
+    try:
+        from datasets import load_dataset
+        from datasets.distributed import split_dataset_by_node
+    except ImportError as error:
+        raise DataError(f"task.data.format: stream needs datasets ({error}). Install sm_llm[stream]") from error
     try:
         dataset = load_dataset(data.dataset, data.config_name, data_files=data.data_files, split=split, streaming=True)
         return split_dataset_by_node(dataset, rank=rank, world_size=degree)
@@ -100,15 +102,13 @@ class _Cursor:
     def __init__(self, dataset: Any, place: Place) -> None:
         self._start = place
         self._documents = place.documents
-        # A copy: a state once loaded would also move the start of every later epoch.
-        self._dataset = copy.copy(dataset)
+        self._dataset = dataset
         self._tracks = hasattr(dataset, "state_dict")
         self._is_loaded = self._tracks and place.dataset is not None
-        if self._is_loaded:
-            self._dataset.load_state_dict(copy.deepcopy(place.dataset))
-            self._rows = iter(self._dataset)
-        else:
-            self._rows = itertools.islice(iter(self._dataset), place.documents, None)
+        if self._tracks:  # None too: a state once loaded would move the start of every later epoch
+            dataset.load_state_dict(copy.deepcopy(place.dataset))
+        done = 0 if self._is_loaded else place.documents
+        self._rows = itertools.islice(iter(dataset), done, None)
 
     def place(self) -> Place:
         if self._documents == self._start.documents:

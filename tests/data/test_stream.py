@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sm_llm.data.loader import Batches, open_source
@@ -82,6 +85,23 @@ def test_CK25_three_legs_equal_an_unbroken_run(data: StreamData, tokenizer: Path
         assert places == sorted(places)
         assert len(set(places)) == 5
         assert places[-1][0] > 0  # crossed an epoch
+
+
+def test_CK25_parquet_resumes_inside_row_groups(
+    data: StreamData, tokenizer: Path, tmp_path: Path, texts: list[str]
+) -> None:
+    for number in range(2):
+        part = pa.table({"text": texts[number * 150 : number * 150 + 150], "n": list(range(150))})
+        pq.write_table(part, tmp_path / f"{number}.parquet", row_group_size=40)
+    data = data.model_copy(update={"dataset": "parquet", "data_files": str(tmp_path / "*.parquet")})
+    for rank, degree in ((0, 1), (1, 3)):
+        whole, _ = steps(data, tokenizer, 120, rank=rank, degree=degree)
+        legs: list[int] = []
+        state: Any = None
+        for count in (5, 50, 1, 64):
+            ids, state = steps(data, tokenizer, count, rank=rank, degree=degree, state=state)
+            legs += ids
+        assert legs == whole
 
 
 class NoState:
@@ -192,7 +212,7 @@ def test_validation_rows_are_the_first_of_the_split_on_every_rank(data: StreamDa
 
 
 def test_faults_of_a_stream_are_data_errors(
-    data: StreamData, tokenizer: Path, tmp_path: Path, write_jsonl: Write
+    data: StreamData, tokenizer: Path, tmp_path: Path, write_jsonl: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DataError, match="needs the folder of a tokenizer"):
         open_source(data, "train", 400, 5)
@@ -207,6 +227,10 @@ def test_faults_of_a_stream_are_data_errors(
     write_jsonl(tmp_path / "empty.json", [{"text": ""}] * 3)
     with pytest.raises(DataError, match="holds no document with text"):
         steps(data.model_copy(update={"data_files": str(tmp_path / "empty.json")}), tokenizer, 1)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "datasets", None)
+        with pytest.raises(DataError, match=r"Install sm_llm\[stream\]"):
+            steps(data, tokenizer, 1)
     (tmp_path / "broken.json").write_text('{"text": "good"}\n{"text": \n')
     with pytest.raises(DataError, match="the stream broke off after"):
         steps(data.model_copy(update={"data_files": str(tmp_path / "broken.json")}), tokenizer, 100)
