@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.base import StoredObject
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publish import Published, Save, new_save, publish, seal
 from sm_llm.storage.transfer import CopyTransfer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from sm_llm.storage.base import StoredObject
 
 RUN = "tiny-20260101-abcdef"
 
@@ -188,7 +191,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     """An empty run's folder."""
     for folder in ("run", "scratch"):
         (tmp_path / folder).mkdir()
-    yield Bench(tmp_path / "run", tmp_path / "scratch")
+    return Bench(tmp_path / "run", tmp_path / "scratch")
 
 
 @pytest.fixture

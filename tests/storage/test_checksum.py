@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_bytes, crc64_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_published_check_value() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from sm_llm.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

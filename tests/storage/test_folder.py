@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +15,9 @@ from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.transfer import CopyTransfer
 from sm_llm.storage.uri import as_prefix
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -191,7 +194,7 @@ def test_a_folder_that_cannot_be_listed_is_an_error(store: FolderStore, monkeypa
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(os, "scandir", stale)
-    with pytest.raises(StorageError, match="cannot list 'ckpt/': .*Stale file handle"):
+    with pytest.raises(StorageError, match=r"cannot list 'ckpt/': .*Stale file handle"):
         store.list("ckpt/")
 
 

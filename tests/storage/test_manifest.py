@@ -11,7 +11,10 @@ from pydantic import ValidationError
 from sm_llm.storage.manifest import CommitManifest, FileEntry, PartManifest, Save, decode, encode
 
 SAVE = Save(run_id="tiny-1", step=1200, save_id="0a" * 16, world_size=8, node_count=2)
-FILES = (FileEntry(path="a/b.bin", size=5, crc64nvme="ae8b14860a799888"), FileEntry(path="ü.bin", size=0, crc64nvme="0" * 16))
+FILES = (
+    FileEntry(path="a/b.bin", size=5, crc64nvme="ae8b14860a799888"),
+    FileEntry(path="ü.bin", size=0, crc64nvme="0" * 16),
+)
 
 
 def commit(**changes: Any) -> CommitManifest:
@@ -59,7 +62,8 @@ def test_a_later_version_is_not_guessed_at() -> None:
 
 
 def test_what_is_no_manifest_is_told() -> None:
-    for body, reason in ((b"[]", "not a JSON object"), (b'{"version": 1}', "own checksum"), (b"\xff", "not whole JSON")):
+    told = {b"[]": "not a JSON object", b'{"version": 1}': "own checksum", b"\xff": "not whole JSON"}
+    for body, reason in told.items():
         with pytest.raises(ValueError, match=reason):
             decode(body, CommitManifest)
 

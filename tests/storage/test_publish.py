@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.layout import FINAL, Slot
 from sm_llm.storage.publish import commit, find_newest, new_save, publish, seal, upload_part, write_part
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_publication_lies_where_the_layout_says(bench: Any) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publish import fetch, restore
 from sm_llm.storage.transfer import CopyTransfer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Mishap(CopyTransfer):

@@ -1,0 +1,75 @@
+"""job.json, the places in a run's folder, states and entrypoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.run_paths import ContainerPaths, RunPaths
+from sm_llm.contract.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
+from sm_llm.spec.job import JobSpec
+
+SPEC = {"name": "tiny", "task": {"kind": "prepare", "sources": ["builtin:python-docs"], "seq_length": 64}}
+
+
+def test_job_json_reads_back_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    spec = JobSpec.model_validate(SPEC)
+    job = JobFile(run_id="tiny-1", attempt=2, run_uri="/runs/tiny-1", spec=spec, spec_digest="ab", channels={"a": "/x"})
+    path = tmp_path / "run" / "job.json"
+    job.write(path)
+    assert JobFile.read(path) == job
+    path.write_text(path.read_text().replace('"attempt"', '"atempt"'))
+    with pytest.raises(ValidationError, match="atempt"):
+        JobFile.read(path)
+
+
+def test_every_place_of_a_run_is_its_own() -> None:
+    paths = RunPaths(Path("/runs/tiny-1"))
+    places = [
+        paths.record,
+        paths.job_file,
+        paths.lock,
+        paths.starting_lock,
+        paths.plot,
+        paths.event_file(1, "rank0"),
+        paths.event_file(1, "launcher"),
+        paths.event_file(2, "rank0"),
+        paths.node_log(1, 0),
+        paths.node_log(1, 1),
+        paths.node_dir(1, 0),
+        paths.node_dir(1, 1),
+    ]
+    assert len(set(places)) == len(places)
+    assert all(it.is_relative_to(paths.root) for it in places)
+
+
+def test_the_container_contract_is_sagemakers() -> None:
+    paths = ContainerPaths(Path("/opt/ml"))
+    assert str(paths.resource_config) == "/opt/ml/input/config/resourceconfig.json"
+    assert str(paths.input_data_config) == "/opt/ml/input/config/inputdataconfig.json"
+    assert str(paths.hyperparameters) == "/opt/ml/input/config/hyperparameters.json"
+    assert str(paths.channel("train")) == "/opt/ml/input/data/train"
+    assert str(paths.failure) == "/opt/ml/output/failure"
+    assert str(paths.model) == "/opt/ml/model"
+
+
+def test_every_final_state_has_its_own_exit_code() -> None:
+    final = {it for it in RunState if it.is_final}
+    assert EXIT_CODES.keys() == final
+    codes = [*EXIT_CODES.values(), USAGE_EXIT_CODE]
+    assert len(set(codes)) == len(codes)
+    assert [state for state, code in EXIT_CODES.items() if code == 0] == [RunState.COMPLETED]
+
+
+@pytest.mark.parametrize("kind", TASK_KINDS)
+def test_entrypoints_are_guarded_programs(kind: str) -> None:
+    source = entrypoint_source(kind)
+    compile(source, f"{kind}.py", "exec")
+    assert 'if __name__ == "__main__":' in source
+    assert f'main("{kind}")' in source
+    with pytest.raises(ValueError, match="no task kind"):
+        entrypoint_source("dance")

@@ -1,0 +1,140 @@
+"""The run record: whole, exact, and kept by several writers at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.contract.run_record import Attempt, RunRecord, git_state, host_facts, package_versions
+from sm_llm.contract.states import RunState
+from sm_llm.errors import StorageError
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PREPARE = {"kind": "prepare", "sources": ["builtin:python-docs"], "seq_length": 64}
+
+
+def record(spec: Any = None, **changes: Any) -> RunRecord:
+    values = {
+        "run_id": "tiny-1",
+        "name": "tiny",
+        "created": 1753000000.125,
+        "spec": {} if spec is None else spec.model_dump(mode="json"),
+        "spec_digest": "ab" * 32,
+        "origins": {"task.kind": "job.yaml:3"},
+        "plan": [{"world_size": 2}],
+    }
+    return RunRecord.model_validate(values | changes)
+
+
+def attempt(number: int, state: RunState | None = None, **more: Any) -> Attempt:
+    return Attempt(number=number, native_id=f"pid-{number}", started=float(number), state=state, **more)
+
+
+def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
+    written = record(versions={"python": "3.11"}, host={"name": "größe"}).with_attempt(
+        attempt(1, RunState.FAILED, ended=2.0, reason="disk full")
+    )
+    written.write(tmp_path / "run" / "run.json")
+    assert RunRecord.read(tmp_path / "run" / "run.json") == written
+    assert [it.name for it in (tmp_path / "run").iterdir()] == ["run.json"]
+
+
+def test_outcome_and_number_follow_the_attempts() -> None:
+    run = record()
+    assert (run.next_attempt, run.outcome) == (1, None)
+    run = run.with_attempt(attempt(1))
+    assert (run.next_attempt, run.outcome) == (2, None)
+    run = run.with_attempt(attempt(1, RunState.INTERRUPTED, ended=3.0))
+    assert (len(run.attempts), run.outcome) == (1, None), "it can be continued"
+    run = run.with_attempt(attempt(2, RunState.COMPLETED, ended=9.0))
+    assert (run.next_attempt, run.outcome) == (3, RunState.COMPLETED)
+    assert run.with_attempt(attempt(3)).outcome is None
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("{", "cannot read the run record"),
+        ("[]", "record version None is not known"),
+        ('{"version": 9}', "record version 9 is not known to this release"),
+        ('{"version": 1}', "run_id: Field required"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_told_without_a_traceback(tmp_path: Path, body: str, reason: str) -> None:
+    (tmp_path / "run.json").write_text(body)
+    with pytest.raises(StorageError, match=reason):
+        RunRecord.read(tmp_path / "run.json")
+    with pytest.raises(StorageError, match="there is no run record here"):
+        RunRecord.read(tmp_path / "other.json")
+
+
+def test_writers_do_not_lose_each_others_changes(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    record().write(path)
+
+    def add(first: int) -> None:
+        for number in range(first, first + 10):
+            RunRecord.update(path, lambda held, number=number: held.with_attempt(attempt(number)))
+
+    threads = [threading.Thread(target=add, args=(first,)) for first in (1, 11, 21)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [it.number for it in RunRecord.read(path).attempts] == list(range(1, 31))
+
+
+def test_the_specification_comes_back_as_the_object_it_was() -> None:
+    job = JobSpec.model_validate({"name": "tiny", "task": PREPARE})
+    assert record(job).load_spec() == job
+    workflow = WorkflowSpec.model_validate({"name": "tiny", "steps": {"prepare": {"task": PREPARE}}})
+    assert record(workflow).load_spec() == workflow
+    json.dumps(record(job).model_dump(mode="json"), allow_nan=False)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_the_checkout_is_recorded_with_what_was_changed(tmp_path: Path) -> None:
+    assert git_state(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert git_state(tmp_path) is None, "no commit yet"
+    (tmp_path / "a.txt").write_text("one\n")
+    git(tmp_path, "add", "a.txt")
+    git(tmp_path, "commit", "-qm", "first")
+    clean = git_state(tmp_path)
+    assert clean is not None
+    assert (len(clean.commit), clean.diff, clean.diff_is_cut) == (40, "", False)
+    (tmp_path / "a.txt").write_text("two\n" * 400_000)
+    (tmp_path / "sub").mkdir()
+    changed = git_state(tmp_path / "sub")
+    assert changed is not None
+    assert changed.commit == clean.commit
+    assert "-one" in changed.diff
+    assert (len(changed.diff), changed.diff_is_cut) == (1 << 20, True)
+
+
+def test_a_machine_without_git_has_no_checkout(tmp_path: Path) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise FileNotFoundError("git")
+
+    def slow(*_: Any, **__: Any) -> Any:
+        raise subprocess.TimeoutExpired("git", 10)
+
+    assert git_state(tmp_path, missing) is None
+    assert git_state(tmp_path, slow) is None
+
+
+def test_versions_come_without_importing_anything() -> None:
+    versions = package_versions(["pydantic", "no-such-package"])
+    assert versions.keys() == {"python", "pydantic"}
+    assert {"name", "system", "processors"} <= host_facts({}).keys()
