@@ -83,11 +83,7 @@ def fit(
     from sm_llm.launcher.api import launch
 
     if dry_run:
-        submissions = [
-            {"backend": it.backend, "job": it.job.model_dump(mode="json"), "request": it.request}
-            for it in launch(spec, *overrides or (), dry_run=True)
-        ]
-        _print_json(submissions)
+        _print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
         return
     _carry_on(launch(spec, *overrides or (), new=new), wait=wait, as_json=as_json)
 
@@ -278,11 +274,9 @@ def _carry_on(run: Run, *, wait: bool, as_json: bool) -> None:
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     # Piped output is for programs and logs: long lines stay whole there.
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, width=200)
-    return console
+    return Console(stderr=stderr, highlight=False, width=None if is_terminal else 200)
 
 
 def _print_json(value: Any) -> None:
@@ -295,12 +289,9 @@ def main() -> NoReturn:
 
     try:
         app()
-    except (SpecError, PlanError) as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(USAGE_EXIT_CODE)
     except SmLlmError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(USAGE_EXIT_CODE if isinstance(error, SpecError | PlanError) else 1)
     sys.exit(0)
 
 

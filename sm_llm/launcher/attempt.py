@@ -63,8 +63,8 @@ def run_attempt(
             clear_scratch(paths, earlier)
         for node in range(len(request["nodes"])):
             lay_out(paths, job, node, request["entrypoint"])
-        codes = _run_nodes(paths, job, request, interrupts, environ)
-        ending = judge(paths, job, codes, interrupted=interrupts.count > 0)
+        ended = _run_nodes(paths, job, request, interrupts, environ)
+        ending = judge(paths, job, ended, interrupted=interrupts.count > 0)
         if folder := result_folder(root, job.run_id):
             link_result(root, folder)
         record_end(ending)
@@ -109,7 +109,7 @@ def _run_nodes(
     request: Mapping[str, Any],
     interrupts: processes.Interrupts,
     environ: Mapping[str, str],
-) -> list[int]:
+) -> processes.Ended:
     with processes.reserved_port() as port:
         nodes = []
         for index, node in enumerate(request["nodes"]):
@@ -117,9 +117,9 @@ def _run_nodes(
             variables = {**environ, **python_path(environ), **node["env"]}
             folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
             nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))
-        codes = processes.wait_for_all(nodes, interrupts, grace_seconds=GRACE_SECONDS, stop_seconds=STOP_SECONDS)
+        ended = processes.wait_for_all(nodes, interrupts, grace_seconds=GRACE_SECONDS, stop_seconds=STOP_SECONDS)
     processes.kill_descendants()
-    return codes
+    return ended
 
 
 def python_path(environ: Mapping[str, str]) -> dict[str, str]:
@@ -134,7 +134,7 @@ def python_path(environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(home), environ.get("PYTHONPATH")]))}
 
 
-def judge(paths: RunPaths, job: JobFile, codes: Sequence[int], *, interrupted: bool) -> Ending:
+def judge(paths: RunPaths, job: JobFile, ended: processes.Ended, *, interrupted: bool) -> Ending:
     """The state of a finished attempt. What was published decides, not exit codes: torchrun loses the workers'."""
     if has_final(paths.root, job.run_id):
         return Ending(RunState.COMPLETED)
@@ -142,19 +142,18 @@ def judge(paths: RunPaths, job: JobFile, codes: Sequence[int], *, interrupted: b
         if has_checkpoint(paths.root, job.run_id):
             return Ending(RunState.INTERRUPTED, "asked to stop; the newest checkpoint is safe")
         return Ending(RunState.STOPPED, "asked to stop before the first checkpoint")
-    if not any(codes):
+    if ended.first_failed is None:
         return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
-    return _failure(paths, job, codes)
+    return _failure(paths, job, ended.first_failed, ended.codes)
 
 
-def _failure(paths: RunPaths, job: JobFile, codes: Sequence[int]) -> Ending:
-    told = [ContainerPaths(paths.node_dir(job.attempt, node)).failure for node in range(len(codes))]
+def _failure(paths: RunPaths, job: JobFile, node: int, codes: Sequence[int]) -> Ending:
+    told = [ContainerPaths(paths.node_dir(job.attempt, index)).failure for index in range(len(codes))]
     written = sorted((path for path in told if path.is_file()), key=lambda path: path.stat().st_mtime)
     if written:
         text = written[0].read_text(encoding="utf-8", errors="replace").strip()
         rank = _RANK.match(text)
         return Ending(RunState.FAILED, cause_in_text(text), int(rank[1]) if rank else None)
-    node = next(index for index, code in enumerate(codes) if code)
     cause = cause_in_log(paths.node_log(job.attempt, node))
     return Ending(RunState.FAILED, cause or f"node {node} ended with exit code {codes[node]}")
 

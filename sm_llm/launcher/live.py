@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     from sm_llm.contract.states import RunState
     from sm_llm.launcher.metrics import Summary
@@ -49,7 +50,7 @@ class Display:
         elif line := event_line(event):
             self._say(line, warn=event.get("level", "info") != "info")
         if self._live is not None:
-            self._live.update(live_text(self._label, self._builder.summary, self._step))
+            self._live.update(live_text(self._label, self._builder.summary))
 
     def _say(self, line: str, *, warn: bool = False) -> None:
         from rich.text import Text
@@ -65,7 +66,7 @@ class Display:
             self._say(f"{phase} {share:.0%}" if total else f"{phase} {big(done)} {event['unit']}".rstrip())
 
 
-def live_text(label: str, summary: Summary, step: Mapping[str, Any]) -> Any:
+def live_text(label: str, summary: Summary) -> Text:
     """The live line: a bar, then step, loss, validation loss, speed and what is left."""
     from rich.text import Text
 
@@ -84,7 +85,7 @@ def live_text(label: str, summary: Summary, step: Mapping[str, Any]) -> Any:
     return Text.assemble((f"{label} ", "bold"), bar(summary.step, summary.total_steps), "  " + "  ".join(parts))
 
 
-def bar(done: float | None, total: float | None, width: int = _BAR_WIDTH) -> Any:
+def bar(done: float | None, total: float | None, width: int = _BAR_WIDTH) -> Text:
     """A bar of ``width`` characters, filled to done/total."""
     from rich.text import Text
 

@@ -22,7 +22,7 @@ def last_lines(path: Path, count: int, window_bytes: int = 262_144) -> list[str]
         size = stream.seek(0, 2)
         stream.seek(max(0, size - window_bytes))
         lines = stream.read().decode("utf-8", errors="replace").splitlines()
-    return lines[-count:]
+    return lines[-count:] if count else []
 
 
 def read_logs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,10 +96,13 @@ def plan(source: Source, *overrides: str, **fields: Any) -> list[Plan]:
 
 
 def plan_loaded(loaded: Loaded) -> list[Plan]:
-    """``plan`` for a specification that was loaded already."""
-    if isinstance(loaded.spec, WorkflowSpec):
-        return plan_workflow(loaded.spec, loaded.origins)
-    return [plan_job(loaded.spec, origins=loaded.origins)]
+    """``plan`` for a specification that was loaded already; its faults say where each value was written."""
+    try:
+        if isinstance(loaded.spec, WorkflowSpec):
+            return plan_workflow(loaded.spec, loaded.origins)
+        return [plan_job(loaded.spec, origins=loaded.origins)]
+    except PlanError as error:
+        raise PlanError([replace(it, origin=loaded.origins.get(it.path, "")) for it in error.faults]) from None
 
 
 def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:
@@ -120,14 +123,10 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
             after = tuple(sorted(step_dependencies(workflow, name), key=list(workflow.steps).index))
             plans.append(plan_job(job, origins=own, upstream=upstream, step=name, after=after))
         except (PlanError, SpecError) as error:
-            faults += [Fault(f"{prefix}{fault.path}", *_rest(fault)) for fault in error.faults]
+            faults += [replace(fault, path=f"{prefix}{fault.path}") for fault in error.faults]
     if faults:
         raise PlanError(faults)
     return plans
-
-
-def _rest(fault: Fault) -> tuple[str, Any, str]:
-    return fault.problem, fault.seen, fault.remedy
 
 
 def plan_job(

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,14 @@ class Interrupts:
         self.count += 1
 
 
+@dataclass(frozen=True)
+class Ended:
+    """Exit codes of all nodes, and which node was the first seen to fail (the others were then made to end)."""
+
+    codes: tuple[int, ...]
+    first_failed: int | None
+
+
 def wait_for_all(
     nodes: Sequence[subprocess.Popen[bytes]],
     interrupts: Interrupts,
@@ -94,20 +103,26 @@ def wait_for_all(
     stop_seconds: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> list[int]:
-    """Wait for every node and return their exit codes; a job is one thing, so one failed node ends the others.
+) -> Ended:
+    """Wait for every node; a job is one thing, so one failed node ends the others.
 
     The first interrupt sends SIGTERM to all, a second SIGKILL. ``grace_seconds`` after a node failed the others get
     SIGTERM, and whoever is still there ``stop_seconds`` after any SIGTERM gets SIGKILL.
     """
     passed_on = 0
     failed_at = told_at = None
-    while any(node.poll() is None for node in nodes):
+    first_failed: int | None = None
+    while True:
+        codes = [node.poll() for node in nodes]
+        if first_failed is None:
+            first_failed = next((index for index, code in enumerate(codes) if code), None)
+        if None not in codes:
+            return Ended(tuple(code or 0 for code in codes), first_failed)
         now = clock()
         if interrupts.count > passed_on:
             send(nodes, signal.SIGTERM if passed_on == 0 else signal.SIGKILL)
             passed_on, told_at = interrupts.count, told_at or now
-        if failed_at is None and any(node.returncode for node in nodes):
+        if failed_at is None and first_failed is not None:
             failed_at = now
         if failed_at is not None and told_at is None and now - failed_at >= grace_seconds:
             send(nodes, signal.SIGTERM)
@@ -115,7 +130,6 @@ def wait_for_all(
         if told_at is not None and now - told_at >= stop_seconds:
             send(nodes, signal.SIGKILL)
         sleep(POLL_SECONDS)
-    return [int(node.returncode) for node in nodes]
 
 
 def send(nodes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:

@@ -47,7 +47,9 @@ def _run_steps(root: Path, run_id: str, workflow: WorkflowSpec, interrupts: Inte
     outputs: dict[str, str] = {}
     for step in workflow.steps:
         folder = step_root(root, step)
-        if (result := result_folder(folder, step_run_id(run_id, step))) is None:
+        has_begun = RunPaths(folder).record.is_file()
+        result = result_folder(folder, step_run_id(run_id, step)) if has_begun else None
+        if result is None:
             ending = _run_step(folder, step_run_id(run_id, step), workflow, step, outputs, interrupts)
             if ending.state is not RunState.COMPLETED:
                 return Ending(ending.state, f"step {step}: {ending.reason or ending.state}", ending.rank)

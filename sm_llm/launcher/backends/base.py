@@ -23,6 +23,10 @@ class Submission:
     job: JobFile
     request: dict[str, Any]
 
+    def to_json(self) -> dict[str, Any]:
+        """The submission as JSON values: what a dry run prints."""
+        return {"backend": self.backend, "job": self.job.model_dump(mode="json"), "request": self.request}
+
 
 @dataclass(frozen=True)
 class NativeState:

@@ -1,0 +1,172 @@
+"""The local backend's submissions, and the container contract they are laid out in."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.entrypoint import entrypoint_source
+from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.launcher.backends.local import LocalBackend, Machine, this_machine
+from sm_llm.launcher.container import PORT, channel_name, clear_scratch, lay_out
+from sm_llm.launcher.plan import Plan, plan
+from sm_llm.launcher.processes import reserved_port
+from sm_llm.launcher.stage import absolute_inputs, mint_run_id, stage
+from sm_llm.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    import pytest
+
+JOB = {
+    "name": "job",
+    "compute": {"instance_count": 2, "processes_per_instance": 2},
+    "environment": {"MY_FLAG": "on"},
+    "task": {
+        "kind": "train",
+        "model": {"preset": "tiny"},
+        "data": {"format": "synthetic", "seq_length": 64},
+        "max_steps": 4,
+        "micro_batch_size": 1,
+    },
+}
+
+
+def job_file(root: Path, channels: dict[str, str] | None = None) -> tuple[Plan, JobFile]:
+    (it,) = plan(JOB)
+    return it, JobFile(
+        run_id="job-1", attempt=3, run_uri=str(root), spec=it.job, spec_digest=it.digest, channels=channels or {}
+    )
+
+
+def test_the_submission_is_exactly_what_runs_on_every_node(tmp_path: Path) -> None:
+    it, job = job_file(tmp_path / "run")
+    submission = LocalBackend(Machine(cpus=8)).render(it, job)
+    first, second = submission.request["nodes"]
+    assert first["argv"][1:] == [
+        "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--node-rank=0", "--rdzv-backend=static",
+        "--rdzv-id=job-1-3", "--master-addr=127.0.0.1", f"--master-port={PORT}", "--local-addr=127.0.0.1",
+        "--max-restarts=0", str(tmp_path / "run/local/attempt-3/node-0/code/train.py"),
+    ]  # fmt: skip
+    assert "--node-rank=1" in second["argv"]
+    assert submission.request["entrypoint"] == entrypoint_source("train")
+    assert first["env"]["OMP_NUM_THREADS"] == "2", "8 cores, 4 processes"
+    assert first["env"]["MY_FLAG"] == "on"
+    assert first["env"]["SM_LLM_JOB_FILE"] == str(tmp_path / "run/job.json")
+    assert "CUDA_VISIBLE_DEVICES" not in first["env"]
+    json.dumps(submission.request)
+    assert not (tmp_path / "run").exists(), "rendering touches nothing"
+
+
+def test_every_node_gets_gpus_of_its_own(tmp_path: Path) -> None:
+    it, job = job_file(tmp_path)
+    nodes = LocalBackend(Machine(8, ("0", "1", "2", "3"))).render(it, job).request["nodes"]
+    assert [node["env"]["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1", "2,3"]
+    assert [node["env"]["SM_NUM_GPUS"] for node in nodes] == ["2", "2"]
+
+
+def test_the_machine_is_read_without_loading_cuda(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert this_machine({}, tmp_path).gpus == ("0", "1")
+    assert this_machine({"CUDA_VISIBLE_DEVICES": "1, GPU-ab"}, tmp_path).gpus == ("1", "GPU-ab")
+    assert this_machine({"CUDA_VISIBLE_DEVICES": ""}, tmp_path).gpus == ()
+    assert this_machine({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path).gpus == ()
+
+
+def test_LM02_all_contract_files_are_there_for_every_fake_host(tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "a.arrow").write_text("x")
+    it, job = job_file(tmp_path / "run", {"data_train": str(rows)})
+    paths = RunPaths(tmp_path / "run")
+    nodes = LocalBackend(Machine(2)).render(it, job).request["nodes"]
+    for node in range(2):
+        container = lay_out(paths, job, node, "print()")
+        config = json.loads(container.resource_config.read_text())
+        assert config["hosts"] == ["algo-1", "algo-2"]
+        assert config["current_host"] == f"algo-{node + 1}"
+        assert config["network_interface_name"]
+        assert json.loads(container.hyperparameters.read_text()) == {}
+        assert json.loads(container.input_data_config.read_text())["data_train"]["TrainingInputMode"] == "File"
+        assert (container.channel("data_train") / "a.arrow").read_text() == "x"
+        env = nodes[node]["env"]
+        assert env["SAGEMAKER_BASE_DIR"] == str(container.base)
+        assert env["SM_CURRENT_HOST"] == f"algo-{node + 1}"
+        assert json.loads(env["SM_HOSTS"]) == ["algo-1", "algo-2"]
+        assert json.loads(env["SM_CHANNELS"]) == ["data_train"]
+        for name in ("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR", "SM_INPUT_DIR", "SM_INPUT_CONFIG_DIR",
+                     "SM_MODULE_DIR", "SM_CHANNEL_DATA_TRAIN"):  # fmt: skip
+            assert Path(env[name]).is_dir(), name
+        assert (container.code / env["SM_USER_ENTRY_POINT"]).read_text() == "print()"
+        assert container.scratch.is_dir()
+    clear_scratch(paths, job.attempt)
+    assert not list(paths.root.rglob("scratch"))
+    assert (rows / "a.arrow").exists(), "links are not followed when cleaning"
+
+
+def test_laying_out_again_replaces_what_an_earlier_try_left(tmp_path: Path) -> None:
+    _, job = job_file(tmp_path)
+    container = lay_out(RunPaths(tmp_path), job, 0, "one")
+    container.failure.write_text("old")
+    assert not lay_out(RunPaths(tmp_path), job, 0, "two").failure.exists()
+
+
+def test_local_inputs_become_absolute_paths_and_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows", "model", "old"):
+        (tmp_path / name).mkdir()
+    task = {
+        "kind": "train",
+        "model": {"path": "model"},
+        "tokenizer": "org/on-the-hub",
+        "data": {"format": "rows", "train": "rows", "seq_length": 8},
+        "max_steps": 1,
+        "start": {"checkpoint": "old@12"},
+    }
+    job, channels = absolute_inputs(JobSpec.model_validate({"name": "job", "task": task}))
+    found = job.task.model_dump()
+    assert found["model"]["path"] == str(tmp_path / "model")
+    assert found["data"]["train"] == str(tmp_path / "rows")
+    assert found["start"] == {"checkpoint": f"{tmp_path / 'old'}@12"}
+    assert found["tokenizer"] == "org/on-the-hub"
+    assert channels["data_train"] == str(tmp_path / "rows")
+    assert channels["model_path"] == str(tmp_path / "model")
+    assert "tokenizer" not in channels
+
+
+def test_staging_numbers_the_next_attempt_and_keeps_the_records_digest(tmp_path: Path) -> None:
+    from sm_llm.contract.run_record import Attempt
+    from sm_llm.launcher.stage import new_record
+
+    (it,) = plan(JOB)
+    record = new_record("job-1", it.job, "digest", {}, [], created=1.0)
+    record = record.with_attempt(Attempt(number=1, native_id="1", started=1.0))
+    job = stage(it, tmp_path, record).job
+    assert (job.run_id, job.attempt, job.spec_digest, job.run_uri) == ("job-1", 2, "digest", str(tmp_path))
+
+
+def test_channel_names() -> None:
+    assert channel_name("task.data.train") == "data_train"
+    assert channel_name("task.sources.0") == "sources_0"
+
+
+def test_run_ids_sort_by_time_and_differ_within_a_second() -> None:
+    assert mint_run_id("job", 0.0, "beef") == "job-19700101-000000-beef"
+    assert len({mint_run_id("job", 0.0) for _ in range(20)}) > 15
+
+
+def test_a_reserved_port_is_given_to_nobody_else_but_can_be_served() -> None:
+    with reserved_port() as port, reserved_port() as other:
+        assert port != other
+        for _ in range(200):
+            with socket.socket() as chance:
+                chance.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                chance.bind(("127.0.0.1", 0))
+                assert chance.getsockname()[1] not in (port, other)
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("0.0.0.0", port))
+            server.listen()

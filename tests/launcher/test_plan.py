@@ -1,0 +1,187 @@
+"""Plans: the numbers, the faults all at once, and that nothing heavy or lasting happens."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.data.describe import RowsInfo
+from sm_llm.errors import Fault, PlanError, SpecError
+from sm_llm.launcher.backends import local, registry
+from sm_llm.launcher.plan import Plan, plan
+from sm_llm.spec.recipes import recipe_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRAIN: dict[str, Any] = {
+    "name": "job",
+    "compute": {"instance_count": 2, "processes_per_instance": 2},
+    "task": {
+        "kind": "train",
+        "model": {"preset": "llama-3.2-1b"},
+        "data": {"format": "synthetic", "seq_length": 4096, "rows": 10_000},
+        "micro_batch_size": 2,
+        "global_batch_size": 64,
+        "max_tokens": 10_000_000,
+        "optim": {"warmup_fraction": 0.1},
+    },
+}
+
+
+def one(*overrides: str, **fields: Any) -> Plan:
+    (only,) = plan(TRAIN, *overrides, **fields)
+    return only
+
+
+def faults(*arguments: Any, **fields: Any) -> dict[str, Fault]:
+    with pytest.raises(PlanError) as caught:
+        plan(*arguments, **fields)
+    return {fault.path: fault for fault in caught.value.faults}
+
+
+def rows_folder(folder: Path, seq_length: int = 64, rows: int = 100, vocab_size: int | None = 300) -> Path:
+    """The small JSON files of prepared rows; a plan reads nothing else."""
+    folder.mkdir(parents=True)
+    info = RowsInfo(seq_length=seq_length, rows=rows, columns=("input_ids",), vocab_size=vocab_size)
+    for name, value in (("rows.json", info.to_json()), ("dataset_info.json", {}), ("state.json", {})):
+        (folder / name).write_text(json.dumps(value))
+    return folder
+
+
+def train_on(folder: Path, **changes: Any) -> dict[str, Any]:
+    data = {"format": "rows", "train": str(folder), "seq_length": 64}
+    task = {"kind": "train", "model": {"preset": "tiny"}, "data": data, "max_epochs": 2, "micro_batch_size": 10}
+    return {"name": "rows", "task": {**task, **changes}}
+
+
+def test_every_number_of_a_training_plan() -> None:
+    it = one()
+    derived, model = it.derived, it.model
+    assert derived is not None
+    assert model is not None
+    assert (it.world_size, derived.data_parallel_degree, derived.accumulation_steps) == (4, 4, 64 // (2 * 4))
+    assert derived.tokens_per_step == 64 * 4096
+    assert derived.total_steps == 39  # ceil(10,000,000 / 262,144) = ceil(38.1)
+    assert derived.warmup_steps == 4
+    assert derived.checkpoint_every == 4
+    assert model.parameters == 1_235_814_400
+    assert model.checkpoint_bytes == 12 * model.parameters
+    assert it.total_flops == model.flops_per_token * 39 * 64 * 4096
+    assert len(it.command) == 2
+    assert "--node-rank=1" in it.command[1]
+    assert it.warnings == ()
+
+
+def test_a_plan_is_a_frozen_json_value_and_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    it = one()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        it.world_size = 3  # type: ignore[misc]
+    assert json.loads(json.dumps(it.to_json(), allow_nan=False))["derived"]["total_steps"] == 39
+    assert it == one()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_fields_and_command_line_overrides_make_the_same_plan() -> None:
+    assert one("task.max_tokens=20000000") == one(task={"max_tokens": 20_000_000}) != one()
+
+
+def test_a_sequence_longer_than_the_model_is_refused() -> None:
+    found = faults({**TRAIN, "task": {**TRAIN["task"], "model": {"preset": "llama-2-7b"}}}, "task.data.seq_length=8192")
+    fault = found["task.data.seq_length"]
+    assert "4096" in fault.problem
+    assert fault.seen == 8192
+    assert "max_position_embeddings" in fault.remedy
+
+
+def test_rows_of_another_length_or_vocabulary_are_refused_all_at_once(tmp_path: Path) -> None:
+    folder = rows_folder(tmp_path / "rows", seq_length=128, vocab_size=50_000)
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    added = [{"id": 60_000, "content": "<|end|>"}]
+    (tokenizer / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added}))
+    found = faults(train_on(folder, tokenizer=str(tokenizer)))
+    assert set(found) == {"task.data.seq_length", "task.data.train", "task.tokenizer"}
+    assert "128 tokens each" in found["task.data.seq_length"].problem
+    assert "50000" in found["task.data.train"].problem
+    assert "60001" in found["task.tokenizer"].problem
+    assert "at least 60001" in found["task.tokenizer"].remedy
+
+
+def test_the_row_count_gives_the_length_in_epochs(tmp_path: Path) -> None:
+    (it,) = plan(train_on(rows_folder(tmp_path / "rows", rows=105)))
+    assert it.rows == 105
+    assert it.derived is not None
+    assert it.derived.total_steps == 21  # floor(2 x 105 / 10)
+
+
+def test_inputs_that_are_not_there_are_named(tmp_path: Path) -> None:
+    job = train_on(tmp_path / "nothing", tokenizer=str(tmp_path / "neither"))
+    assert {"task.data.train", "task.tokenizer"} <= set(faults(job))
+
+
+def test_a_folder_that_holds_no_rows_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    assert "state.json" in str(faults(train_on(tmp_path / "rows"))["task.data.train"])
+
+
+def test_faults_of_the_arithmetic_come_with_those_of_the_data_and_say_where_they_were_written(tmp_path: Path) -> None:
+    job = train_on(rows_folder(tmp_path / "rows", seq_length=128, rows=105), optim={"warmup_steps": 50})
+    found = faults(job, "task.data.seq_length=32")
+    assert set(found) == {"task.optim.warmup_steps", "task.data.seq_length"}
+    assert "21 steps" in found["task.optim.warmup_steps"].problem
+    assert found["task.data.seq_length"].origin == "override"
+
+
+def workflow(**train: Any) -> dict[str, Any]:
+    prepare = {"kind": "prepare", "sources": ["builtin:python-docs"], "seq_length": 64}
+    data = {"format": "rows", "train": "steps.one.output/train", "seq_length": 64}
+    task = {"kind": "train", "model": {"preset": "tiny"}, "data": data, "max_steps": 5, **train}
+    return {"name": "flow", "steps": {"one": {"task": prepare}, "two": {"task": task}}}
+
+
+def test_a_workflow_has_one_plan_per_step_and_knows_what_an_earlier_step_will_write() -> None:
+    first, second = plan(workflow(), "steps.one.task.train_tokenizer.vocab_size=512")
+    assert (first.step, second.step, second.after) == ("one", "two", ("one",))
+    assert second.job.name == "flow-two"
+    found = faults(workflow(), "steps.one.task.seq_length=32")
+    assert set(found) == {"steps.two.task.data.seq_length", "steps.two.task.data.train"}
+    assert "32 tokens each" in found["steps.two.task.data.seq_length"].problem
+    assert "32000" in found["steps.two.task.data.train"].problem  # the tokenizer of step one against preset tiny
+
+
+def test_validation_rows_of_a_step_that_holds_none_out_are_refused() -> None:
+    job = workflow(data={**workflow()["steps"]["two"]["task"]["data"], "validation": "steps.one.output/validation"})
+    assert "holds no rows out" in faults(job)["steps.two.task.data.validation"].problem
+
+
+def test_CK19_a_save_interval_longer_than_the_run_is_warned_of_and_the_default_fits_the_run() -> None:
+    warned = one("task.max_tokens=null", "task.max_steps=6", "task.checkpoint.every_steps=50")
+    assert "every_steps=50 is more than the 6 steps" in warned.warnings[0]
+    default = one("task.max_tokens=null", "task.max_steps=6").derived
+    assert default is not None
+    assert default.checkpoint_every == 1
+
+
+def test_more_processes_than_gpus_are_refused_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = local.Machine(cpus=8, gpus=("0", "1"))
+    monkeypatch.setattr(registry, "backend", lambda name: local.LocalBackend(machine))
+    fault = faults(TRAIN)["compute"]
+    assert "4 GPUs, this machine has 2" in fault.problem
+    assert "processes_per_instance=1" in fault.remedy
+    one("environment.CUDA_VISIBLE_DEVICES=''")
+    one("compute.processes_per_instance=1")
+
+
+def test_a_wrong_specification_stays_a_spec_error() -> None:
+    with pytest.raises(SpecError, match="learning_rate"):
+        plan(TRAIN, "task.optim.learning_rat=1e-3")
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_every_recipe_plans(name: str) -> None:
+    assert plan(name)

@@ -1,0 +1,271 @@
+"""Local runs under the real detached supervisor, with a fake worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.contract.events import read_events
+from sm_llm.contract.liveness import is_anyone_alive
+from sm_llm.contract.states import RunState
+from sm_llm.errors import RunFailed, SubmitError
+from sm_llm.launcher import api
+from sm_llm.launcher.attempt import cause_in_text
+
+if TYPE_CHECKING:
+    from sm_llm.launcher.run import Run
+
+Fakes = Any
+SLEEP = "(scratch / 'up').touch(); time.sleep(60)"
+
+
+def up(run: Run) -> bool:
+    """Whether every node of the newest attempt has said that it is up."""
+    folder = run.paths.attempt_dir(run.attempts[-1].number)
+    nodes = int(run.record.spec["compute"]["instance_count"])
+    return len(list(folder.glob("node-*/scratch/up"))) == nodes
+
+
+def test_a_run_completes_and_says_so_everywhere(fakes: Fakes) -> None:
+    fakes.use("print('Loss: 1.0'); put(4); put(None)")
+    run = fakes.launch()
+    assert run.wait() is RunState.COMPLETED
+    assert (run.result / "result.txt").read_text() == "done"
+    assert (run.result_link / "result.txt").read_text() == "done"
+    (attempt,) = run.attempts
+    assert attempt.state is RunState.COMPLETED
+    assert attempt.ended >= attempt.started
+    ends = [event for event in read_events(run.paths.events) if event["kind"] == "attempt_ended"]
+    assert [event["state"] for event in ends] == ["completed"]
+    assert list(run.logs()) == ["Loss: 1.0"]
+    assert not is_anyone_alive(run.root)
+    assert not list(run.root.rglob("scratch")), "scratch is cleaned"
+    assert run.record.outcome is RunState.COMPLETED
+
+
+def test_the_supervisor_leads_a_session_of_its_own_and_outlives_its_launcher(fakes: Fakes) -> None:
+    """A terminal that goes away sends SIGHUP to its session: the run is in none of it."""
+    program = "import sys, json; from sm_llm.launcher import api\n"
+    fakes.use(SLEEP)
+    run = fakes.launch()
+    pid = int(run.attempts[-1].native_id)
+    assert os.getsid(pid) == pid != os.getsid(0)
+    fakes.wait_until(lambda: up(run))
+    os.kill(pid, signal.SIGHUP)
+    done = subprocess.run(
+        [sys.executable, "-c", program + f"run = api.attach({run.uri!r}); print(run.state.value); run.stop()"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "running"
+    assert fakes.end(run) is RunState.STOPPED
+
+
+def test_LM04_the_real_error_is_told_not_the_tools_exit_code(fakes: Fakes) -> None:
+    fakes.use("raise ValueError('rows are upside down')")
+    run = fakes.launch()
+    with pytest.raises(RunFailed, match="ValueError: rows are upside down"):
+        run.wait()
+    assert run.status().reason == "ValueError: rows are upside down"
+
+
+def test_the_first_failure_file_names_the_cause_and_the_rank(fakes: Fakes) -> None:
+    fakes.use(
+        "failure = scratch.parent / 'output' / 'failure'\n"
+        "time.sleep(0.5 * node)\n"
+        "failure.write_text(f'rank {3 - node}: Traceback (most recent call last):\\n  File x\\nKeyError: {node}\\n')\n"
+        "sys.exit(1)"
+    )
+    run = fakes.launch("compute.instance_count=2")
+    assert fakes.end(run) is RunState.FAILED
+    (ended,) = [event for event in read_events(run.paths.events) if event["kind"] == "attempt_ended"]
+    assert (ended["rank"], ended["reason"]) == (3, "rank 3: KeyError: 0")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("rank 1: data: file a.txt line 3 is empty", "rank 1: data: file a.txt line 3 is empty"),
+        ("rank 0: 2 faults:\n  - a: wrong\n  - b: wrong", "rank 0: 2 faults: - a: wrong - b: wrong"),
+        ("rank 2: Traceback (most recent call last):\n  File\nfoo.BarError: no\n", "rank 2: foo.BarError: no"),
+        ("Traceback (most recent call last):\n  File\nKeyboardInterrupt\n", "KeyboardInterrupt"),
+    ],
+)
+def test_a_failure_file_gives_one_line(text: str, cause: str) -> None:
+    assert cause_in_text(text) == cause
+
+
+def test_one_failed_node_ends_the_others_within_15_seconds(fakes: Fakes) -> None:
+    fakes.use(f"if node == 1: raise SystemExit(3)\n{SLEEP}")
+    run = fakes.launch("compute.instance_count=2")
+    began = time.monotonic()
+    assert fakes.end(run) is RunState.FAILED
+    assert time.monotonic() - began < 15
+    assert run.status().reason == "node 1 ended with exit code 3"
+
+
+def test_an_end_without_a_result_is_not_called_completed(fakes: Fakes) -> None:
+    fakes.use("put(2)")
+    run = fakes.launch()
+    with pytest.raises(RunFailed, match="completed-unpublished"):
+        run.wait()
+
+
+def test_a_stopped_run_with_a_checkpoint_can_be_continued_by_the_same_launch(fakes: Fakes) -> None:
+    fakes.use(f"put(2); {SLEEP}")
+    run = fakes.launch()
+    fakes.wait_until(lambda: up(run))
+    run.stop()
+    assert fakes.end(run) is RunState.INTERRUPTED
+    assert run.record.outcome is None
+    fakes.use("put(None)")
+    again = fakes.launch()
+    assert (again.uri, again.continued_attempt) == (run.uri, 2)
+    assert again.wait() is RunState.COMPLETED
+    assert [it.number for it in again.attempts] == [1, 2]
+    third = fakes.launch()
+    assert third.uri != run.uri, "a completed run is not continued"
+    assert third.continued_attempt is None
+
+
+def test_a_second_stop_kills_what_ignores_the_first(fakes: Fakes) -> None:
+    fakes.use(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
+    run = fakes.launch()
+    fakes.wait_until(lambda: up(run))
+    run.stop()
+    time.sleep(0.5)
+    assert run.state is RunState.RUNNING
+    run.stop()
+    assert fakes.end(run) is RunState.STOPPED
+
+
+def test_nodes_die_with_a_killed_supervisor_and_the_run_goes_on_later(fakes: Fakes) -> None:
+    fakes.use(SLEEP)
+    run = fakes.launch("compute.instance_count=2")
+    fakes.wait_until(lambda: up(run))
+    assert run.state is RunState.RUNNING
+    os.kill(int(run.attempts[-1].native_id), signal.SIGKILL)
+    fakes.wait_until(lambda: not is_anyone_alive(run.root))
+    scripts = f"{run.root}/local".encode()
+    fakes.wait_until(lambda: not [path for path in Path("/proc").glob("[0-9]*/cmdline") if scripts in read(path)])
+    assert run.state is RunState.INTERRUPTED
+    assert "killed" in str(run.status().reason)
+    fakes.use("put(None)")
+    again = fakes.launch("compute.instance_count=2")
+    assert again.continued_attempt == 2
+    assert again.wait() is RunState.COMPLETED
+    assert not list(run.root.rglob("scratch")), "the killed attempt's scratch is cleaned too"
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_orphans_of_a_killed_node_are_killed(fakes: Fakes) -> None:
+    """torchrun puts its workers into sessions of their own: killed itself, it would leave them behind."""
+    fakes.use(
+        "import subprocess\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "pathlib.Path(job.run_uri, 'orphan').write_text(str(child.pid))\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    run = fakes.launch()
+    assert fakes.end(run) is RunState.FAILED
+    orphan = int((run.root / "orphan").read_text())
+    fakes.wait_until(lambda: not Path(f"/proc/{orphan}").exists())
+
+
+def test_a_running_run_is_refused_with_its_process_and_how_to_follow(fakes: Fakes) -> None:
+    fakes.use(SLEEP)
+    run = fakes.launch()
+    with pytest.raises(SubmitError, match=rf"process {run.attempts[0].native_id}.*sm-llm logs .*--new"):
+        fakes.launch()
+    other = fakes.launch(new=True)
+    assert other.uri != run.uri
+    for it in (run, other):
+        it.stop()
+        assert fakes.end(it) is RunState.STOPPED
+
+
+def test_of_two_launches_at_once_one_continues_and_one_is_refused(fakes: Fakes) -> None:
+    fakes.use(SLEEP)
+    first = fakes.launch()
+    first.stop()
+    fakes.end(first)
+    outcomes: list[str] = []
+
+    def launch() -> None:
+        try:
+            outcomes.append(f"attempt {fakes.launch().continued_attempt}")
+        except SubmitError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=launch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["attempt 2", "refused"]
+    assert [it.number for it in first.attempts] == [1, 2]
+    first.stop()
+    fakes.end(first)
+
+
+def test_runs_at_once_get_ports_of_their_own(fakes: Fakes) -> None:
+    fakes.use("print(sys.argv[3]); time.sleep(1); put(None)")
+    runs = [fakes.launch(new=True) for _ in range(4)]
+    for run in runs:
+        run.wait()
+    ports = {next(run.logs()) for run in runs}
+    assert len(ports) == 4
+    assert all(port.isdigit() for port in ports)
+
+
+def test_a_supervisor_that_cannot_start_is_told_with_its_own_words(fakes: Fakes) -> None:
+    fakes.use("put(None)")
+    fakes.monkeypatch.setattr("sm_llm.launcher.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
+    with pytest.raises(SubmitError, match=r"supervisor could not start:\n.*No module named sm_llm.launcher.nothing"):
+        fakes.launch()
+
+
+def test_an_error_of_the_launcher_itself_ends_the_attempt_as_failed(fakes: Fakes) -> None:
+    fakes.use("put(None)")
+    fakes.monkeypatch.setattr("sm_llm.launcher.backends.local._torchrun", lambda *_: ("/nowhere/python",))
+    run = fakes.launch()
+    assert fakes.end(run) is RunState.FAILED
+    assert "FileNotFoundError" in str(run.status().reason)
+
+
+def test_stop_refuses_a_process_that_is_not_the_runs_supervisor(fakes: Fakes) -> None:
+    from sm_llm.launcher import local_run
+
+    fakes.use("put(None)")
+    run = fakes.launch()
+    run.wait()
+    with pytest.raises(SubmitError, match="is not running"):
+        run.stop()
+    with pytest.raises(SubmitError, match="not this run's supervisor"):
+        local_run.signal_supervisor(run.root, os.getpid())
+
+
+def test_attach_finds_runs_by_folder_id_and_name_and_names_what_there_is(fakes: Fakes) -> None:
+    fakes.use("put(None)")
+    first, second = fakes.launch(), fakes.launch(new=True)
+    for run in (first, second):
+        run.wait()
+    assert api.attach(first.root).uri == first.uri
+    assert api.attach(first.id, storage=fakes.storage).uri == first.uri
+    assert api.attach("fake", storage=fakes.storage).uri == second.uri
+    assert api.attach(storage=fakes.storage).uri == second.uri
+    with pytest.raises(SubmitError, match=f"no run 'other'.*{first.id}"):
+        api.attach("other", storage=fakes.storage)
