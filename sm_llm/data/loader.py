@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 
-from sm_llm.data.order import Ints, row_indices
+from sm_llm.data.order import row_indices
 from sm_llm.data.prefetch import Prefetcher
 from sm_llm.data.source import IGNORED, Batch, Source, StreamSource, SyntheticSource
 from sm_llm.errors import DataError
@@ -173,16 +173,11 @@ class Batches:
                 yield next(steps)
 
     def _indexed(self, source: Source, start: int) -> _Steps:
-        micro_batch = np.arange(self._micro, dtype=np.int64)
-        step = start
-        while True:
-            first = step * self._accumulation * self._degree + self._rank
-            begins = [(first + m * self._degree) * self._micro for m in range(self._accumulation)]
-            yield [self._visit(source, begin + micro_batch) for begin in begins], {}
-            step += 1
-
-    def _visit(self, source: Source, global_indices: Ints) -> Batch:
-        return source.rows(row_indices(global_indices, source.count, source.seed, source.shuffle))
+        micro_batches = self._micro * (self._rank + self._degree * np.arange(self._accumulation, dtype=np.int64))
+        of_rank = micro_batches[:, None] + np.arange(self._micro)
+        for step in itertools.count(start):
+            samples = of_rank + step * self.global_batch_size
+            yield [source.rows(rows) for rows in row_indices(samples, source.count, source.seed, source.shuffle)], {}
 
     def _streamed(self, source: StreamSource) -> _Steps:
         stream = source.open(self._rank, self._degree, self._state or None)

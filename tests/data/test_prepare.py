@@ -152,6 +152,20 @@ def test_DT02_documents_shorter_than_a_row_do_not_vanish(
     assert account["tokens_dropped"] == {"tail": 0}
 
 
+def test_DT06_the_last_token_of_a_document_predicts_its_end_not_the_next_document(
+    tmp_path: Path, run_prepare: Run, write_jsonl: Write, tokenizer: Path
+) -> None:
+    texts = ["the cat sat", "paid for tea", "on a mat"]
+    run_prepare(write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts]), seq_length=64, tail="pad")
+    labels = RowsFolder.open(tmp_path / "out" / "train").take(np.array([0]))["labels"][0]
+    ends = np.cumsum([len(expected_ids(tokenizer, [text])) for text in texts]) - 1
+    assert np.flatnonzero(labels == 0).tolist() == ends.tolist()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
+    with pytest.raises(DataError, match="documents could not be told apart"):
+        run_prepare(tmp_path / "a.jsonl", tokenizer=str(tmp_path / "bare"))
+
+
 def test_DT17_a_document_of_65537_tokens_is_whole(
     tmp_path: Path, run_prepare: Run, write_jsonl: Write, tokenizer: Path, all_ids: Ids
 ) -> None:
