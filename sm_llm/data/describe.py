@@ -46,9 +46,19 @@ def describe_rows(folder: Path) -> RowsInfo:
         raise DataError(_not_rows(folder))
     own = folder / ROWS_INFO
     if own.is_file():
-        facts = read_json(own)
-        return RowsInfo(**{**facts, "columns": tuple(facts["columns"])})
+        return _own_facts(own)
     return _from_datasets(read_json(folder / DATASET_INFO))
+
+
+def data_files(folder: Path) -> list[Path]:
+    """The Arrow files of a saved split in order. Raises ``DataError`` for a folder whose order is kept elsewhere."""
+    state = read_json(folder / STATE)
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise DataError(f"{folder}: saved with an indices mapping; call flatten_indices() before save_to_disk()")
+    try:
+        return [folder / entry["filename"] for entry in state["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{folder / STATE}: does not list its data files") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -67,6 +77,14 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def _own_facts(path: Path) -> RowsInfo:
+    facts = read_json(path)
+    try:
+        return RowsInfo(**{**facts, "columns": tuple(facts["columns"])})
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: not written by this version ({error}). Prepare the text again") from error
 
 
 def _from_datasets(info: dict[str, Any]) -> RowsInfo:

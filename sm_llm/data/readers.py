@@ -9,7 +9,7 @@ import re
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
-from sm_llm.data.describe import STATE, read_json
+from sm_llm.data.describe import data_files
 from sm_llm.data.documents import BATCH_DOCUMENTS
 from sm_llm.errors import DataError
 
@@ -83,11 +83,8 @@ def _read_parquet(path: Path, text_field: str, collector: Collector) -> Iterator
 def _read_dataset(path: Path, text_field: str, collector: Collector) -> Iterator[tuple[int, Any, float]]:
     import pyarrow as pa
 
-    state = read_json(path / STATE)
-    if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise DataError(f"{path}: saved with an indices mapping; call flatten_indices() before save_to_disk()")
     rows = count(1)
-    files = [path / entry["filename"] for entry in state["_data_files"]]
+    files = data_files(path)
     for number, file in enumerate(files):
         try:
             stream = pa.ipc.open_stream(pa.memory_map(str(file), "r"))

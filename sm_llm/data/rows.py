@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sm_llm.data.describe import STATE, RowsInfo, describe_rows, read_json
+from sm_llm.data.describe import RowsInfo, data_files, describe_rows
 from sm_llm.data.source import IGNORED, Batch
 from sm_llm.errors import DataError
 
@@ -51,7 +51,7 @@ class RowsFolder:
         """
         folder = Path(path)
         info = describe_rows(folder)
-        chunks = [chunk for name in _data_files(folder) for chunk in _open_file(folder / name)]
+        chunks = [chunk for path in data_files(folder) for chunk in _open_file(path)]
         if not chunks:
             raise DataError(f"{folder}: holds no rows")
         _check_shapes(folder, chunks)
@@ -120,13 +120,6 @@ class RowsSource:
             f"{self._folder.folder / self._folder.file_of(index)}: row {index} holds token id {ids[row, position]} "
             f"at position {position}; the model's vocabulary has {self._vocab_size} tokens"
         )
-
-
-def _data_files(folder: Path) -> list[str]:
-    state = read_json(folder / STATE)
-    if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise DataError(f"{folder}: saved with an indices mapping; call flatten_indices() before save_to_disk()")
-    return [entry["filename"] for entry in state["_data_files"]]
 
 
 def _open_file(path: Path) -> list[_Chunk]:

@@ -154,6 +154,14 @@ def damage_indices(folder: Path) -> None:
     (folder / "state.json").write_text(json.dumps({**state, "_indices_files": [{"filename": "i.arrow"}]}))
 
 
+def damage_list(folder: Path) -> None:
+    (folder / "state.json").write_text("{}")
+
+
+def damage_facts(folder: Path) -> None:
+    (folder / "rows.json").write_text('{"columns": [], "other": 1}')
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -163,6 +171,8 @@ def damage_indices(folder: Path) -> None:
         (damage_count, "24 rows were written, 23 are there"),
         (damage_state, r"state\.json: not readable as JSON"),
         (damage_indices, "flatten_indices"),
+        (damage_list, r"state\.json: does not list its data files"),
+        (damage_facts, r"rows\.json: not written by this version"),
     ],
 )
 def test_a_damaged_folder_is_refused_by_name(tmp_path: Path, damage: Any, message: str) -> None:
