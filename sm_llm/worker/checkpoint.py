@@ -49,7 +49,8 @@ class _Job:
     private: dict[str, Any]
     meta: dict[str, Any]
     began: float
-    blocked_seconds: float
+    blocked_seconds: float | None
+    """Seconds the loop has waited; None while it waits until the end."""
 
 
 class Checkpointer:
@@ -105,11 +106,12 @@ class Checkpointer:
         )
         staged = self._stager.stage(state)
         assert isinstance(staged, dict)
-        blocked = time.perf_counter() - began
+        waits = required or not self._spec.async_save
+        blocked = None if waits else time.perf_counter() - began
         job = _Job(save, staged, private, meta, began, blocked)
         self._last_saved = step
         self._in_flight = self._thread.submit(self._write_and_publish, job)
-        if required or not self._spec.async_save:
+        if waits:
             self._settle(required)
         return time.perf_counter() - began
 
@@ -198,11 +200,12 @@ class Checkpointer:
             return
         uri = join(self._store.uri, job.save.slot.commit_key)
         seconds = time.perf_counter() - job.began
+        blocked = seconds if job.blocked_seconds is None else job.blocked_seconds
         size = published.commit.size
-        self._context.emit(CheckpointPublished(step, uri, size, seconds, job.blocked_seconds))
+        self._context.emit(CheckpointPublished(step, uri, size, seconds, blocked))
         self._context.say(
             f"checkpoint step {step}: {size / 2**20:.1f} MiB published in {seconds:.2f} s, "
-            f"training waited {job.blocked_seconds:.3f} s"
+            f"training waited {blocked:.3f} s"
         )
         self._collect()
 

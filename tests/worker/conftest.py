@@ -1,0 +1,82 @@
+"""One torchrun launch per world size; the tests read what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from worker_jobs import MODEL
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class World:
+    """The runs of one world size."""
+
+    size: int
+    folder: Path
+    results: dict[str, Any]
+
+    def run(self, name: str) -> Path:
+        return self.folder / name
+
+
+def launch(root: Path, size: int, prepared: dict[str, Path]) -> World:
+    """Run every configuration under torchrun. ``prepared`` are runs of another world size to be continued."""
+    folder = root / f"world-{size}"
+    folder.mkdir()
+    for name, source in prepared.items():
+        shutil.copytree(source, folder / name / source.name)  # a run keeps its name: its commits hold it
+    script = Path(__file__).with_name("run_configurations.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [*command, str(script), str(folder)], env=environ, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return World(size, folder, json.loads((folder / "results.json").read_text()))
+
+
+@pytest.fixture(scope="session")
+def worlds_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("worlds")
+    write_padded_rows(root / "padded")
+    return root
+
+
+@pytest.fixture(scope="session")
+def world2(worlds_root: Path) -> World:
+    return launch(worlds_root, 2, {})
+
+
+@pytest.fixture(scope="session")
+def world1(worlds_root: Path, world2: World) -> World:
+    return launch(worlds_root, 1, {"from-2": world2.run("half")})
+
+
+@pytest.fixture(scope="session")
+def world4(worlds_root: Path, world1: World) -> World:
+    return launch(worlds_root, 4, {"from-1": world1.run("half")})
+
+
+def write_padded_rows(folder: Path) -> None:
+    """Rows of very different lengths, so that ranks count different numbers of labels."""
+    draw = random.Random(1)
+    folder.mkdir()
+    with (folder / "rows.json").open("w") as stream:
+        for _ in range(24):
+            ids = [draw.randrange(int(MODEL["vocab_size"])) for _ in range(draw.choice([3, 9, 32]))]
+            row = {"input_ids": ids + [0] * (32 - len(ids)), "attention_mask": [1] * len(ids) + [0] * (32 - len(ids))}
+            stream.write(json.dumps(row) + "\n")

@@ -1,0 +1,169 @@
+"""Runs many training jobs in one torchrun launch; ``torchrun … run_configurations.py FOLDER``, results in FOLDER.
+
+Every process runs every configuration. Rank 0 writes results.json: what tests cannot read from the run folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from worker_jobs import job_environment, job_file, train_task
+
+from sm_llm.worker import train as train_module
+from sm_llm.worker.main import main
+from sm_llm.worker.strategies.fsdp import FsdpStrategy
+
+
+class Broken(Exception):
+    """Stands for a crash in the middle of a run."""
+
+
+class Harness:
+    """Runs jobs below one folder and collects what they cannot tell through their run folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.world = dist.get_world_size()
+        self.results: dict[str, Any] = {}
+
+    def run(self, name: str, task: dict[str, Any], *, attempt: int = 1, break_at: int | None = None) -> None:
+        """One attempt; ``break_at`` raises before that step is taken."""
+        run = self.folder / name
+        dist.barrier()
+        environ = job_environment(job_file(task, run, self.world, attempt))
+        dist.barrier()
+        original = train_module.Training.take_step
+
+        def take_step(training: train_module.Training, step: int, batches: Any) -> None:
+            if step == break_at:
+                training.checkpointer.finish()
+                raise Broken(f"step {step}")
+            original(training, step, batches)
+
+        train_module.Training.take_step = take_step  # type: ignore[method-assign]
+        try:
+            code = main("train", environ)
+        finally:
+            train_module.Training.take_step = original  # type: ignore[method-assign]
+        assert code == (0 if break_at is None else 1), f"{name}: exit code {code}"
+
+
+class SpyStrategy(FsdpStrategy):
+    """Keeps hashes of the initial parameters and notes shards that are equal on two ranks."""
+
+    hashes: dict[str, str]
+    equal_shards: list[str]
+
+    def build(self, config: Any, weights: Any) -> None:
+        super().build(config, weights)
+        type(self).hashes, type(self).equal_shards = {}, []
+        for name, parameter in self._parameters.items():
+            whole = parameter.detach()
+            if hasattr(whole, "full_tensor"):
+                locals_: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(locals_, _hash(whole.to_local()))
+                if len(set(locals_)) < len(locals_) and parameter.dim() > 1:
+                    self.equal_shards.append(name)
+                whole = whole.full_tensor()
+            self.hashes[name] = _hash(whole)
+
+
+class ShardedAlone(FsdpStrategy):
+    """FSDP2 even on one process, to compare with the bare model."""
+
+    def setup(self) -> None:
+        super().setup()
+        self._mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (self.data_parallel_degree,))
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+
+
+def with_strategy(strategy: type[FsdpStrategy], action: Any) -> None:
+    """Run ``action`` with another strategy class."""
+    original = train_module.make_strategy
+    train_module.make_strategy = lambda task, place: strategy(task, place)  # type: ignore[assignment]
+    try:
+        action()
+    finally:
+        train_module.make_strategy = original
+
+
+def common(harness: Harness) -> None:
+    """What every world size runs."""
+    with_strategy(SpyStrategy, lambda: harness.run("base", train_task()))
+    harness.results["initial"] = SpyStrategy.hashes
+    harness.results["equal_shards"] = SpyStrategy.equal_shards
+    padded = {"format": "json_rows", "seq_length": 32, "train": str(harness.folder.parent / "padded"), "shuffle": True}
+    harness.run("padded", train_task(data=padded, max_steps=6))
+    harness.run("broken", train_task(), break_at=15)
+    harness.run("broken", train_task(), attempt=2)
+    harness.run("half", train_task(), break_at=13)
+
+
+def one(harness: Harness) -> None:
+    """On a single process."""
+    harness.run("wide", train_task(micro_batch_size=4, global_batch_size=4))
+    harness.run("accumulated", train_task(micro_batch_size=1, global_batch_size=4))
+    bf16 = train_task(precision={"compute": "bf16"})
+    harness.run("bf16", bf16)
+    with_strategy(ShardedAlone, lambda: harness.run("bf16-sharded", bf16))
+    harness.run("bf16-broken", bf16, break_at=9)
+    harness.run("bf16-broken", bf16, attempt=2)
+    harness.run(
+        "plateau", train_task(optim={"schedule": "plateau", "plateau_patience": 0}, validation={"every_steps": 2})
+    )
+    harness.run("synchronous", train_task(checkpoint={"every_steps": 6, "async_save": False}))
+
+
+def two(harness: Harness) -> None:
+    """On two processes."""
+    recompute = {"activation_checkpointing": "full", "reshard_after_forward": False}
+    harness.run("recompute", train_task(parallelism=recompute))
+    harness.run("bf16", train_task(precision={"compute": "bf16"}))
+    untied = train_task()
+    untied["model"] = {**untied["model"], "config": {**untied["model"]["config"], "tie_word_embeddings": False}}
+    harness.run("untied", untied)
+    branch = {"checkpoint": f"{harness.folder / 'half'}@6"}
+    harness.run("branch", train_task(start=branch))
+    start = {"pretrained": str(result_of(harness.folder / "untied"))}
+    harness.run("pretrained", train_task(start=start, model={"preset": None, "config": {}}, max_steps=4))
+
+
+def result_of(run: Path) -> Path:
+    """The folder of a run's published result."""
+    commit = json.loads((run / "ckpt" / "commits" / "final.json").read_text())
+    return run / "final" / str(commit["save"]["save_id"]) / "data"
+
+
+def continue_other_world(harness: Harness) -> None:
+    """Take up, with this world size, what another one began (the test's fixture copied it here)."""
+    for run in sorted(harness.folder.glob("from-*/half")):
+        harness.run(str(run.relative_to(harness.folder)), train_task(), attempt=2)
+
+
+def run_all(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    harness = Harness(folder)
+    common(harness)
+    {1: one, 2: two}.get(harness.world, lambda _: None)(harness)
+    continue_other_world(harness)
+    if dist.get_rank() == 0:
+        (folder / "results.json").write_text(json.dumps(harness.results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_all(Path(sys.argv[1]))

@@ -1,0 +1,218 @@
+"""The worker's parts on their own: loss, optimiser groups, masters, random state, step buffer, meter, weights."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sm_llm.errors import CheckpointError, RunFailed
+from sm_llm.models.family import Tensor
+from sm_llm.spec.optim import OptimSpec
+from sm_llm.worker import random_state
+from sm_llm.worker.context import Place, WorkerContext
+from sm_llm.worker.loss import token_loss_sum
+from sm_llm.worker.metrics import Costs, Meter, StepBuffer
+from sm_llm.worker.optim import MOMENTS, build_adamw, is_decayed
+from sm_llm.worker.strategies.master import MasterWeights
+from sm_llm.worker.weights import InitialWeights, PretrainedWeights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_token_loss_is_that_of_hugging_face() -> None:
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 7, 11, generator=generator).to(torch.bfloat16)
+    labels = torch.randint(0, 11, (3, 7), generator=generator)
+    labels[0, 4:] = -100
+    counted = int((labels[:, 1:] != -100).sum())
+    expected = ForCausalLMLoss(logits, labels, vocab_size=11)
+    assert token_loss_sum(logits, labels).item() / counted == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("group", "decay_embeddings", "expected"),
+    [
+        ("matrix", False, True),
+        ("norm", True, False),
+        ("bias", True, False),
+        ("embedding", True, True),
+        ("embedding", False, False),
+    ],
+)
+def test_what_is_decayed(group: str, decay_embeddings: bool, expected: bool) -> None:
+    tensor = Tensor((2, 2), group, "normal", 0.02)  # type: ignore[arg-type]
+    assert is_decayed(tensor, OptimSpec(decay_embeddings=decay_embeddings)) is expected
+
+
+def test_adamw_with_its_state_made_early_steps_like_torchs_own() -> None:
+    start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    spec = OptimSpec(learning_rate=0.1, weight_decay=0.3)
+    own = build_adamw({"w": ours}, {"w": Tensor((4, 3), "matrix", "normal", 0.02)}, spec)
+    assert set(own.state[ours]) == {"step", *MOMENTS}
+    plain = torch.optim.AdamW([theirs], lr=0.1, betas=spec.betas, eps=spec.eps, weight_decay=0.3, fused=True)
+    for _ in range(3):
+        for parameter, optimizer in ((ours, own), (theirs, plain)):
+            parameter.grad = parameter.detach().sin()
+            optimizer.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_masters_add_up_gradients_in_fp32() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    masters = MasterWeights({"w": parameter}, torch.bfloat16)
+    assert parameter.dtype == torch.bfloat16
+    for value in (1.0, 2**-10):  # the sum needs more than bf16's eight bits
+        parameter.grad = torch.full((2,), value, dtype=torch.bfloat16)
+        masters.collect_gradients()
+        assert parameter.grad is None
+    master = masters.parameters["w"]
+    assert master.grad is not None
+    assert master.grad.tolist() == [1 + 2**-10] * 2
+    with torch.no_grad():
+        master.fill_(3.0)
+    masters.refresh()
+    assert parameter.tolist() == [3.0, 3.0]
+
+
+def test_masters_of_an_fp32_model_are_its_parameters() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    assert MasterWeights({"w": parameter}, torch.float32).parameters["w"] is parameter
+
+
+def test_random_state_survives_json() -> None:
+    def draw() -> tuple[float, float, float, float]:
+        return random.random(), random.gauss(0, 1), float(np.random.normal()), float(torch.rand(()))
+
+    random_state.seed_everything(3, 1)
+    draw()
+    saved = json.loads(json.dumps(random_state.capture()))
+    first = [draw() for _ in range(3)]
+    random_state.restore(saved)
+    assert [draw() for _ in range(3)] == first
+
+
+def test_ranks_draw_different_numbers() -> None:
+    drawn = set()
+    for rank in range(4):
+        random_state.seed_everything(0, rank)
+        drawn.add(float(torch.rand(())))
+    assert len(drawn) == 4
+
+
+def test_step_buffer_gives_back_every_step_in_order() -> None:
+    buffer = StepBuffer(torch.device("cpu"), capacity=2)
+    buffer.record(1, torch.tensor(6.0), torch.tensor(0.5), 3, 0.1)
+    assert not buffer.is_full
+    buffer.record(2, torch.tensor(8.0), torch.tensor(0.25), torch.tensor(4.0), 0.2)
+    assert buffer.is_full
+    steps = buffer.flush()
+    assert [(it.step, it.loss, it.grad_norm, it.learning_rate, it.tokens) for it in steps] == [
+        (1, 2.0, 0.5, 0.1, 3),
+        (2, 2.0, 0.25, 0.2, 4),
+    ]
+    assert buffer.flush() == []
+
+
+def test_meter_leaves_pauses_out_and_names_its_formula() -> None:
+    now = [0.0]
+    costs = Costs(tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1000.0, world_size=2)
+    meter = Meter(costs, torch.device("cpu"), 10, clock=lambda: now[0])
+    now[0] = 4.0
+    with meter.paused():
+        now[0] = 14.0
+    window = meter.read(14, data_wait_seconds=0.5)
+    assert window.step_seconds == 1.0
+    assert window.tokens_per_second == 100.0
+    assert window.tokens_per_second_per_device == 50.0
+    assert window.mfu == 0.25
+    now[0] = 16.0
+    assert meter.read(15, data_wait_seconds=0.75).data_wait_seconds == 0.25
+
+
+def test_the_training_line_keeps_what_hang_detection_matches() -> None:
+    from sm_llm.contract.events import Step
+
+    costs = Costs(tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1e12, world_size=1)
+    now = [0.0]
+    meter = Meter(costs, torch.device("cpu"), 0, clock=lambda: now[0])
+    now[0] = 1.0
+    line = meter.line(Step(5, 2.5, 0.75, 1e-3, 100), meter.read(5, 0.0), 10)
+    for part in ("step 5/10", "Loss: 2.5000", "500 tokens/s/device", "MFU", "6N", "grad norm 0.750", "lr 1.000e-03"):
+        assert part in line
+
+
+TENSORS = {"a": Tensor((4, 3), "matrix", "normal", 0.02), "b": Tensor((2,), "norm", "ones")}
+
+
+def test_pretrained_weights_are_read_by_slice(tmp_path: Path) -> None:
+    values = {"a": torch.arange(12.0).reshape(4, 3), "b": torch.ones(2)}
+    save_file(values, tmp_path / "model.safetensors")
+    reader = PretrainedWeights(tmp_path, TENSORS)
+    assert torch.equal(reader.read("a", (1, 0), (2, 3)), values["a"][1:3])
+    assert torch.equal(reader.read("b", (0,), (2,)), values["b"])
+
+
+def test_pretrained_weights_trust_the_index_not_the_file_names(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(4, 3)}, tmp_path / "odd.safetensors")
+    save_file({"b": torch.ones(2)}, tmp_path / "name.safetensors")
+    index = {"weight_map": {"a": "odd.safetensors", "b": "name.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert PretrainedWeights(tmp_path, TENSORS).read("b", (0,), (1,)).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"a": torch.zeros(4, 3)}, "lacks b"),
+        ({"a": torch.zeros(4, 2), "b": torch.ones(2)}, r"shape \[4, 2\]"),
+    ],
+)
+def test_pretrained_weights_that_do_not_fit_are_refused(
+    values: dict[str, torch.Tensor], told: str, tmp_path: Path
+) -> None:
+    save_file(values, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=told):
+        PretrainedWeights(tmp_path, TENSORS)
+
+
+def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="safetensors"):
+        PretrainedWeights(tmp_path, TENSORS)
+
+
+def test_initial_weights_slice_the_family_distribution() -> None:
+    reader = InitialWeights(TENSORS, seed=5)
+    whole = reader.read("a", (0, 0), (4, 3))
+    assert torch.equal(reader.read("a", (2, 0), (1, 3)), whole[2:3])
+
+
+def test_place_reads_torchruns_variables() -> None:
+    environ = {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+    }
+    place = Place.read(environ)
+    assert place == Place(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, node_count=2)
+    assert not place.is_leader
+    assert not place.is_node_leader
+    assert Place.read({}).is_leader
+
+
+def test_a_worker_without_job_file_says_who_starts_it() -> None:
+    with pytest.raises(RunFailed, match="SM_LLM_JOB_FILE"):
+        WorkerContext.read({})

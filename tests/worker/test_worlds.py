@@ -1,0 +1,210 @@
+"""Whole training jobs under torchrun on 1, 2 and 4 processes: exact semantics, exact resume, exact export."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from worker_jobs import STEPS, events, exact_steps, losses, train_task
+
+from sm_llm.models.config import model_config
+from sm_llm.models.registry import family
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.storage.folder import FolderStore
+from sm_llm.storage.publish import find_final, list_checkpoints
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import World
+
+
+pytestmark = pytest.mark.timeout(600)  # the first test of a world waits for its whole launch
+
+
+def largest_difference(first: dict[int, float], second: dict[int, float]) -> float:
+    assert first.keys() == second.keys()
+    return max(abs(first[step] - second[step]) for step in first)
+
+
+@pytest.fixture(params=["world1", "world2", "world4"])
+def world(request: pytest.FixtureRequest) -> World:
+    found: World = request.getfixturevalue(request.param)
+    return found
+
+
+def test_every_step_is_an_event(world: World) -> None:
+    assert list(losses(world.run("base"))) == list(range(1, STEPS + 1))
+    assert [event["step"] for event in events(world.run("base"), "throughput")] == [7, 14, 20]
+    assert [event["step"] for event in events(world.run("base"), "validation")] == [10, 20]
+    assert {event["tokens"] for event in events(world.run("base"), "step")} == {8 * 31}
+
+
+def test_losses_do_not_depend_on_the_number_of_processes(world: World, world1: World) -> None:
+    assert largest_difference(losses(world.run("base")), losses(world1.run("base"))) < 1e-5
+    validations = [
+        [event["validation_loss"] for event in events(it.run("base"), "validation")] for it in (world, world1)
+    ]
+    assert validations[0] == pytest.approx(validations[1], abs=1e-5)
+
+
+def test_padded_rows_are_averaged_over_the_labels_of_the_global_batch(world: World, world1: World) -> None:
+    assert largest_difference(losses(world.run("padded")), losses(world1.run("padded"))) < 1e-5
+    counts = [[event["tokens"] for event in events(it.run("padded"), "step")] for it in (world, world1)]
+    assert counts[0] == counts[1]
+    assert len(set(counts[0])) > 1
+
+
+def test_initial_weights_are_bit_equal_on_any_number_of_processes(world: World, world1: World) -> None:
+    assert world.results["initial"] == world1.results["initial"]
+    assert world.results["equal_shards"] == []
+
+
+def test_CK27_a_broken_run_equals_an_unbroken_one_bit_for_bit(world: World) -> None:
+    assert exact_steps(world.run("broken")) == exact_steps(world.run("base"))
+    starts = [(event["source"], event["step"]) for event in events(world.run("broken"), "start_chosen")]
+    assert starts == [("scratch", 0), ("checkpoint", 12)]
+
+
+@pytest.mark.parametrize(("name", "run"), [("world1", "from-2/half"), ("world4", "from-1/half")])
+def test_CK30_another_number_of_processes_continues(
+    name: str, run: str, world1: World, request: pytest.FixtureRequest
+) -> None:
+    world: World = request.getfixturevalue(name)
+    assert events(world.run(run), "start_chosen")[-1]["step"] == 12
+    continued = {event["step"]: event["loss"] for event in events(world.run(run), "step") if event["attempt"] == 2}
+    expected = {step: loss for step, loss in losses(world1.run("base")).items() if step > 12}
+    assert largest_difference(continued, expected) < 1e-4
+
+
+def test_the_policy_keeps_the_newest_checkpoints_and_the_final_result(world: World) -> None:
+    store = FolderStore(world.run("base"))
+    assert [(info.step, info.valid) for info in list_checkpoints(store)] == [(12, True), (18, True), (20, True)]
+    final = find_final(store, run_id="base")
+    assert final is not None
+    assert final.save.world_size == world.size
+
+
+def test_scratch_is_left_empty(world: World) -> None:
+    """What was sealed is deleted once it is published."""
+    scratch = world.run("base") / "local" / "attempt-1" / "node-0" / "scratch"
+    assert [path for path in scratch.rglob("*") if path.is_file()] == []
+
+
+def test_accumulating_micro_batches_equals_one_large_batch(world1: World) -> None:
+    assert largest_difference(losses(world1.run("wide")), losses(world1.run("accumulated"))) < 1e-5
+
+
+def test_one_process_without_fsdp_equals_fsdp_bit_for_bit(world1: World) -> None:
+    """bf16 compute with fp32 masters is what FSDP2's mixed precision does."""
+    assert exact_steps(world1.run("bf16")) == exact_steps(world1.run("bf16-sharded"))
+
+
+def test_bf16_stays_near_fp32_and_resumes_exactly(world1: World, world2: World) -> None:
+    assert 0 < largest_difference(losses(world1.run("bf16")), losses(world1.run("base"))) < 2e-2
+    assert largest_difference(losses(world1.run("bf16")), losses(world2.run("bf16"))) < 2e-3
+    assert exact_steps(world1.run("bf16-broken")) == exact_steps(world1.run("bf16"))
+
+
+def test_saving_does_not_change_training(world1: World) -> None:
+    assert exact_steps(world1.run("synchronous")) == exact_steps(world1.run("base"))
+
+
+def test_activation_checkpointing_does_not_change_losses(world2: World) -> None:
+    assert exact_steps(world2.run("recompute")) == exact_steps(world2.run("base"))
+
+
+def test_plateau_follows_validation(world1: World) -> None:
+    rates = [event["learning_rate"] for event in events(world1.run("plateau"), "step")]
+    scores = [event["validation_loss"] for event in events(world1.run("plateau"), "validation")]
+    assert len(set(rates[4:])) > 2
+    best, scale, expected = float("inf"), 1.0, []
+    for score in scores:
+        expected += [max(3e-4, 3e-3 * scale)] * 2
+        scale *= 1.0 if score < best else 0.5
+        best = min(best, score)
+    assert rates[4:] == expected[4:]
+
+
+def test_a_branch_continues_another_run_and_leaves_it_alone(world2: World) -> None:
+    branch = world2.run("branch")
+    assert exact_steps(branch) == {k: v for k, v in exact_steps(world2.run("base")).items() if k > 6}
+    chosen = events(branch, "start_chosen")[0]
+    assert (chosen["source"], chosen["step"]) == ("checkpoint", 6)
+    assert chosen["digest"] is not None
+
+
+def test_pretrained_weights_start_where_they_left_off(world2: World) -> None:
+    pretrained, trained = world2.run("pretrained"), world2.run("untied")
+    chosen = events(pretrained, "start_chosen")[0]
+    assert (chosen["source"], chosen["step"]) == ("pretrained", 0)
+    assert losses(pretrained)[1] < losses(trained)[1] - 0.1
+
+
+def result_folder(run: Path) -> Path:
+    commit = json.loads((run / "ckpt" / "commits" / "final.json").read_text())
+    return run / "final" / str(commit["save"]["save_id"]) / "data"
+
+
+@pytest.mark.parametrize("name", ["base", "bf16", "untied"])
+def test_the_published_model_loads_and_scores_the_same(name: str, world2: World) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from sm_llm.data.loader import open_source
+
+    task = TrainTask.model_validate(train_task(), strict=False)
+    source = open_source(task.data, "validation", 256, task.seed)
+    assert source is not None
+    import numpy as np
+
+    ids = torch.from_numpy(source.rows(np.arange(10)).input_ids)
+    model = AutoModelForCausalLM.from_pretrained(result_folder(world2.run(name)))
+    with torch.no_grad():
+        loss = float(model(input_ids=ids, labels=ids).loss)
+    recorded = events(world2.run(name), "validation")[-1]["validation_loss"]
+    assert loss == pytest.approx(recorded, abs=1e-3)
+    assert model.config.vocab_size == 256
+
+
+def test_losses_equal_a_plain_hugging_face_loop(world2: World) -> None:
+    """The same model, rows and schedule written down without this package's worker."""
+    import numpy as np
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from sm_llm.data.loader import open_source
+    from sm_llm.data.order import row_indices
+    from sm_llm.models.config import both_spellings
+    from sm_llm.models.init_weights import initial_slice
+    from sm_llm.spec.optim import OptimSpec
+    from sm_llm.worker.schedule import learning_rate
+
+    task = TrainTask.model_validate(train_task(), strict=False)
+    config = model_config(preset="tiny", path=None, pretrained=None, overrides=task.model.config)
+    fields = {name: value for name, value in both_spellings(config).items() if name != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields))
+    tensors = family(config).tensors(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            shape = tensors[name].shape
+            parameter.copy_(torch.from_numpy(initial_slice(0, name, shape, tensors[name], (0,) * len(shape), shape)))
+    norms = [p for name, p in model.named_parameters() if "norm" in name]
+    others = [p for name, p in model.named_parameters() if "norm" not in name]
+    groups = [{"params": others, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
+    source = open_source(task.data, "train", 256, 0)
+    found = {}
+    for step in range(1, STEPS + 1):
+        rows = row_indices(np.arange((step - 1) * 8, step * 8), 96, 0, True)
+        ids = torch.from_numpy(source.rows(rows).input_ids)  # type: ignore[union-attr]
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(OptimSpec(learning_rate=3e-3, min_learning_rate=3e-4), step, STEPS, 4)
+        optimizer.step()
+        optimizer.zero_grad()
+        found[step] = loss.item()
+    assert largest_difference(found, losses(world2.run("base"))) < 1e-4
