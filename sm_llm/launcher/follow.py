@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
 
 POLL_SECONDS = 0.2
+LOOKS_PER_STATE = 5
 
 
 class EventTail:
@@ -38,18 +40,19 @@ def follow(
 ) -> Iterator[tuple[Run, Mapping[str, Any]] | None]:
     """Every event of the newest attempt with the job it belongs to, until the run has ended; None between looks."""
     tails: dict[str, tuple[Run, EventTail]] = {}
-    ended = False
-    while not ended:
-        ended = run.state.is_final  # asked before reading, so that the last events are never missed
-        for job in _jobs_of_newest_attempt(run):
+    for look in itertools.count():
+        # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
+        ended = look % LOOKS_PER_STATE == 0 and run.state.is_final
+        for job in _jobs_of_newest_attempt(run) if look % LOOKS_PER_STATE == 0 else ():
             if job.uri not in tails:
                 tails[job.uri] = (job, EventTail(job.paths.events, job.attempts[-1].number))
         for job, tail in tails.values():
             for event in tail.new_events():
                 yield job, event
         yield None
-        if not ended:
-            sleep(poll)
+        if ended:
+            return
+        sleep(poll)
 
 
 def _jobs_of_newest_attempt(run: Run) -> list[Run]:

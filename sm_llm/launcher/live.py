@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError, SubmitError
@@ -111,8 +112,14 @@ def accompany(run: Run, console: Console, *, wait: bool) -> RunState:
 
 @contextlib.contextmanager
 def _counted_interrupts() -> Iterator[list[int]]:
-    """Collect Ctrl-C instead of raising ``KeyboardInterrupt``: it is meant for the run, not for whoever watches it."""
+    """Collect Ctrl-C instead of raising ``KeyboardInterrupt``: it is meant for the run, not for whoever watches it.
+
+    Outside the main thread Python delivers no signals, so there is nothing to collect.
+    """
     interrupts: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:
         yield interrupts

@@ -68,12 +68,11 @@ def _continuations(rows: Sequence[MetricRow]) -> list[int]:
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Mean over the last ``window`` values at every point (fewer at the start)."""
-    sums, out = 0.0, []
-    for index, value in enumerate(values):
-        sums += value - (values[index - window] if index >= window else 0.0)
-        out.append(sums / min(index + 1, window))
-    return out
+    """Mean of ``window`` values around every point (fewer at the ends), so that the curve does not lag behind."""
+    sums = [0.0, *itertools.accumulate(values)]
+    before, after = window // 2, window - window // 2
+    bounds = [(max(0, index - before), min(len(values), index + after)) for index in range(len(values))]
+    return [(sums[high] - sums[low]) / (high - low) for low, high in bounds]
 
 
 def _draw_loss(panel: Axes, rows: Sequence[MetricRow]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.events import read_events
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.lines import big, duration, size
 
@@ -191,7 +190,7 @@ def closing(run: Run, console: Console, plot: str | None) -> None:
     status = run.status()
     took = f" in {duration(status.ended - status.started)}" if status.started and status.ended else ""
     style = _STYLES.get(status.state, "")
-    reason = f": {escape(status.reason)}" if status.reason else ""
+    reason = f": {escape(status.reason)}" if status.reason else _reached(status)
     console.print(f"\n[bold {style}]{status.state.value}[/]{took}{reason}", soft_wrap=True)
     places = [("run", run.uri), ("result", run.result_link), ("plot", plot)]
     for name, value in places:
@@ -207,7 +206,16 @@ def closing(run: Run, console: Console, plot: str | None) -> None:
         console.print("\nThe same command continues it from its newest checkpoint.")
 
 
+def _reached(status: Status) -> str:
+    now = status.progress
+    parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
+    parts += [f"validation loss {now.validation_loss:.4f}"] if now.validation_loss is not None else []
+    return f" at {', '.join(parts)}" if parts else ""
+
+
 def _print_sample(run: Run, console: Console) -> None:
+    from sm_llm.contract.events import read_events
+
     samples = [event for event in read_events(run.job.paths.events) if event["kind"] == "sample"]
     if samples:
         console.print("\n[bold]A sample of what it writes[/]")

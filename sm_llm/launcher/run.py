@@ -216,6 +216,14 @@ class Run:
             raise RunFailed(self.failure_message())
         return state
 
+    def watch(self) -> RunState:
+        """Show the run until it ends, as ``sm-llm fit`` does: a live line, then where everything is."""
+        from rich.console import Console
+
+        from sm_llm.launcher.live import accompany
+
+        return accompany(self, Console(highlight=False), wait=True)
+
     def failure_message(self) -> str:
         """Why the run failed and where to look."""
         native = self._backend.describe(self.uri, self._native_id or "")

@@ -187,8 +187,9 @@ def test_a_run_without_a_step_has_nothing_to_plot(root: Path) -> None:
         Run(root).plot()
 
 
-def test_smoothing_is_the_mean_of_the_last_values() -> None:
-    assert plot.smooth([4.0, 2.0, 6.0, 8.0], 2) == [4.0, 3.0, 4.0, 7.0]
+def test_smoothing_is_the_mean_of_the_values_around() -> None:
+    assert plot.smooth([4.0, 2.0, 6.0, 8.0, 1.0], 3) == [3.0, 4.0, 16 / 3, 5.0, 4.5]
+    assert plot.smooth([4.0, 2.0], 1) == [4.0, 2.0]
 
 
 def shown(events: list[ev.Event], *, terminal: bool) -> str:
@@ -261,3 +262,16 @@ def test_metric_rows_of_an_empty_folder(tmp_path: Path) -> None:
 def test_a_run_shows_as_its_uri(root: Path) -> None:
     run: Any = Run(root)
     assert repr(run) == f"Run({str(root)!r})"
+
+
+def test_watching_an_ended_run_shows_its_events_once_and_how_it_ended(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(root, 1, STARTED, step(10, 4.125), speed(10), ev.Sample("once", " upon a time"))
+    write(root, 1, ev.AttemptEnded("failed", "rank 1: boom", 1), writer="launcher")
+    assert Run(root).watch() is RunState.FAILED
+    text = capsys.readouterr().out
+    assert text.count("step 10/40  loss 4.1250") == 1
+    assert "failed in 1m00s: rank 1: boom" in text
+    assert "same command continues it" in text
+    assert "Load it with" not in text

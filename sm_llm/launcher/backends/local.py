@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.errors import Fault, SubmitError
-from sm_llm.launcher import local_run
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.container import PORT, entry_script, node_environment
-from sm_llm.launcher.logs import read_logs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +43,10 @@ def this_machine(environ: Mapping[str, str] = os.environ, devices: Path = Path("
 
 @dataclass(frozen=True)
 class LocalBackend:
-    """Renders and starts local runs. ``machine`` is injected in tests."""
+    """Renders and starts local runs. ``machine`` is injected in tests.
+
+    What runs and watches processes is imported where it is used: a plan needs none of it.
+    """
 
     machine: Machine = field(default_factory=this_machine)
     name: str = "local"
@@ -94,27 +95,38 @@ class LocalBackend:
 
     def submit(self, submission: Submission) -> str:
         """Start the detached supervisor; the native id is its process id."""
+        from sm_llm.launcher.local_run import start
+
         _need_torch()
-        return local_run.start(submission)
+        return start(submission)
 
     def submit_workflow(self, run_uri: str, attempt: int) -> str:
         """Start one detached supervisor, which runs the steps in turn; the native id is its process id."""
+        from sm_llm.launcher.local_run import start_supervisor
+
         _need_torch()
-        return local_run.start_supervisor(Path(run_uri), attempt)
+        return start_supervisor(Path(run_uri), attempt)
 
     def describe(self, run_uri: str, native_id: str) -> NativeState:
         """The state of a local run, from its record, its lock and its final commit."""
-        state, reason = local_run.state(Path(run_uri))
+        from sm_llm.launcher.local_run import state as state_of
+
+        state, reason = state_of(Path(run_uri))
         return NativeState(state, reason or "")
 
     def logs(self, run_uri: str, attempt: int, *, follow: bool) -> Iterator[str]:
         """Lines of all nodes, rank 0's node first; following ends with the run."""
+        from sm_llm.contract.liveness import is_anyone_alive
+        from sm_llm.launcher.logs import read_logs
+
         folder = Path(run_uri)
-        return read_logs(RunPaths(folder), attempt, still_running=lambda: follow and local_run.is_alive(folder))
+        return read_logs(RunPaths(folder), attempt, still_running=lambda: follow and is_anyone_alive(folder))
 
     def stop(self, run_uri: str, native_id: str) -> None:
         """Send SIGTERM to the supervisor, which passes it on to every node."""
-        local_run.signal_supervisor(Path(run_uri), int(native_id))
+        from sm_llm.launcher.local_run import signal_supervisor
+
+        signal_supervisor(Path(run_uri), int(native_id))
 
 
 def _need_torch() -> None:
