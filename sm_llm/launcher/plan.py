@@ -176,9 +176,7 @@ class _Numbers:
     warnings: list[str] = field(default_factory=list)
 
 
-def _train_numbers(
-    task: TrainTask, world_size: int, upstream: Mapping[str, Upstream], faults: list[Fault]
-) -> _Numbers:
+def _train_numbers(task: TrainTask, world_size: int, upstream: Mapping[str, Upstream], faults: list[Fault]) -> _Numbers:
     """Numbers of a training task; what is wrong goes to ``faults``, so that all is told at once."""
     numbers = _Numbers()
     if not is_reference(task.model.path) and not is_reference(pretrained_source(task)):

@@ -42,9 +42,7 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def start(
-    argv: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path
-) -> subprocess.Popen[bytes]:
+def start(argv: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
     """Start one node in ``folder``; its output is appended to ``log``. It gets SIGTERM when this process dies.
 
     Call it from the main thread of a process without other threads: the death signal follows the *thread* that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.states import RunState
@@ -39,9 +40,12 @@ def plan_table(plan: Plan) -> Table:
 def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     compute = plan.job.compute
     yield "task", plan.job.task.kind + (f" (after {', '.join(plan.after)})" if plan.after else "")
-    yield "runs on", (
-        f"{plan.job.backend.name}: {compute.instance_count} x {compute.processes_per_instance} = "
-        f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}"
+    yield (
+        "runs on",
+        (
+            f"{plan.job.backend.name}: {compute.instance_count} x {compute.processes_per_instance} = "
+            f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}"
+        ),
     )
     if plan.model is not None:
         yield from _model_rows(plan)
@@ -72,10 +76,10 @@ def _batch_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     derived = plan.derived
     assert derived is not None
     yield "data-parallel degree", str(derived.data_parallel_degree)
-    yield "global batch", (
-        f"{derived.global_batch_size:,} sequences = {derived.micro_batch_size} x {derived.data_parallel_degree} ranks "
-        f"x {derived.accumulation_steps} accumulated; {derived.tokens_per_step:,} tokens"
+    ranks = (
+        f"{derived.micro_batch_size} x {derived.data_parallel_degree} ranks x {derived.accumulation_steps} accumulated"
     )
+    yield "global batch", f"{derived.global_batch_size:,} sequences = {ranks}; {derived.tokens_per_step:,} tokens"
 
 
 def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -119,7 +123,10 @@ def status_table(status: Status) -> Table:
         table.add_row(f"step {step.uri.rpartition('/')[2]}", step.state.value)
     table.add_row("folder", status.uri)
     if status.result:
-        table.add_row("result", status.result)
+        from sm_llm.launcher.results import RESULT_LINK
+
+        link = Path(status.uri) / RESULT_LINK
+        table.add_row("result", str(link) if link.exists() else status.result)
     return table
 
 
@@ -157,7 +164,7 @@ def origins_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
 
 
 def _scalar(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 METRIC_COLUMNS = ("step", "loss", "validation_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu")
