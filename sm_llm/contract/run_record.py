@@ -28,7 +28,7 @@ _GIT_SECONDS = 10.0
 
 
 class _Block(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class GitState(_Block):

@@ -26,7 +26,7 @@ def _plain_path(path: str) -> str:
 
 
 class _Manifest(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class FileEntry(_Manifest):
