@@ -146,6 +146,16 @@ class Account:
 
 
 @dataclass(frozen=True)
+class TrackerOpened:
+    """An experiment tracker takes this run's numbers under ``id``; later attempts go on under the same."""
+
+    tracker: str
+    id: str
+    uri: str | None = None
+    kind: str = "tracker_opened"
+
+
+@dataclass(frozen=True)
 class AttemptEnded:
     """Written last, by the launcher's supervisor: a ``RunState`` value and, if it failed, why."""
 
@@ -167,6 +177,7 @@ Event = (
     | Progress
     | Notice
     | Account
+    | TrackerOpened
     | AttemptEnded
 )
 

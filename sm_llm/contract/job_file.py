@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,6 +31,11 @@ class JobFile(BaseModel):
     spec_digest: str
     channels: dict[str, str] = Field(default_factory=dict)
     """Input channels the backend mounts: name -> source URI."""
+    resume: int | Literal["newest"] | None = None
+    """A resume that somebody asked for: this attempt must continue from this run's own checkpoint, the one of exactly
+    this step or the newest, and fail where there is none. None: as ``task.start`` says."""
+    trackers: dict[str, str] = Field(default_factory=dict)
+    """Tracker -> id that earlier attempts of this run were given there."""
 
     def write(self, path: Path) -> None:
         """Write atomically. Raises ``OSError``."""

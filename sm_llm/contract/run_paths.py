@@ -7,6 +7,7 @@
       job.json                         the job of the newest attempt (launcher -> worker)
       lock                             held (shared) by every process of a local run while it lives
       lock.starting                    held by a launcher while it decides and starts an attempt
+      stop                             exists while somebody asks the run to stop from another machine
       events/attempt-<n>-<writer>.jsonl
       logs/attempt-<n>/node-<i>.log    everything the node's processes printed
       ckpt/step-<8 digits>/<save_id>/{data/…, part-<node>.json}
@@ -50,6 +51,11 @@ class RunPaths:
     @property
     def starting_lock(self) -> Path:
         return self.root / "lock.starting"
+
+    @property
+    def stop_file(self) -> Path:
+        """Asks a run to stop after its current step, from any machine that sees the run's folder."""
+        return self.root / "stop"
 
     @property
     def events(self) -> Path:

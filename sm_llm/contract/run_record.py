@@ -8,7 +8,7 @@ import platform
 import socket
 import subprocess
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -39,15 +39,48 @@ class GitState(_Block):
     diff_is_cut: bool = False
 
 
+class AttemptStart(_Block):
+    """Where an attempt's training began, as its worker told: ``scratch``, ``pretrained`` or ``checkpoint``."""
+
+    source: str
+    step: int
+    uri: str | None = None
+    digest: str | None = None
+
+
+class InputManifest(_Block):
+    """What an input was when an attempt read it.
+
+    ``digest`` is the CRC64NVME of the list of its files, over their contents (``of: content``) or, for large inputs,
+    their names, sizes and modification times (``of: listing``).
+    """
+
+    uri: str
+    files: int
+    bytes: int
+    digest: str
+    of: Literal["content", "listing"]
+
+
 class Attempt(_Block):
     """One start of the run. Times in seconds since the epoch; an attempt without ``state`` has not ended yet."""
 
     number: int = Field(ge=1)
     native_id: str
+    host: str | None = None
     started: float
     ended: float | None = None
     state: RunState | None = None
     reason: str | None = None
+    rank: int | None = None
+    """The first failing rank, where it is known."""
+    start: AttemptStart | None = None
+    changes: tuple[str, ...] = ()
+    """Overrides that this attempt was resumed with."""
+    request: str | None = None
+    """The request as it was sent: its file, relative to the run's folder."""
+    inputs: dict[str, InputManifest] = Field(default_factory=dict)
+    """Dotted path -> what was read there."""
 
 
 class RunRecord(_Block):
@@ -68,7 +101,16 @@ class RunRecord(_Block):
     git: GitState | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     """Package -> version, with ``python``."""
+    code_digest: str | None = None
+    """SHA-256 over the files of the sm_llm package that launched the run."""
     host: dict[str, str] = Field(default_factory=dict)
+    """The launching machine; ``folder`` is what relative inputs are relative to."""
+    made_from: str | None = None
+    """The run that this one repeats or branches from."""
+    trackers: dict[str, str] = Field(default_factory=dict)
+    """Experiment tracker -> the run's id there, the same in all attempts."""
+    cost: float | None = None
+    """In US dollars, once the backend's time is priced; None until then."""
     attempts: tuple[Attempt, ...] = ()
     outcome: RunState | None = None
     """The final state, once there is one; None while the run goes on or can be continued."""

@@ -12,6 +12,7 @@ from sm_llm.spec.data import DataSpec
 from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.optim import OptimSpec
 from sm_llm.spec.parallelism import FsdpSpec, Parallelism
+from sm_llm.spec.sinks import SinksSpec
 
 
 class PrecisionSpec(SpecModel):
@@ -43,6 +44,8 @@ class LoggingSpec(SpecModel):
     """Generate a sample from this prompt once training has finished."""
     sample_tokens: int = Field(default=64, ge=1)
     """Tokens of the sample."""
+    sinks: SinksSpec = Field(default_factory=SinksSpec)
+    """Experiment trackers that get the same numbers."""
 
 
 class TrainTask(SpecModel):
