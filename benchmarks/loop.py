@@ -96,18 +96,19 @@ class Bare:
 
         config = ours.setup.config
         self.model = build_on_meta(config)
-        materialise(self.model, torch.device("cpu"), InitialWeights(family(config).tensors(config), 0))
+        self.device = ours.training.strategy.device
+        materialise(self.model, self.device, InitialWeights(family(config).tensors(config), 0))
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
         self.bf16 = precision == "bf16"
         with ours.training.open_batches(0, {}) as batches:
-            self.rows = [torch.from_numpy(next(batches)[0].input_ids) for _ in range(steps)]
+            self.rows = [torch.from_numpy(next(batches)[0].input_ids).to(self.device) for _ in range(steps)]
 
     def block(self, steps: int) -> None:
         for number in range(steps):
             ids = self.rows[number]
-            with torch.autocast("cpu", torch.bfloat16) if self.bf16 else contextlib.nullcontext():
+            with torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else contextlib.nullcontext():
                 loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
 
 from sm_llm.contract.events import CheckpointPublished
@@ -21,6 +19,7 @@ from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.uri import join
 from sm_llm.worker.collectives import Agreement
+from sm_llm.worker.staging import Staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +68,7 @@ class Checkpointer:
         # The background thread's collectives must never cross those of the training loop.
         self._background = Agreement(PUBLICATION_TIMEOUT)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._stager = _make_stager()
+        self._staging = Staging()
         self._in_flight: Future[Published] | None = None
         self._failures = 0
         self._protected: set[int] = set()
@@ -94,9 +93,7 @@ class Checkpointer:
             self.finish()
             return time.perf_counter() - began
         if not self._make_room(required):
-            self._context.notice(
-                f"checkpoint of step {step} skipped: an earlier one is still in flight", "warning"
-            )
+            self._context.notice(f"checkpoint of step {step} skipped: an earlier one is still in flight", "warning")
             return time.perf_counter() - began
         place = self._context.place
         save = self._control.broadcast(
@@ -104,8 +101,7 @@ class Checkpointer:
                 self._context.job.run_id, step, world_size=place.world_size, node_count=place.node_count
             )
         )
-        staged = self._stager.stage(state)
-        assert isinstance(staged, dict)
+        staged = self._staging.stage(state)
         waits = required or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began
         job = _Job(save, staged, private, meta, began, blocked)
@@ -221,16 +217,6 @@ class Checkpointer:
             )
         except StorageError as error:
             self._context.notice(f"old checkpoints could not be deleted: {error}", "warning")
-
-
-def _make_stager() -> DefaultStager:
-    """Copies to host memory that is kept from save to save (pinned where there is a GPU)."""
-    gpu = torch.cuda.is_available()
-    return DefaultStager(
-        StagingOptions(
-            use_pinned_memory=gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=gpu
-        )
-    )
 
 
 def _write_private(folder: Path, rank: int, private: dict[str, Any]) -> None:

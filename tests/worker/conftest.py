@@ -16,9 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from worker_jobs import MODEL
-
-REPOSITORY = Path(__file__).parents[2]
+from worker_jobs import MODEL, search_path
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def launch(root: Path, size: int, prepared: dict[str, Path]) -> World:
         shutil.copytree(source, folder / name / source.name)  # a run keeps its name: its commits hold it
     script = Path(__file__).with_name("run_configurations.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
     done = subprocess.run(
         [*command, str(script), str(folder)], env=environ, capture_output=True, text=True, timeout=280
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,11 @@ class ShardedAlone(FsdpStrategy):
 
     def setup(self) -> None:
         super().setup()
-        self._mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (self.data_parallel_degree,))
+        self._mesh = torch.distributed.device_mesh.init_device_mesh(self.device.type, (self.data_parallel_degree,))
 
 
 def _hash(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
 def with_strategy(strategy: type[FsdpStrategy], action: Any) -> None:
@@ -153,7 +154,11 @@ def continue_other_world(harness: Harness) -> None:
 
 
 def run_all(folder: Path) -> None:
-    dist.init_process_group("gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        dist.init_process_group("gloo")
     torch.set_num_threads(1)
     harness = Harness(folder)
     common(harness)

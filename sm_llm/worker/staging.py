@@ -1,0 +1,55 @@
+"""Copies training state to host memory, so that training may go on while the copy is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Staging:
+    """Host buffers that are kept from save to save: pinned where tensors come from a GPU.
+
+    One copy exists at a time: whoever reads the last one must have finished before the next ``stage``.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._meshes: dict[DeviceMesh, DeviceMesh] = {}
+
+    def stage(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The same state on the host; returns when the copies are complete. The first call is a collective.
+
+        Sharded tensors stay sharded in the same way, over a mesh of host memory.
+        """
+        staged = {name: self._copy(name, tensor) for name, tensor in state.items()}
+        if any(tensor.is_cuda for tensor in state.values()):
+            torch.cuda.current_stream().synchronize()
+        return staged
+
+    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            buffer = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+            self._buffers[name] = buffer
+        buffer.copy_(local, non_blocking=True)
+        if not isinstance(tensor, DTensor):
+            return buffer
+        mesh = self._host_mesh(tensor.device_mesh)
+        return DTensor.from_local(
+            buffer, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        )
+
+    def _host_mesh(self, mesh: DeviceMesh) -> DeviceMesh:
+        """The same processes in the same arrangement, on their hosts."""
+        if mesh.device_type == "cpu":
+            return mesh
+        if mesh not in self._meshes:
+            self._meshes[mesh] = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
+        return self._meshes[mesh]
