@@ -32,7 +32,9 @@ def seconds(command: list[str]) -> float:
 def main(pairs: int) -> None:
     for command, _ in MEASURED.values():
         seconds(command)
-    print(f"| command | over bare Python, median s | min - max | bar s |\n|---|---|---|---|  ({pairs} interleaved pairs)")
+    print(
+        f"| command | over bare Python, median s | min - max | bar s |\n|---|---|---|---|  ({pairs} interleaved pairs)"
+    )
     for name, (command, bar) in MEASURED.items():
         differences = [-seconds(BARE) + seconds(command) for _ in range(pairs)]
         median, low, high = statistics.median(differences), min(differences), max(differences)

@@ -56,7 +56,11 @@ def test_functions_are_short() -> None:
 
 
 def test_every_module_says_its_job() -> None:
-    silent = [str(m.relative_to(ROOT)) for m in MODULES if m.read_text().strip() and not ast.get_docstring(ast.parse(m.read_text()))]
+    silent = [
+        str(m.relative_to(ROOT))
+        for m in MODULES
+        if m.read_text().strip() and not ast.get_docstring(ast.parse(m.read_text()))
+    ]
     assert not silent
 
 
