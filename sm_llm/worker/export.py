@@ -104,7 +104,7 @@ def _write_configs(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, 
 
 
 def special_ids(tokenizer: Path) -> dict[str, int | None]:
-    """``bos_token_id``, ``eos_token_id`` and ``pad_token_id`` as the tokenizer's own files name them.
+    """``bos_token_id``, ``eos_token_id`` and ``pad_token_id`` as ``tokenizer_config.json`` names them, if it is there.
 
     Raises ``DataError`` if the folder lacks ``tokenizer.json``.
     """
@@ -114,7 +114,9 @@ def special_ids(tokenizer: Path) -> dict[str, int | None]:
         raise DataError(f"task.tokenizer: {tokenizer} has no tokenizer.json")
     coder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     settings = tokenizer / "tokenizer_config.json"
-    named = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    if not settings.is_file():
+        return {}
+    named = json.loads(settings.read_text(encoding="utf-8"))
     return {f"{role}_id": _id(coder, named.get(role)) for role in ("bos_token", "eos_token", "pad_token")}
 
 

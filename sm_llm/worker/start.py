@@ -184,6 +184,11 @@ def _load_private(context: WorkerContext, start: Start) -> dict[str, Any]:
     assert start.folder is not None
     saved_world = start.commit.save.world_size if start.commit else 0
     if saved_world != context.place.world_size:
+        if json.loads(rank_file(start.folder, 0).read_text(encoding="utf-8"))["stream"]:
+            raise CheckpointError(
+                f"{start.uri}: was saved by {saved_world} processes, each at its own place in a stream; it cannot be "
+                f"continued by {context.place.world_size}. Start {saved_world} processes, or prepare the text as rows"
+            )
         context.notice(
             f"the checkpoint was saved by {saved_world} processes and is continued by {context.place.world_size}: the "
             "same tokens in the same order, but sums are added in another order and random generators start anew"

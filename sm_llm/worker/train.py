@@ -44,11 +44,9 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     assert isinstance(task, TrainTask)
     strategy = make_strategy(task, context.place)
     strategy.setup()
-    try:
-        setup = set_up(task, strategy.data_parallel_degree, context.scratch)
-        Training(context, setup, strategy).run()
-    finally:
-        strategy.close()
+    setup = set_up(task, strategy.data_parallel_degree, context.scratch)
+    Training(context, setup, strategy).run()
+    strategy.close()  # only now: a process that fails must not wait for the others to leave with it
 
 
 class Training:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from worker_jobs import job_environment, job_file, train_task
+from worker_jobs import job_environment, job_file, result_folder, train_task
 
 from sm_llm.worker import train as train_module
 from sm_llm.worker.main import main
@@ -137,14 +137,8 @@ def two(harness: Harness) -> None:
     harness.run("untied", untied)
     branch = {"checkpoint": f"{harness.folder / 'half'}@6"}
     harness.run("branch", train_task(start=branch))
-    start = {"pretrained": str(result_of(harness.folder / "untied"))}
+    start = {"pretrained": str(result_folder(harness.folder / "untied"))}
     harness.run("pretrained", train_task(start=start, model={"preset": None, "config": {}}, max_steps=4))
-
-
-def result_of(run: Path) -> Path:
-    """The folder of a run's published result."""
-    commit = json.loads((run / "ckpt" / "commits" / "final.json").read_text())
-    return run / "final" / str(commit["save"]["save_id"]) / "data"
 
 
 def continue_other_world(harness: Harness) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
-from worker_jobs import STEPS, events, exact_steps, losses, train_task
+from worker_jobs import STEPS, events, exact_steps, losses, result_folder, train_task
 
 from sm_llm.models.config import model_config
 from sm_llm.models.registry import family
@@ -15,8 +14,6 @@ from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publish import find_final, list_checkpoints
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import World
 
 
@@ -140,11 +137,6 @@ def test_pretrained_weights_start_where_they_left_off(world2: World) -> None:
     chosen = events(pretrained, "start_chosen")[0]
     assert (chosen["source"], chosen["step"]) == ("pretrained", 0)
     assert losses(pretrained)[1] < losses(trained)[1] - 0.1
-
-
-def result_folder(run: Path) -> Path:
-    commit = json.loads((run / "ckpt" / "commits" / "final.json").read_text())
-    return run / "final" / str(commit["save"]["save_id"]) / "data"
 
 
 @pytest.mark.parametrize("name", ["base", "bf16", "untied"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,9 @@ def exact_steps(run: Path) -> dict[int, tuple[str, str, str]]:
     """(loss, gradient norm, learning rate) of every step, bit for bit."""
     names = ("loss", "grad_norm", "learning_rate")
     return {event["step"]: tuple(float(event[n]).hex() for n in names) for event in events(run, "step")}  # type: ignore[misc]
+
+
+def result_folder(run: Path) -> Path:
+    """The folder of a run's published result."""
+    commit = json.loads((run / "ckpt" / "commits" / "final.json").read_text())
+    return run / "final" / str(commit["save"]["save_id"]) / "data"
