@@ -75,8 +75,6 @@ class Attempt(_Block):
     rank: int | None = None
     """The first failing rank, where it is known."""
     start: AttemptStart | None = None
-    changes: tuple[str, ...] = ()
-    """Overrides that this attempt was resumed with."""
     request: str | None = None
     """The request as it was sent: its file, relative to the run's folder."""
     inputs: dict[str, InputManifest] = Field(default_factory=dict)
@@ -107,6 +105,8 @@ class RunRecord(_Block):
     """The launching machine; ``folder`` is what relative inputs are relative to."""
     made_from: str | None = None
     """The run that this one repeats or branches from."""
+    changes: dict[int, tuple[str, ...]] = Field(default_factory=dict)
+    """Attempt -> the overrides it was resumed with; ``spec`` has them merged in."""
     trackers: dict[str, str] = Field(default_factory=dict)
     """Experiment tracker -> the run's id there, the same in all attempts."""
     cost: float | None = None

@@ -6,20 +6,22 @@ import json
 import os
 import re
 import site
+import socket
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.events import AttemptEnded, EventWriter
+from sm_llm.contract.events import AttemptEnded, EventWriter, read_file
 from sm_llm.contract.job_file import JobFile
 from sm_llm.contract.liveness import hold
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
-from sm_llm.contract.run_record import Attempt, RunRecord
+from sm_llm.contract.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.contract.states import RunState
 from sm_llm.launcher import processes
 from sm_llm.launcher.container import PORT, clear_scratch, lay_out
+from sm_llm.launcher.inputs import input_manifests
 from sm_llm.launcher.logs import last_lines
 from sm_llm.launcher.results import has_checkpoint, has_final, link_result, result_folder
 
@@ -30,7 +32,7 @@ GRACE_SECONDS = 5.0
 """How long the other nodes may take to notice by themselves that one has failed."""
 STOP_SECONDS = 40.0
 """Time from SIGTERM to SIGKILL; torchrun itself kills its workers 30 s after SIGTERM."""
-_ERROR_LINE = re.compile(r"(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
+_ERROR_LINE = re.compile(r"(?:\[rank ?\d+\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
 _RANK = re.compile(r"rank (\d+): ")
 _LONGEST_CAUSE = 500
 
@@ -58,6 +60,7 @@ def run_attempt(
     paths = RunPaths(root)
     job = JobFile.read(paths.job_file)
     with recorded(root, job.attempt, on_started) as record_end:
+        RunRecord.update(paths.record, lambda record: with_facts(record, paths, job))
         request = json.loads(request_file(paths, job.attempt).read_text(encoding="utf-8"))
         for earlier in range(1, job.attempt):
             clear_scratch(paths, earlier)
@@ -79,14 +82,13 @@ def recorded(root: Path, number: int, on_started: Callable[[], None]) -> Iterato
     An error of our own ends the attempt as failed before it is raised on.
     """
     paths = RunPaths(root)
-    opened = Attempt(number=number, native_id=str(os.getpid()), started=time.time())
+    opened = Attempt(number=number, native_id=str(os.getpid()), host=socket.gethostname(), started=time.time())
 
     def end(ending: Ending) -> None:
         events = EventWriter(paths.event_file(number, "launcher"), number)
         events.write(AttemptEnded(ending.state.value, ending.reason, ending.rank))
         events.close()
-        closed = opened.model_copy(update={"ended": time.time(), "state": ending.state, "reason": ending.reason})
-        RunRecord.update(paths.record, lambda record: record.with_attempt(closed))
+        RunRecord.update(paths.record, lambda record: with_ending(record, paths, number, ending))
 
     with hold(root):
         RunRecord.update(paths.record, lambda record: record.with_attempt(opened))
@@ -96,6 +98,35 @@ def recorded(root: Path, number: int, on_started: Callable[[], None]) -> Iterato
         except Exception as error:
             end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
             raise
+
+
+def with_facts(record: RunRecord, paths: RunPaths, job: JobFile) -> RunRecord:
+    """The record with what its open attempt was sent and is about to read."""
+    opened = record.attempts[-1]
+    request = request_file(paths, job.attempt).relative_to(paths.root).as_posix()
+    return record.with_attempt(opened.model_copy(update={"request": request, "inputs": input_manifests(job.spec)}))
+
+
+def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending) -> RunRecord:
+    """The record with attempt ``number`` ended, where its training began, and the trackers it opened."""
+    update: dict[str, Any] = {
+        "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank
+    }  # fmt: skip
+    trackers = dict(record.trackers)
+    for event in _told(paths, number):
+        if event["kind"] == "start_chosen":
+            update["start"] = AttemptStart(**{name: event[name] for name in AttemptStart.model_fields})
+        else:
+            trackers[event["tracker"]] = event["id"]
+    attempt = next(it for it in record.attempts if it.number == number)
+    return record.with_attempt(attempt.model_copy(update=update)).model_copy(update={"trackers": trackers})
+
+
+def _told(paths: RunPaths, number: int) -> Iterator[Mapping[str, Any]]:
+    log = paths.event_file(number, "rank0")
+    for _, event in read_file(log) if log.is_file() else ():
+        if event["kind"] in ("start_chosen", "tracker_opened"):
+            yield event
 
 
 def request_file(paths: RunPaths, attempt: int) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import DataError, Fault, StorageError
@@ -10,7 +11,6 @@ from sm_llm.launcher.upstream import Upstream, tokenizer_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sm_llm.data.describe import RowsInfo
     from sm_llm.launcher.model_facts import ModelFacts
@@ -24,16 +24,20 @@ def is_reference(text: str | None) -> bool:
     return text is not None and _STEP_OUTPUT.fullmatch(text) is not None
 
 
-def local_folder(uri: str | None) -> Path | None:
-    """The folder or file ``uri`` names on this machine; None for references and remote places."""
+def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
+    """The folder or file ``uri`` names on this machine; None for references and remote places.
+
+    A relative path is taken from ``base``, by default the working directory.
+    """
     from sm_llm.storage.uri import parse
 
     if uri is None or is_reference(uri) or uri.startswith("builtin:"):
         return None
     try:
-        return parse(uri).path
+        path = parse(uri).path
     except StorageError:
         return None
+    return path if path is None or base is None or "://" in uri else base / Path(uri).expanduser()
 
 
 def check_train(

@@ -32,6 +32,16 @@ def channel_name(dotted_path: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", dotted_path.removeprefix("task.")).strip("_")
 
 
+def rank_logs(base: Path) -> Path:
+    """Where torchrun keeps what each process of a node printed until it has passed it on."""
+    return ContainerPaths(base).scratch / "torchrun"
+
+
+def rank_prefix(rank: int) -> str:
+    """What the lines of one process begin with in the log of a node that has several."""
+    return f"[rank {rank}] "
+
+
 def entry_script(base: Path, kind: str) -> Path:
     """The entrypoint of one node, e.g. ``<base>/code/train.py``."""
     return ContainerPaths(base).code / f"{kind}.py"
@@ -96,6 +106,7 @@ def node_environment(paths: RunPaths, job: JobFile, node: int, devices: str | No
         JOB_ENVIRONMENT: str(paths.job_file),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
         **_contract_variables(container, job, hosts, node, 0 if devices is None else devices.count(",") + 1),
     }
     if devices is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,9 +16,16 @@ def duration(seconds: float) -> str:
     """``95`` -> ``1m35s``."""
     whole = max(0, round(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
+    if hours >= 48:
+        return f"{hours // 24}d{hours % 24:02d}h"
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def moment(at: float) -> str:
+    """Seconds since the epoch as local time: ``2026-01-31 12:00``."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
 
 
 def size(count: float) -> str:
@@ -97,6 +105,10 @@ def _notice(event: Mapping[str, Any]) -> str:
     return message if event["level"] == "info" else f"{event['level']}: {message}"
 
 
+def _tracker_opened(event: Mapping[str, Any]) -> str:
+    return f"{event['tracker']}: {event['uri'] or event['id']}"
+
+
 def _account(event: Mapping[str, Any]) -> str:
     account = event["account"]
     rows = sum(split["rows"] for split in account["splits"].values())
@@ -115,4 +127,5 @@ _WRITERS = {
     "final_published": _final,
     "notice": _notice,
     "account": _account,
+    "tracker_opened": _tracker_opened,
 }

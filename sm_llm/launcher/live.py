@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError, SubmitError
@@ -39,11 +40,13 @@ class Display:
         self._step: Mapping[str, Any] = {}
         self._said: tuple[str, float] = ("", 0.0)
 
-    def show(self, event: Mapping[str, Any]) -> None:
-        """Print what is worth a line and move the live line."""
+    def show(self, event: Mapping[str, Any], *, silently: bool = False) -> None:
+        """Print what is worth a line (unless ``silently``) and move the live line."""
         self._builder.add(event)
         if event["kind"] == "step":
             self._step = event
+        elif silently:
+            pass
         elif event["kind"] == "throughput" and self._live is None and self._step:
             self._say(training_line(self._step, event, self._builder.summary))
         elif event["kind"] == "progress" and self._live is None:
@@ -95,19 +98,46 @@ def bar(done: float | None, total: float | None, width: int = _BAR_WIDTH) -> Tex
     return Text.assemble(("━" * filled, "green"), ("━" * (width - filled), "grey35"))
 
 
-def accompany(run: Run, console: Console, *, wait: bool) -> RunState:
+def accompany(run: Run, console: Console, *, wait: bool, since: float | None = None) -> RunState:
     """Say how ``run`` began, show it until it ends (unless ``wait`` is false) and say how it ended.
 
     Ctrl-C asks the run to stop, and a second one kills it; either way its end is waited for.
     """
-    from sm_llm.launcher.report import closing
-
     begin(run, console)
     if wait:
         with _counted_interrupts() as interrupts:
-            watch(run, console, interrupts)
-        closing(run, console, _plot(run))
+            watch(run, console, interrupts, since=since)
+        _close(run, console)
     return run.state
+
+
+def look_on(run: Run, console: Console) -> RunState | None:
+    """Show from now on a run that somebody else started. Ctrl-C only ends the looking; then the result is None."""
+    from rich.markup import escape
+
+    status = run.status()
+    console.print(f"[bold]{escape(run.id)}[/] is {status.state.value}, attempt {status.attempt}, in {escape(run.uri)}")
+    try:
+        watch(run, console, since=time.time())
+    except KeyboardInterrupt:
+        console.print(f"\nIt goes on. Stop it with: sm-llm stop {escape(run.uri)}", soft_wrap=True)
+        return None
+    _close(run, console)
+    return run.state
+
+
+def see_it_stop(run: Run, console: Console) -> RunState:
+    """Show what a run that was asked to stop still does, and in which state it ends."""
+    asked = time.time()
+    watch(run, console, since=asked)
+    _close(run, console)
+    return run.state
+
+
+def _close(run: Run, console: Console) -> None:
+    from sm_llm.launcher.closing import closing
+
+    closing(run, console, _plot(run))
 
 
 @contextlib.contextmanager
@@ -146,19 +176,22 @@ def _plot(run: Run) -> str | None:
         return None
 
 
-def watch(run: Run, console: Console, interrupts: Sequence[int] = ()) -> None:
-    """Show ``run`` on ``console`` until it has ended; every new item of ``interrupts`` asks it to stop."""
+def watch(run: Run, console: Console, interrupts: Sequence[int] = (), *, since: float | None = None) -> None:
+    """Show ``run`` on ``console`` until it has ended; every new item of ``interrupts`` asks it to stop.
+
+    Events before ``since`` (seconds since the epoch) are not told again.
+    """
     if not console.is_terminal:
-        _watch(run, console, None, interrupts)
+        _watch(run, console, None, interrupts, since)
         return
     from rich.live import Live
     from rich.text import Text
 
     with Live(Text("starting …", style="dim"), console=console, refresh_per_second=8, transient=True) as live:
-        _watch(run, console, live, interrupts)
+        _watch(run, console, live, interrupts, since)
 
 
-def _watch(run: Run, console: Console, live: Live | None, interrupts: Sequence[int]) -> None:
+def _watch(run: Run, console: Console, live: Live | None, interrupts: Sequence[int], since: float | None) -> None:
     displays: dict[str, Display] = {}
     passed_on = 0
     for found in follow(run):
@@ -170,10 +203,10 @@ def _watch(run: Run, console: Console, live: Live | None, interrupts: Sequence[i
         job, event = found
         if job.uri not in displays:
             displays[job.uri] = Display(console, live, job.root.name if job.uri != run.uri else job.kind)
-        displays[job.uri].show(event)
+        displays[job.uri].show(event, silently=since is not None and event["time"] < since)
 
 
 def _pass_on(run: Run, console: Console, count: int) -> None:
     with contextlib.suppress(SubmitError):  # it may just have ended
-        run.stop()
+        run.stop(now=count > 1)
         console.print("stopping … (Ctrl-C again kills it at once)" if count == 1 else "killing it", style="yellow")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,10 +30,14 @@ SUPERVISOR = "sm_llm.launcher.supervisor"
 is_alive = is_anyone_alive
 
 
-def start(submission: Submission) -> str:
+def start(submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
     """Write the submission into the run's folder and start its supervisor; returns its process id."""
-    root = Path(submission.job.run_uri)
-    return start_supervisor(root, submission.job.attempt, lambda: write_submission(submission))
+
+    def prepare() -> None:
+        on_claimed()
+        write_submission(submission)
+
+    return start_supervisor(Path(submission.job.run_uri), submission.job.attempt, prepare)
 
 
 def write_submission(submission: Submission) -> None:
@@ -56,7 +61,8 @@ def start_supervisor(root: Path, attempt: int, prepare: Callable[[], None] = lam
         if record.next_attempt != attempt:
             raise SubmitError(f"{root}: another launch got in between. Give the same command again")
         prepare()
-        return _spawn(root, attempt)
+        RunPaths(root).stop_file.unlink(missing_ok=True)
+        return _spawn(root, attempt, record.host.get("folder", ""))
 
 
 def running_message(root: Path, record: RunRecord) -> str:
@@ -68,7 +74,7 @@ def running_message(root: Path, record: RunRecord) -> str:
     )
 
 
-def _spawn(root: Path, attempt: int) -> str:
+def _spawn(root: Path, attempt: int, folder: str) -> str:
     log = RunPaths(root).logs(attempt) / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     reader, writer = os.pipe()
@@ -81,6 +87,7 @@ def _spawn(root: Path, attempt: int) -> str:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[writer],
+                cwd=folder if os.path.isdir(folder) else None,  # a workflow's inputs are relative to it
                 start_new_session=True,  # a closing terminal or Ctrl-C there does not reach it
             )
     finally:
@@ -115,10 +122,32 @@ def signal_supervisor(root: Path, pid: int, number: signal.Signals = signal.SIGT
     os.kill(pid, number)
 
 
-def is_supervisor(root: Path, pid: int) -> bool:
-    """Whether ``pid`` is alive and supervises ``root``: process ids are used again."""
+def stop(root: Path, pid: int, *, now: bool = False) -> None:
+    """Ask a run to stop, or (``now``) kill it. Raises ``SubmitError`` if its supervisor is not to be found.
+
+    From another machine that shares the folder, a stop file asks for it; nothing can be killed from there.
+    """
+    host = RunRecord.read(RunPaths(root).record).attempts[-1].host
+    if host not in (None, socket.gethostname()) and not is_supervisor(root, pid):
+        if now:
+            raise SubmitError(f"{root}: it runs on {host} and can be killed only there")
+        RunPaths(root).stop_file.touch()
+        return
+    signal_supervisor(root, pid)
+    if now:
+        signal_supervisor(root, pid, signal.SIGINT)  # the second signal kills; another number, or they could merge
+
+
+def supervised_folder(pid: int) -> str | None:
+    """The run's folder of the supervisor with this process id, or None if it is no supervisor."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return SUPERVISOR.encode() in command and str(root).encode() in command
+        return None
+    arguments = [part.decode() for part in command]
+    return arguments[arguments.index(SUPERVISOR) + 1] if SUPERVISOR in arguments[:-1] else None
+
+
+def is_supervisor(root: Path, pid: int) -> bool:
+    """Whether ``pid`` is alive and supervises ``root``: process ids are used again."""
+    return supervised_folder(pid) == str(root)

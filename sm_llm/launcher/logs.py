@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
+
+from sm_llm.errors import SmLlmError
+from sm_llm.launcher.container import rank_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -12,70 +17,142 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_paths import RunPaths
 
 POLL_SECONDS = 0.2
+_BLOCK_BYTES = 65_536
 
 
-def last_lines(path: Path, count: int, window_bytes: int = 262_144) -> list[str]:
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines are wanted: the last ``tail`` of every node, one node, one rank, those that match ``pattern``."""
+
+    tail: int | None = None
+    node: int | None = None
+    rank: int | None = None
+    pattern: re.Pattern[str] = field(default_factory=lambda: re.compile(""))
+    prefix: str = ""
+    """What the lines of ``rank`` begin with in its node's log."""
+
+    def on(self, node_count: int, processes_per_node: int) -> LogFilter:
+        """This filter for a job of that size. Raises ``SmLlmError`` for a node or rank that it does not have."""
+        if self.node is not None and self.node >= node_count:
+            raise SmLlmError(f"there is no node {self.node}: the run has {node_count}, counted from 0")
+        if self.rank is None:
+            return self
+        if self.rank >= node_count * processes_per_node:
+            raise SmLlmError(f"there is no rank {self.rank}: the run has {node_count * processes_per_node} processes")
+        prefix = rank_prefix(self.rank) if processes_per_node > 1 else ""
+        return replace(self, node=self.rank // processes_per_node, prefix=prefix)
+
+    def take(self, line: str) -> str | None:
+        """The line as it is shown, or None if it is not wanted."""
+        if not line.startswith(self.prefix):
+            return None
+        line = line.removeprefix(self.prefix)
+        return line if self.pattern.search(line) else None
+
+
+def last_lines(path: Path, count: int) -> list[str]:
     """At most ``count`` last lines of a file, read from its end; empty where there is no file."""
     if not path.is_file():
         return []
     with path.open("rb") as stream:
-        size = stream.seek(0, 2)
-        stream.seek(max(0, size - window_bytes))
-        lines = stream.read().decode("utf-8", errors="replace").splitlines()
-    return lines[-count:] if count else []
+        return _last_lines(stream, stream.seek(0, 2), count, LogFilter())
+
+
+def _last_lines(stream: BinaryIO, end: int, count: int, wanted: LogFilter) -> list[str]:
+    """The last ``count`` wanted lines before byte ``end``, read backwards in blocks until there are enough."""
+    found: list[str] = []
+    rest, begin = b"", end
+    while begin > 0 and len(found) < count:
+        begin, before = max(0, begin - _BLOCK_BYTES), begin
+        stream.seek(begin)
+        lines = (stream.read(before - begin) + rest).splitlines(keepends=True)
+        # The first line may go on in the block before it.
+        rest = lines.pop(0) if begin > 0 else b""
+        shown = (wanted.take(_text(line)) for line in lines)
+        found = [*(line for line in shown if line is not None), *found]
+    return found[-count:] if count else []
+
+
+def _end_of_whole_lines(stream: BinaryIO) -> int:
+    size = stream.seek(0, 2)
+    begin = stream.seek(max(0, size - _BLOCK_BYTES))
+    newline = stream.read().rfind(b"\n")
+    return size if newline < 0 else begin + newline + 1
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="replace").rstrip("\r\n")
 
 
 def read_logs(
     paths: RunPaths,
     attempt: int,
+    wanted: LogFilter | None = None,
     *,
     still_running: Callable[[], bool],
-    tail: int | None = None,
-    node: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """Lines of all node logs of an attempt, rank 0's node first; then new ones while ``still_running`` says so.
+    """Wanted lines of the node logs of an attempt, rank 0's node first; then new ones while ``still_running``.
 
-    ``tail`` starts with only the last lines of every node; ``node`` picks one node. With several nodes a line begins
-    with ``[node i] ``.
+    With several nodes a line begins with ``[node i] ``. A node whose log appears later is read from then on.
     """
-    pattern = "node-*.log" if node is None else f"node-{node}.log"
-    logs = sorted(paths.logs(attempt).glob(pattern), key=lambda path: int(path.stem.removeprefix("node-")))
-    followers = [_Follower(log, f"[{log.stem.replace('-', ' ')}] " if len(logs) > 1 else "") for log in logs]
+    followers: dict[Path, _Follower] = {}
+    wanted = wanted or LogFilter()
+    alive = True
     try:
-        for follower in followers:
-            yield from follower.start(tail)
-        alive = True
         while alive:
             alive = still_running()  # asked before reading, so that the last lines are never missed
-            for follower in followers:
+            for follower in _followers(paths, attempt, wanted, followers):
                 yield from follower.new_lines(whole_only=alive)
             if alive:
                 sleep(POLL_SECONDS)
     finally:
-        for follower in followers:
+        for follower in followers.values():
             follower.close()
+
+
+def _followers(paths: RunPaths, attempt: int, wanted: LogFilter, known: dict[Path, _Follower]) -> list[_Follower]:
+    logs = paths.logs(attempt).glob("node-*.log" if wanted.node is None else f"node-{wanted.node}.log")
+    for log in logs:
+        if log not in known:
+            known[log] = _Follower(log, wanted)
+    followers = [known[log] for log in sorted(known, key=_node)]
+    for follower in followers:
+        follower.label = f"[node {_node(follower.path)}] " if len(followers) > 1 else ""
+    return followers
+
+
+def _node(log: Path) -> int:
+    return int(log.stem.removeprefix("node-"))
 
 
 class _Follower:
     """Reads one growing file line by line."""
 
-    def __init__(self, path: Path, prefix: str) -> None:
+    def __init__(self, path: Path, wanted: LogFilter) -> None:
+        self.path = path
+        self.label = ""
+        self._wanted = wanted
         self._stream: BinaryIO = path.open("rb")
-        self._path = path
-        self._prefix = prefix
-
-    def start(self, tail: int | None) -> Iterator[str]:
-        if tail is not None:
-            yield from (self._prefix + line for line in last_lines(self._path, tail))
-            self._stream.seek(0, 2)
+        self._has_begun = wanted.tail is None
 
     def new_lines(self, *, whole_only: bool) -> Iterator[str]:
+        if not self._has_begun:
+            yield from self._begin()
         while raw := self._stream.readline():
             if whole_only and not raw.endswith(b"\n"):
                 self._stream.seek(-len(raw), 1)
                 return
-            yield self._prefix + raw.decode("utf-8", errors="replace").rstrip("\r\n")
+            if (line := self._wanted.take(_text(raw))) is not None:
+                yield self.label + line
+
+    def _begin(self) -> Iterator[str]:
+        """The last lines; what follows them, a line that is being written included, is left for later."""
+        self._has_begun = True
+        end = _end_of_whole_lines(self._stream)
+        lines = _last_lines(self._stream, end, self._wanted.tail or 0, self._wanted)
+        self._stream.seek(end)
+        yield from (self.label + line for line in lines)
 
     def close(self) -> None:
         self._stream.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.events import newest_per_step, read_events
+from sm_llm.contract.events import event_files, newest_per_step, read_events, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 MetricRow = dict[str, Any]
@@ -53,9 +53,6 @@ class Summary:
     done: float | None = None
     total: float | None = None
     unit: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class SummaryBuilder:
@@ -103,3 +100,24 @@ def summarise(events: Iterable[Mapping[str, Any]]) -> Summary:
     for event in events:
         builder.add(event)
     return builder.summary
+
+
+_GLANCE_BYTES = 65_536
+
+
+def glance(events_folder: Path) -> Summary:
+    """A summary from the two ends of the newest attempt's log: cheap, for a list of many runs."""
+    newest = [path for _, writer, path in event_files(events_folder) if writer == "rank0"][-1:]
+    return summarise(event for path in newest for event in _ends(path))
+
+
+def _ends(path: Path) -> Iterator[Mapping[str, Any]]:
+    size = path.stat().st_size
+    for offset, event in read_file(path):
+        yield event
+        if offset >= _GLANCE_BYTES:
+            break
+    else:
+        return
+    # A line that this cuts in two cannot be read, and is skipped.
+    yield from (event for _, event in read_file(path, max(offset, size - _GLANCE_BYTES)))

@@ -1,25 +1,30 @@
-"""Tables and closing words for people: plans, status, metrics and what to do with a finished run."""
+"""Tables for people: plans, the status of runs, metrics."""
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from sm_llm.contract.states import RunState
-from sm_llm.launcher.lines import big, duration, size
+from sm_llm.launcher.lines import big, duration, moment, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rich.console import Console
     from rich.table import Table
 
+    from sm_llm.contract.run_record import Attempt, RunRecord
+    from sm_llm.launcher.find_runs import Listed
     from sm_llm.launcher.metrics import MetricRow
     from sm_llm.launcher.plan import Plan
-    from sm_llm.launcher.run import Run, Status
+    from sm_llm.launcher.status import Status
+    from sm_llm.storage.publish import CheckpointInfo
 
-_STYLES = {
+STATE_STYLES = {
     RunState.COMPLETED: "green",
     RunState.FAILED: "red",
     RunState.RUNNING: "cyan",
@@ -113,10 +118,10 @@ def _pairs(title: str) -> Table:
 def status_table(status: Status) -> Table:
     """A run's status as a table of names and values."""
     table = _pairs(status.run_id)
-    style = _STYLES.get(status.state, "")
+    style = STATE_STYLES.get(status.state, "")
     reason = f": {status.reason}" if status.reason else ""
     table.add_row("state", f"[{style}]{status.state.value}[/]{reason}" if style else status.state.value)
-    table.add_row("attempt", f"{status.attempt} (process {status.native_id})" if status.native_id else "none yet")
+    table.add_row("attempt", f"{status.attempt} ({status.native_uri})" if status.native_uri else "none yet")
     for name, value in _progress_rows(status):
         table.add_row(name, value)
     for step in status.steps:
@@ -146,17 +151,76 @@ def _progress_rows(status: Status) -> Iterable[tuple[str, str]]:
         yield "left", duration(now.eta_seconds)
     if status.started and status.ended:
         yield "took", duration(status.ended - status.started)
+    elif status.started and not status.state.is_final:
+        yield "running since", f"{moment(status.started)} ({duration(time.time() - status.started)})"
+    yield from status.trackers.items()
+
+
+def runs_table(runs: Sequence[Listed]) -> Table:
+    """The runs of a storage root. One that has no end time is still running."""
+    table = _columns("run", "state", "kind", "step", "loss", "attempts", "began", "took")
+    for run in runs:
+        total = f"/{run.total_steps:,}" if run.total_steps else ""
+        step = f"{run.step:,}{total}" if run.step or total else ""
+        loss = "" if run.loss is None else f"{run.loss:.4f}"
+        began = "" if run.created is None else moment(run.created)
+        table.add_row(run.run_id, _state(run.state), run.kind, step, loss, str(run.attempts), began, _took(run))
+    return table
+
+
+def attempts_table(record: RunRecord) -> Table:
+    """Every start of a run."""
+    table = _columns("attempt", "state", "began", "took", "from step", "process", "reason")
+    for it in record.attempts:
+        start = "" if it.start is None else str(it.start.step)
+        changes = ", ".join(record.changes.get(it.number, ()))
+        words = "; ".join(filter(None, [it.reason, f"resumed with {changes}" if changes else None]))
+        process = f"{it.host}/{it.native_id}" if it.host else it.native_id
+        state = "not ended" if it.state is None else _state(it.state)
+        table.add_row(str(it.number), state, moment(it.started), _took(it), start, process, escape(words))
+    return table
+
+
+def checkpoints_table(found: Sequence[CheckpointInfo]) -> Table:
+    """Committed checkpoints with their age, and what is wrong with those that cannot be used."""
+    table = _columns("step", "size", "age", "usable")
+    for it in found:
+        age = "" if it.time is None else duration(time.time() - it.time)
+        usable = "[green]yes[/]" if it.valid else f"[red]no[/]: {escape(it.reason)}"
+        table.add_row(f"{it.step:,}", size(it.size), age, usable)
+    return table
+
+
+def _state(state: RunState) -> str:
+    style = STATE_STYLES.get(state)
+    return f"[{style}]{state.value}[/]" if style else state.value
+
+
+def _took(it: Listed | Attempt) -> str:
+    if it.started is None:
+        return ""
+    if it.ended is not None:
+        return duration(it.ended - it.started)
+    state = it.state
+    goes_on = state is not None and not state.is_final
+    return f"{duration(time.time() - it.started)}, still running" if goes_on else ""
+
+
+def _columns(*names: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def origins_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
     """A specification's values and where each came from; what nobody wrote is dim."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("key", "value", "from"):
-        table.add_column(name, overflow="fold")
+    table = _columns("key", "value", "from")
     for path, value, origin in rows:
         style = "dim" if origin == "default" else ""
         table.add_row(*(Text(text, style) for text in (path, _scalar(value), origin)))
@@ -188,66 +252,3 @@ def _cell(name: str, value: Any) -> str:
         return ""
     formats = {"learning_rate": "{:.3e}", "tokens_per_second": "{:,.0f}", "mfu": "{:.1%}", "step": "{}"}
     return formats.get(name, "{:.4f}").format(value)
-
-
-def closing(run: Run, console: Console, plot: str | None) -> None:
-    """What a person wants to know when ``fit`` ends: how it went, where everything is, how to load or continue it."""
-    from rich.markup import escape
-
-    status = run.status()
-    took = f" in {duration(status.ended - status.started)}" if status.started and status.ended else ""
-    style = _STYLES.get(status.state, "")
-    reason = f": {escape(status.reason)}" if status.reason else _reached(status)
-    console.print(f"\n[bold {style}]{status.state.value}[/]{took}{reason}", soft_wrap=True)
-    places = [("run", run.uri), ("result", run.result_link), ("plot", plot)]
-    for name, value in places:
-        if value:
-            console.print(f"  {name:<9} {escape(str(value))}", soft_wrap=True)
-    console.print(f"  {'more':<9} sm-llm status|metrics|logs {escape(run.uri)}", soft_wrap=True)
-    if status.state is RunState.COMPLETED:
-        _print_sample(run, console)
-        _print_loading(run, console)
-    elif status.state is RunState.STOPPED:
-        console.print("\nThe same command starts it again.")
-    else:
-        console.print("\nThe same command continues it from its newest checkpoint.")
-
-
-def _reached(status: Status) -> str:
-    now = status.progress
-    parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
-    parts += [f"validation loss {now.validation_loss:.4f}"] if now.validation_loss is not None else []
-    return f" at {', '.join(parts)}" if parts else ""
-
-
-def _print_sample(run: Run, console: Console) -> None:
-    from sm_llm.contract.events import read_events
-
-    samples = [event for event in read_events(run.job.paths.events) if event["kind"] == "sample"]
-    if samples:
-        console.print("\n[bold]A sample of what it writes[/]")
-        console.print(f"[cyan]{_escape(samples[-1]['prompt'])}[/]{_escape(samples[-1]['text'])}", soft_wrap=True)
-
-
-def _print_loading(run: Run, console: Console) -> None:
-    folder = run.result_link
-    if folder is None:
-        return
-    console.print("\n[bold]Load it with[/]")
-    if run.job.kind == "train":
-        lines = [
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            f'model = AutoModelForCausalLM.from_pretrained("{folder}")',
-        ]
-        if (folder / "tokenizer.json").is_file():
-            lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{folder}")')
-    else:
-        lines = ["from datasets import load_from_disk", f'rows = load_from_disk("{folder}/train")']
-    for line in lines:
-        console.print(f"  {_escape(line)}", soft_wrap=True, highlight=False)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

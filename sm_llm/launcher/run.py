@@ -4,48 +4,25 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.events import read_events
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.run_record import Attempt, RunRecord
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SmLlmError, SubmitError
-from sm_llm.launcher.metrics import MetricRow, Summary, metric_rows, summarise
+from sm_llm.launcher.logs import LogFilter, read_logs
+from sm_llm.launcher.metrics import MetricRow, metric_rows
 from sm_llm.launcher.results import RESULT_LINK, result_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sm_llm.launcher.backends.base import Backend
+    from sm_llm.launcher.status import Status
+    from sm_llm.storage.publish import CheckpointInfo
 
 POLL_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a run is doing now. Times in seconds since the epoch; ``progress`` is that of the newest attempt."""
-
-    run_id: str
-    uri: str
-    kind: str
-    """``train``, ``prepare`` or ``workflow``."""
-    state: RunState
-    reason: str | None
-    attempt: int
-    native_id: str | None
-    started: float | None
-    ended: float | None
-    progress: Summary
-    result: str | None
-    steps: tuple[Status, ...] = ()
-    """Of a workflow: the steps that have begun."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The status as JSON values."""
-        return asdict(self)
 
 
 class Run:
@@ -114,12 +91,35 @@ class Run:
     @property
     def state(self) -> RunState:
         """The state now."""
-        return self._backend.describe(self.uri, self._native_id or "").state
+        return self.describe()[0]
+
+    def describe(self) -> tuple[RunState, str | None]:
+        """The state now and, where there is one, the reason."""
+        native = self._backend.describe(self.uri, self._native_id or "")
+        return native.state, native.detail or None
 
     @property
     def _native_id(self) -> str | None:
         attempts = self.record.attempts
         return attempts[-1].native_id if attempts else None
+
+    @property
+    def native_uri(self) -> str | None:
+        """The newest attempt's native job, such as ``local://host/process``; ``attach`` takes it."""
+        attempts = self.record.attempts
+        return self._backend.native_uri(attempts[-1]) if attempts else None
+
+    @property
+    def cost(self) -> float | None:
+        """What the run has cost in US dollars; None where the backend's time is not priced."""
+        return self.record.cost
+
+    @property
+    def storage(self) -> Path:
+        """The storage root that holds the run (for a workflow's step: its workflow)."""
+        above = self.root.parent
+        is_step = above.name == "steps" and RunPaths(above.parent).record.is_file()
+        return above.parent.parent if is_step else above
 
     @property
     def result(self) -> Path | None:
@@ -137,39 +137,50 @@ class Run:
 
     def status(self) -> Status:
         """State, progress and result, from the record, the lock and the events."""
-        native = self._backend.describe(self.uri, self._native_id or "")
-        attempts = self.record.attempts
-        last = attempts[-1] if attempts else None
-        result = self.result
-        return Status(
-            run_id=self.id,
-            uri=self.uri,
-            kind=self.kind,
-            state=native.state,
-            reason=native.detail or None,
-            attempt=last.number if last else 0,
-            native_id=last.native_id if last else None,
-            started=last.started if last else None,
-            ended=last.ended if last else None,
-            progress=summarise(read_events(self.job.paths.events)),
-            result=None if result is None else str(result),
-            steps=tuple(step.status() for step in self.steps.values()),
-        )
+        from sm_llm.launcher.status import status_of
+
+        return status_of(self)
 
     def metrics(self) -> list[MetricRow]:
         """One row per step with exact floats; where attempts overlap, the newest attempt's values."""
         return metric_rows(self.job.paths.events)
 
+    def checkpoints(self, *, deep: bool = False) -> list[CheckpointInfo]:
+        """Every committed checkpoint by ascending step: size in bytes, time, and whether it could be continued from.
+
+        Names and sizes are compared; ``deep`` also reads all the data and compares checksums.
+        """
+        from sm_llm.storage.publish import list_checkpoints
+        from sm_llm.storage.uri import open_store
+
+        return list_checkpoints(open_store(self.job.root), run_id=self.job.id, deep=deep)
+
     def logs(
-        self, *, follow: bool = False, tail: int | None = None, node: int | None = None, pattern: str | None = None
+        self,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        node: int | None = None,
+        rank: int | None = None,
+        pattern: str | None = None,
+        attempt: int | None = None,
     ) -> Iterator[str]:
-        """Lines of the newest attempt's nodes. ``tail``: only the last lines; ``pattern``: a regular expression."""
+        """What the processes of an attempt (the newest) printed, line by line.
+
+        Args:
+            follow: go on until the run ends.
+            tail: begin with the last so many lines of every node that match.
+            node: only this node.
+            rank: only this process.
+            pattern: only lines in which this regular expression is found.
+            attempt: another attempt than the newest.
+        """
         try:
             wanted = re.compile(pattern or "")
         except re.error as error:
             raise SmLlmError(f"{pattern!r} is not a regular expression: {error}") from None
         for run in self._jobs(follow):
-            yield from filter(wanted.search, run._own_logs(follow, tail, node))
+            yield from run._own_logs(follow, LogFilter(tail, node, rank, wanted), attempt)
 
     def _jobs(self, follow: bool) -> Iterator[Run]:
         """This run, or a workflow's steps in order; with ``follow`` those that are yet to begin are waited for."""
@@ -182,18 +193,20 @@ class Run:
             if name in self.steps:
                 yield self.steps[name]
 
-    def _own_logs(self, follow: bool, tail: int | None, node: int | None) -> Iterator[str]:
-        from sm_llm.launcher.logs import read_logs
-
-        attempts = self.record.attempts
-        if attempts:
-            yield from read_logs(
-                self.paths,
-                attempts[-1].number,
-                still_running=lambda: follow and not self.state.is_final,
-                tail=tail,
-                node=node,
-            )
+    def _own_logs(self, follow: bool, wanted: LogFilter, attempt: int | None) -> Iterator[str]:
+        record = self.record
+        numbers = [it.number for it in record.attempts]
+        if attempt is not None and attempt not in numbers:
+            raise SmLlmError(f"{self.id} has no attempt {attempt}; there are: {', '.join(map(str, numbers)) or 'none'}")
+        if not numbers:
+            return
+        compute = record.spec["compute"]
+        yield from read_logs(
+            self.paths,
+            attempt or numbers[-1],
+            wanted.on(compute["instance_count"], compute["processes_per_instance"]),
+            still_running=lambda: follow and not self.state.is_final,
+        )
 
     def plot(self, path: str | Path | None = None) -> Path:
         """Write a PNG of loss, learning rate and throughput; by default ``plot.png`` in the run's folder."""
@@ -202,11 +215,57 @@ class Run:
         target = Path(path) if path is not None else self.paths.plot
         return plot_run(self.job.paths.events, target, title=self.id)
 
-    def stop(self) -> None:
-        """Ask the run to stop after its current step. Raises ``SubmitError`` if it is not running."""
-        if self.state.is_final:
+    def stop(self, *, now: bool = False, wait: bool = False) -> RunState:
+        """Ask the run to stop after its current step, saving what it can; ``now`` kills it instead.
+
+        ``wait`` returns only when it has ended. Raises ``SubmitError`` if it is not running.
+        """
+        native_id = self._native_id
+        if native_id is None or (state := self.state).is_final:
             raise SubmitError(f"{self.id} is not running: it is {self.state.value}")
-        self._backend.stop(self.uri, self._native_id or "")
+        self._backend.stop(self.uri, native_id, now=now)
+        while wait and not (state := self.state).is_final:
+            time.sleep(POLL_SECONDS)
+        return state
+
+    def resume(self, *overrides: str, step: int | None = None, **fields: Any) -> Run:
+        """Continue an interrupted, stopped or failed run from its newest checkpoint, or from that of ``step``.
+
+        With ``step`` the later checkpoints are taken back: the run goes on as if they had never been. ``overrides``
+        change the specification from here on. Relative inputs stay those of the folder it was launched from.
+
+        Raises:
+            CheckpointError: there is no such checkpoint.
+            SubmitError: the run is running or completed.
+            SpecError, PlanError: the changes do not fit.
+        """
+        from sm_llm.launcher.begin import resume
+
+        return resume(self, overrides, fields, step)
+
+    def finish(self) -> Run:
+        """Publish the result of a run that did all its steps but ended before its result was published.
+
+        Raises ``SubmitError`` if steps are left or the result is there already.
+        """
+        from sm_llm.launcher.begin import finish
+
+        return finish(self)
+
+    def rerun(self, *overrides: str, **fields: Any) -> Run:
+        """Repeat this run as a new one, from its record alone: the same specification, digest and input folders."""
+        from sm_llm.launcher.begin import rerun
+
+        return rerun(self, overrides, fields)
+
+    def branch(self, *overrides: str, step: int | None = None, **fields: Any) -> Run:
+        """Begin a new run from this run's newest checkpoint, or from that of ``step``; this run stays as it is.
+
+        Raises ``CheckpointError`` if there is no such checkpoint.
+        """
+        from sm_llm.launcher.begin import branch
+
+        return branch(self, overrides, fields, step)
 
     def wait(self, *, poll: float = POLL_SECONDS, sleep: Callable[[float], None] = time.sleep) -> RunState:
         """Wait until the run has completed. Raises ``RunFailed``, saying why, if it ends in any other way."""
@@ -216,19 +275,24 @@ class Run:
             raise RunFailed(self.failure_message())
         return state
 
-    def watch(self) -> RunState:
-        """Show the run until it ends, as ``sm-llm fit`` does: a live line, then where everything is."""
+    def watch(self, *, since: float | None = None) -> RunState:
+        """Show the run until it ends, without telling what happened before ``since`` (seconds since the epoch)."""
         from rich.console import Console
 
         from sm_llm.launcher.live import accompany
 
-        return accompany(self, Console(highlight=False), wait=True)
+        return accompany(self, Console(highlight=False), wait=True, since=since)
 
     def failure_message(self) -> str:
-        """Why the run failed and where to look."""
-        native = self._backend.describe(self.uri, self._native_id or "")
-        reason = native.detail or "no reason was given"
-        return f"{self.id} is {native.state.value}: {reason}. Logs: sm-llm logs {self.uri}"
+        """How the run ended, the first failing rank with its cause, and where to read on."""
+        state, reason = self.describe()
+        attempts = self.record.attempts
+        rank = attempts[-1].rank if attempts else None
+        words = reason or "no reason was given"
+        if rank is not None and not words.startswith(f"rank {rank}"):
+            words = f"rank {rank}: {words}"
+        only = f" --rank {rank}" if rank is not None else ""
+        return f"{self.id} is {state.value}: {words}. Logs: sm-llm logs {self.uri}{only} --tail 50"
 
     def __repr__(self) -> str:
         return f"Run({self.uri!r})"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from sm_llm.contract.events import event_files, read_file
 from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.run_record import RunRecord, git_state, host_facts, package_versions
-from sm_llm.launcher.checks import local_folder
-from sm_llm.launcher.container import channel_name
+from sm_llm.launcher.inputs import absolute_inputs, code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,8 +40,13 @@ def new_record(
     plan: list[dict[str, Any]],
     *,
     created: float,
+    folder: Path | None = None,
+    made_from: str | None = None,
 ) -> RunRecord:
-    """The record of a run that is about to start for the first time."""
+    """The record of a run that is about to start for the first time.
+
+    ``folder`` is what relative inputs are relative to (the working directory), ``made_from`` the run it repeats.
+    """
     return RunRecord(
         run_id=run_id,
         name=spec.name,
@@ -52,12 +57,19 @@ def new_record(
         plan=plan,
         git=git_state(Path.cwd()),
         versions=package_versions(RECORDED_PACKAGES),
-        host={**host_facts(), "folder": os.getcwd()},
+        code_digest=code_digest(),
+        host={**host_facts(), "folder": str(folder or Path.cwd())},
+        made_from=made_from,
     )
 
 
-def stage(plan: Plan, root: Path, record: RunRecord) -> Submission:
-    """The submission of the next attempt of the run in ``root``. Writes nothing."""
+def stage(
+    plan: Plan, root: Path, record: RunRecord, *, resume: int | Literal["newest"] | None = None, digest: str = ""
+) -> Submission:
+    """The submission of the next attempt of the run in ``root``. Writes nothing.
+
+    ``resume`` is the checkpoint it must continue from, ``digest`` that of a specification changed since the record.
+    """
     from sm_llm.launcher.backends.registry import backend
 
     job, channels = absolute_inputs(plan.job)
@@ -66,29 +78,20 @@ def stage(plan: Plan, root: Path, record: RunRecord) -> Submission:
         attempt=record.next_attempt,
         run_uri=str(root),
         spec=job,
-        spec_digest=record.spec_digest,
+        spec_digest=digest or record.spec_digest,
         channels=channels,
+        resume=resume,
+        trackers=known_trackers(root, record),
     )
     return backend(job.backend.name).render(plan, job_file)
 
 
-def absolute_inputs(job: JobSpec) -> tuple[JobSpec, dict[str, str]]:
-    """The job with every local input as an absolute path (workers run in another folder), and its input channels."""
-    from sm_llm.spec.references import sources
-
-    task = job.task.model_dump()
-    channels: dict[str, str] = {}
-    for dotted, value in sources(job).items():
-        place, at, step = value.rpartition("@")
-        place, suffix = (place, at + step) if place and step.isdigit() else (value, "")
-        folder = local_folder(place)
-        if folder is not None and folder.exists():
-            _put(task, dotted.split(".")[1:], f"{folder}{suffix}")
-            channels[channel_name(dotted)] = str(folder)
-    return job.model_copy(update={"task": type(job.task).model_validate(task)}), channels
-
-
-def _put(value: Any, path: list[str], new: str) -> None:
-    for key in path[:-1]:
-        value = value[int(key) if isinstance(value, list) else key]
-    value[int(path[-1]) if isinstance(value, list) else path[-1]] = new
+def known_trackers(root: Path, record: RunRecord) -> dict[str, str]:
+    """The run's ids at experiment trackers, those that only a killed supervisor's attempt has told included."""
+    found = dict(record.trackers)
+    unclosed = {it.number for it in record.attempts if it.ended is None}
+    for attempt, _, path in event_files(RunPaths(root).events):
+        if attempt in unclosed:
+            opened = (event for _, event in read_file(path) if event["kind"] == "tracker_opened")
+            found.update((event["tracker"], event["id"]) for event in opened)
+    return found

@@ -12,7 +12,7 @@ from sm_llm.spec.data import StreamData
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 from sm_llm.spec.references import references, sources, workflow_job
-from sm_llm.spec.tasks import PrepareTask, TrainTask
+from sm_llm.spec.tasks import PrepareTask, TrainTask, TrainTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NAME_LENGTH = 63
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEMES = ("file", "s3")
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/|$)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -136,7 +138,7 @@ def _optim_faults(task: TrainTask) -> Iterator[Fault]:
 
 
 def _prepare_faults(task: PrepareTask) -> Iterator[Fault]:
-    if task.tokenizer is not None and "train_tokenizer" in task.model_fields_set:
+    if task.tokenizer is not None and task.train_tokenizer != TrainTokenizer():
         yield Fault("task.train_tokenizer", "give tokenizer or train_tokenizer, not both")
 
 
@@ -153,9 +155,11 @@ def _place_faults(path: str, place: str) -> Iterator[Fault]:
     scheme = _SCHEME.match(place)
     if not place.strip():
         yield Fault(path, "is empty", place)
-    elif scheme and scheme[1] != "file":
-        problem = f"{scheme[1]}:// is not supported by this version, which reads and writes folders only"
-        yield Fault(path, problem, place, "Give a folder, or file:///its/absolute/path")
+    elif scheme and scheme[1] not in _SCHEMES:
+        known = ", ".join(f"{it}://" for it in _SCHEMES)
+        yield Fault(path, f"{scheme[1]}:// is not supported", place, f"Give a folder, or one of {known}")
+    elif scheme and scheme[1] == "s3" and not _BUCKET.match(place):
+        yield Fault(path, "names no valid bucket", place, "Write s3://bucket/prefix")
 
 
 def _environment_faults(environment: dict[str, str]) -> Iterator[Fault]:

@@ -66,8 +66,11 @@ def commit_keys(store: Store) -> list[tuple[Slot, str]]:
     return sorted(steps, key=lambda it: (it[0].step or 0, it[1] == it[0].commit_key, it[1]))
 
 
-def examine(store: Store, key: str, slot: Slot, run_id: str | None = None) -> Examined | None:
-    """Read one commit and compare its data with a listing (names and sizes). None if the commit is gone."""
+def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, deep: bool = False) -> Examined | None:
+    """Read one commit and compare its data with a listing (names and sizes; ``deep``: and contents).
+
+    None if the commit is gone.
+    """
     body = store.get(key)
     if body is None:
         return None
@@ -79,7 +82,7 @@ def examine(store: Store, key: str, slot: Slot, run_id: str | None = None) -> Ex
         return Examined(key, slot, commit, f"it belongs to run {commit.run_id!r}", foreign=True)
     if commit.step != slot.step:
         return Examined(key, slot, commit, f"its commit is of {Slot(commit.step)}")
-    faults = verify(store, commit)
+    faults = verify(store, commit, deep=deep)
     return Examined(key, slot, commit, faults[0] if faults else None)
 
 
@@ -102,9 +105,7 @@ def verify(store: Store, commit: CommitManifest, *, deep: bool = False) -> list[
     return faults
 
 
-def find_newest(
-    store: Store, *, run_id: str | None = None, allow_step: Callable[[int], bool] | None = None
-) -> Newest:
+def find_newest(store: Store, *, run_id: str | None = None, allow_step: Callable[[int], bool] | None = None) -> Newest:
     """The newest valid checkpoint by step number, and every newer commit that had to be passed over.
 
     With ``run_id`` another run's commits are ignored; ``allow_step`` narrows the choice. One process decides and
@@ -148,11 +149,14 @@ def find_final(store: Store, *, run_id: str | None = None) -> CommitManifest | N
     return found.commit
 
 
-def list_checkpoints(store: Store, *, run_id: str | None = None) -> list[CheckpointInfo]:
-    """Every committed checkpoint of the run by ascending step, valid or not. Raises ``StorageError``."""
+def list_checkpoints(store: Store, *, run_id: str | None = None, deep: bool = False) -> list[CheckpointInfo]:
+    """Every committed checkpoint of the run by ascending step, valid or not; ``deep`` reads all of their data.
+
+    Raises ``StorageError``.
+    """
     infos = []
     for slot, key in commit_keys(store):
-        found = examine(store, key, slot, run_id)
+        found = examine(store, key, slot, run_id, deep=deep)
         if found is not None and not found.foreign:
             infos.append(_info(found))
     return infos

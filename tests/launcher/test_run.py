@@ -273,5 +273,5 @@ def test_watching_an_ended_run_shows_its_events_once_and_how_it_ended(
     text = capsys.readouterr().out
     assert text.count("step 10/40  loss 4.1250") == 1
     assert "failed in 1m00s: rank 1: boom" in text
-    assert "same command continues it" in text
+    assert "no checkpoint yet: the same command starts it" in text
     assert "Load it with" not in text

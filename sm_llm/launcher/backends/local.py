@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -13,12 +14,13 @@ from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.errors import Fault, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
-from sm_llm.launcher.container import PORT, entry_script, node_environment
+from sm_llm.launcher.container import PORT, entry_script, node_environment, rank_logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from sm_llm.contract.job_file import JobFile
+    from sm_llm.contract.run_record import Attempt
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.job import JobSpec
 
@@ -93,19 +95,19 @@ class LocalBackend:
         processes = job.compute.instance_count * job.compute.processes_per_instance
         return job.backend.threads_per_process or max(1, self.machine.cpus // processes)
 
-    def submit(self, submission: Submission) -> str:
+    def submit(self, submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
         """Start the detached supervisor; the native id is its process id."""
         from sm_llm.launcher.local_run import start
 
         _need_torch()
-        return start(submission)
+        return start(submission, on_claimed)
 
-    def submit_workflow(self, run_uri: str, attempt: int) -> str:
+    def submit_workflow(self, run_uri: str, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
         """Start one detached supervisor, which runs the steps in turn; the native id is its process id."""
         from sm_llm.launcher.local_run import start_supervisor
 
         _need_torch()
-        return start_supervisor(Path(run_uri), attempt)
+        return start_supervisor(Path(run_uri), attempt, on_claimed)
 
     def describe(self, run_uri: str, native_id: str) -> NativeState:
         """The state of a local run, from its record, its lock and its final commit."""
@@ -122,11 +124,24 @@ class LocalBackend:
         folder = Path(run_uri)
         return read_logs(RunPaths(folder), attempt, still_running=lambda: follow and is_anyone_alive(folder))
 
-    def stop(self, run_uri: str, native_id: str) -> None:
-        """Send SIGTERM to the supervisor, which passes it on to every node."""
-        from sm_llm.launcher.local_run import signal_supervisor
+    def stop(self, run_uri: str, native_id: str, *, now: bool = False) -> None:
+        """Signal the supervisor, which passes it on to every node; from another machine, leave a stop file."""
+        from sm_llm.launcher.local_run import stop
 
-        signal_supervisor(Path(run_uri), int(native_id))
+        stop(Path(run_uri), int(native_id), now=now)
+
+    def native_uri(self, attempt: Attempt) -> str:
+        """``local://HOST/PROCESS``, of the attempt's supervisor."""
+        return f"{self.name}://{attempt.host or socket.gethostname()}/{attempt.native_id}"
+
+    def find(self, native: str) -> str | None:
+        """The run's folder, if its supervisor lives on this machine."""
+        from sm_llm.launcher.local_run import supervised_folder
+
+        host, _, pid = native.rpartition("/")
+        if host not in ("", "localhost", socket.gethostname()) or not pid.isdigit():
+            return None
+        return supervised_folder(int(pid))
 
 
 def _need_torch() -> None:
@@ -136,6 +151,8 @@ def _need_torch() -> None:
 
 def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:
     """The argument list of one node. Restarts are the launcher's business alone, so torchrun's stay 0."""
+    # One process prints into the node's log itself; of several, torchrun tells the lines apart.
+    tee = (f"--log-dir={rank_logs(base)}", "--tee=3") if job.compute.processes_per_instance > 1 else ()
     return (
         sys.executable,
         "-m",
@@ -149,5 +166,6 @@ def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[
         f"--master-port={PORT}",
         "--local-addr=127.0.0.1",
         "--max-restarts=0",
+        *tee,
         str(entry_script(base, job.task.kind)),
     )

@@ -1,0 +1,8 @@
+"""The command line: one verb calls one Python function; there is no logic here beyond words and exit codes."""
+
+from __future__ import annotations
+
+from sm_llm.cli import begin, look, steer  # noqa: F401 - each registers its verbs, in the order of the help
+from sm_llm.cli.app import VERBS, app, main
+
+__all__ = ["VERBS", "app", "main"]

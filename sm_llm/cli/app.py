@@ -1,0 +1,72 @@
+"""The Typer application, the table of its verbs and its entry point."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from sm_llm.errors import PlanError, SmLlmError, SpecError
+
+VERBS = {
+    "fit": "sm_llm.launcher.api:launch",
+    "plan": "sm_llm.launcher.plan:plan",
+    "show": "sm_llm.spec.show:show",
+    "init": "sm_llm.spec.template:commented",
+    "prepare": "sm_llm.launcher.api:prepare",
+    "recipes": "sm_llm.spec.recipes:recipe_files",
+    "ls": "sm_llm.launcher.find_runs:ls",
+    "status": "sm_llm.launcher.run:Run.status",
+    "attempts": "sm_llm.launcher.run:Run.attempts",
+    "logs": "sm_llm.launcher.run:Run.logs",
+    "metrics": "sm_llm.launcher.run:Run.metrics",
+    "plot": "sm_llm.launcher.run:Run.plot",
+    "checkpoints": "sm_llm.launcher.run:Run.checkpoints",
+    "attach": "sm_llm.launcher.run:Run.watch",
+    "wait": "sm_llm.launcher.run:Run.wait",
+    "stop": "sm_llm.launcher.run:Run.stop",
+    "resume": "sm_llm.launcher.run:Run.resume",
+    "finish": "sm_llm.launcher.run:Run.finish",
+    "rerun": "sm_llm.launcher.run:Run.rerun",
+    "branch": "sm_llm.launcher.run:Run.branch",
+}
+"""Every verb and the Python function that does its work."""
+
+app = typer.Typer(
+    name="sm-llm",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="""Train large language models from one job specification.
+
+\b
+Begin here:
+  sm-llm fit tiny-local                 prepare text and train a small Llama on this machine
+  sm-llm recipes                        what else comes with the package
+  sm-llm init tiny-local > job.yaml     a commented copy to change
+  sm-llm plan job.yaml                  every number that follows, before anything is started
+  sm-llm fit job.yaml task.max_steps=50
+
+\b
+Look at it from anywhere:
+  sm-llm ls, status, logs -f, metrics, plot, checkpoints, attempts
+  sm-llm attach, stop, resume, rerun
+
+RUN is a run's folder, its id or its name below ./runs, or its native job (local://host/process). Where it may be left
+out, the newest run is meant.""",
+)
+
+
+def main() -> NoReturn:
+    """Entry point of ``sm-llm``: the user's faults become one message and an exit code, never a traceback."""
+    from sm_llm.contract.states import USAGE_EXIT_CODE
+
+    try:
+        app()
+    except SmLlmError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(USAGE_EXIT_CODE if isinstance(error, SpecError | PlanError) else 1)
+    sys.exit(0)

@@ -1,0 +1,143 @@
+"""Verbs that begin something: from a specification to a plan or a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated
+
+import typer
+
+from sm_llm.cli.app import app
+from sm_llm.cli.options import AsJson, New, Overrides, Spec, Wait, carry_on, console, print_json
+from sm_llm.errors import SmLlmError
+
+
+@app.command()
+def fit(
+    spec: Spec,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be submitted; start nothing.")] = False,
+    as_json: AsJson = False,
+    new: New = False,
+    wait: Wait = True,
+) -> None:
+    """Run a job or workflow, or continue it.
+
+    After an interruption the same command goes on from the newest checkpoint; --new starts another run.
+    Ctrl-C stops it cleanly. A closed terminal does not: the run goes on in the background.
+
+    \b
+    Examples:
+      sm-llm fit tiny-local
+      sm-llm fit job.yaml task.max_steps=1000 compute.processes_per_instance=4
+      sm-llm fit job.yaml --dry-run --json
+    """
+    from sm_llm.launcher.api import launch
+
+    if dry_run:
+        print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
+        return
+    carry_on(launch(spec, *overrides or (), new=new), wait=wait, as_json=as_json)
+
+
+@app.command()
+def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Check a job and show what follows; starts nothing.
+
+    \b
+    Examples:
+      sm-llm plan tiny-local
+      sm-llm plan job.yaml task.max_tokens=1000000000 --json
+    """
+    from sm_llm.launcher.plan import plan as make_plan
+
+    plans = make_plan(spec, *overrides or ())
+    if as_json:
+        print_json([it.to_json() for it in plans])
+        return
+    from sm_llm.launcher.report import plan_table
+
+    for it in plans:
+        console().print(plan_table(it))
+
+
+@app.command()
+def show(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the merged spec and where each value came from."""
+    from sm_llm.spec.load import load
+    from sm_llm.spec.show import show as rows_of
+
+    rows = rows_of(load(spec, overrides or ()))
+    if as_json:
+        print_json([{"path": path, "value": value, "origin": origin} for path, value, origin in rows])
+        return
+    from sm_llm.launcher.report import origins_table
+
+    console().print(origins_table(rows))
+
+
+@app.command()
+def init(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name of a recipe.")],
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Where to write; else standard output.")] = None,
+) -> None:
+    """Write a commented copy of a recipe, to change and own.
+
+    \b
+    Example:
+      sm-llm init tiny-local job.yaml
+    """
+    from sm_llm.spec.template import commented
+
+    text = commented(recipe)
+    if file is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise SmLlmError(f"{file}: cannot be written ({error.strerror})") from None
+    typer.echo(f"Wrote {file}. Next: sm-llm plan {file}")
+
+
+@app.command()
+def prepare(
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Text files and folders, then KEY=VALUE.")],
+    seq_length: Annotated[int, typer.Option(help="Tokens per row.")],
+    tokenizer: Annotated[str | None, typer.Option(help="Folder of a tokenizer; one is trained if left out.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the run.")] = "prepare",
+    as_json: AsJson = False,
+    new: New = False,
+    wait: Wait = True,
+) -> None:
+    """Turn text into packed rows of token ids.
+
+    The result holds train/ and validation/ rows, the tokenizer, and an account of every token.
+
+    \b
+    Examples:
+      sm-llm prepare texts/ --seq-length 2048
+      sm-llm prepare a.jsonl b.parquet --seq-length 2048 --tokenizer my-tokenizer task.text_field=body
+    """
+    from sm_llm.launcher.api import prepare as start
+
+    overrides = [it for it in sources if it.startswith(("task.", "compute.", "storage=", "environment.")) and "=" in it]
+    texts = [it for it in sources if it not in overrides]
+    run = start(*texts, seq_length=seq_length, tokenizer=tokenizer, name=name, overrides=overrides, new=new, wait=False)
+    carry_on(run, wait=wait, as_json=as_json)
+
+
+@app.command()
+def recipes(as_json: AsJson = False) -> None:
+    """List the jobs and workflows that come with the package."""
+    from sm_llm.spec.recipes import recipe_files, recipe_summary
+
+    found = {name: recipe_summary(path) for name, path in recipe_files().items()}
+    if as_json:
+        print_json(found)
+        return
+    width = max(map(len, found), default=0)
+    for name, summary in found.items():
+        typer.echo(f"{name:<{width}}  {summary}")

@@ -1,0 +1,144 @@
+"""Verbs that read: what runs there are, and what one of them did and does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated
+
+import typer
+
+from sm_llm.cli.app import app
+from sm_llm.cli.options import AsJson, RunName, console, print_json
+
+
+@app.command()
+def ls(
+    storage: Annotated[str | None, typer.Argument(metavar="[STORAGE]", help="Folder of the runs; else ./runs.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs in a storage folder, the oldest first."""
+    from sm_llm.launcher.find_runs import ls as list_runs
+
+    found = list_runs(storage)
+    if as_json:
+        print_json([it.to_json() for it in found])
+        return
+    from sm_llm.launcher.report import runs_table
+
+    console().print(runs_table(found))
+
+
+@app.command()
+def status(run: RunName = None, as_json: AsJson = False) -> None:
+    """Show what a run is doing: state, step, loss, result."""
+    from sm_llm.launcher.find_runs import attach
+
+    found = attach(run).status()
+    if as_json:
+        print_json(found.to_json())
+        return
+    from sm_llm.launcher.report import status_table
+
+    console().print(status_table(found))
+
+
+@app.command()
+def attempts(run: RunName = None, as_json: AsJson = False) -> None:
+    """Show every start of a run: when, where from, how it ended."""
+    from sm_llm.launcher.find_runs import attach
+
+    record = attach(run).record
+    if as_json:
+        print_json([it.model_dump(mode="json") for it in record.attempts])
+        return
+    from sm_llm.launcher.report import attempts_table
+
+    console().print(attempts_table(record))
+
+
+@app.command()
+def logs(
+    run: RunName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, help="Begin with the last lines of every node.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this process.")] = None,
+    node: Annotated[int | None, typer.Option(min=0, help="Only this node.")] = None,
+    grep: Annotated[str | None, typer.Option(metavar="REGEX", help="Only lines that match.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Another attempt than the newest.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a run's processes printed.
+
+    \b
+    Examples:
+      sm-llm logs -f --tail 0
+      sm-llm logs tiny-local --rank 1 --tail 50
+      sm-llm logs tiny-local --grep 'Loss|error'
+    """
+    from sm_llm.launcher.find_runs import attach
+
+    lines = attach(run).logs(follow=follow, tail=tail, node=node, rank=rank, pattern=grep, attempt=attempt)
+    for line in lines:
+        typer.echo(json.dumps({"line": line}) if as_json else line)
+
+
+@app.command()
+def metrics(
+    run: RunName = None,
+    as_json: AsJson = False,
+    last: Annotated[int | None, typer.Option(min=1, help="Only the last rows.")] = None,
+) -> None:
+    """Print the metrics of every step.
+
+    --json has every field with every digit; NaN and infinity, which JSON lacks, are text.
+    """
+    from sm_llm.launcher.find_runs import attach
+    from sm_llm.launcher.metrics import to_json
+
+    rows = attach(run).metrics()
+    rows = rows[-last:] if last else rows
+    if as_json:
+        print_json([to_json(row) for row in rows])
+        return
+    from sm_llm.launcher.report import metrics_table
+
+    console().print(metrics_table(rows))
+
+
+@app.command()
+def plot(
+    run: RunName = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Else plot.png in the run.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw losses, learning rate and speed as a PNG."""
+    from sm_llm.launcher.find_runs import attach
+
+    path = str(attach(run).plot(output))
+    if as_json:
+        print_json({"plot": path})
+        return
+    typer.echo(path)
+
+
+@app.command()
+def checkpoints(
+    run: RunName = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read all the data and compare checksums.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List a run's checkpoints: step, size, age, and whether they can be continued from."""
+    from sm_llm.launcher.find_runs import attach
+
+    found = attach(run).checkpoints(deep=verify)
+    if as_json:
+        from dataclasses import asdict
+
+        print_json([asdict(it) for it in found])
+        return
+    from sm_llm.launcher.report import checkpoints_table
+
+    console().print(checkpoints_table(found))

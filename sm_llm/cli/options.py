@@ -1,0 +1,51 @@
+"""What the verbs share: arguments and options, the console, JSON on standard output, and following a run that began."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sm_llm.launcher.run import Run
+
+Spec = Annotated[str, typer.Argument(metavar="RECIPE|FILE", help="Name of a recipe, or a YAML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]", help="e.g. task.optim.learning_rate=1e-4")
+]
+RunName = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Folder, id, name or job URI of a run; else the newest.")
+]
+GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Folder, id, name or job URI of a run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
+New = Annotated[bool, typer.Option("--new", help="Start another run, even if an unfinished one could go on.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Watch until it ends, or leave it in the background.")]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where tables and words go."""
+    from rich.console import Console
+
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    # Piped output is for programs and logs: long lines stay whole there.
+    return Console(stderr=stderr, highlight=False, width=None if is_terminal else 200)
+
+
+def print_json(value: Any) -> None:
+    """``value`` on standard output. NaN has no place in JSON: it is an error of ours."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def carry_on(run: Run, *, wait: bool, as_json: bool) -> None:
+    """Say what was started, watch it if wanted, and leave with the exit code of its state."""
+    from sm_llm.contract.states import EXIT_CODES
+    from sm_llm.launcher.live import accompany
+
+    state = accompany(run, console(stderr=as_json), wait=wait)
+    if as_json:
+        print_json(run.status().to_json())
+    raise typer.Exit(EXIT_CODES.get(state, 0))

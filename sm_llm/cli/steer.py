@@ -1,0 +1,133 @@
+"""Verbs that act on a run that exists: watch, stop, continue, finish, repeat, branch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sm_llm.cli.app import app
+from sm_llm.cli.options import AsJson, GivenRun, Overrides, RunName, Wait, carry_on, console, print_json
+
+Step = Annotated[int | None, typer.Option("--step", min=1, help="The checkpoint of this step; else the newest.")]
+
+
+@app.command()
+def attach(run: RunName = None) -> None:
+    """Watch a run that is running; Ctrl-C only ends the watching.
+
+    \b
+    Examples:
+      sm-llm attach tiny-local
+      sm-llm attach local://my-host/4711
+    """
+    from sm_llm.contract.states import EXIT_CODES
+    from sm_llm.launcher.find_runs import attach as find
+    from sm_llm.launcher.live import look_on
+
+    state = look_on(find(run), console())
+    raise typer.Exit(0 if state is None else EXIT_CODES.get(state, 0))
+
+
+@app.command()
+def wait(run: RunName = None, as_json: AsJson = False) -> None:
+    """Wait silently until a run has ended; the exit code tells how, and a failure is told with its cause.
+
+    \b
+    Example:
+      sm-llm fit job.yaml --no-wait && sm-llm wait && echo done
+    """
+    from sm_llm.contract.states import EXIT_CODES
+    from sm_llm.errors import RunFailed
+    from sm_llm.launcher.find_runs import attach as find
+
+    found = find(run)
+    try:
+        found.wait()
+    except RunFailed as error:
+        typer.echo(f"error: {error}", err=True)
+    status = found.status()
+    if as_json:
+        print_json(status.to_json())
+    raise typer.Exit(EXIT_CODES.get(status.state, 1))
+
+
+@app.command()
+def stop(
+    run: RunName = None,
+    now: Annotated[bool, typer.Option("--now", help="Kill it; what was not saved is lost.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch how it ends, or only ask.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Stop a run after its current step, saving what it can."""
+    from sm_llm.launcher.find_runs import attach as find
+    from sm_llm.launcher.live import see_it_stop
+
+    found = find(run)
+    found.stop(now=now)
+    words = "is being killed" if now else "was asked to stop after its current step"
+    typer.echo(f"{found.id} {words}", err=as_json)
+    if wait:
+        see_it_stop(found, console(stderr=as_json))
+    if as_json:
+        print_json(found.status().to_json())
+
+
+@app.command()
+def resume(
+    run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = True, as_json: AsJson = False
+) -> None:
+    """Continue a run from its newest checkpoint, or from an earlier one.
+
+    With --step the later checkpoints are taken back. Changes hold from here on. A run without a checkpoint is refused.
+
+    \b
+    Examples:
+      sm-llm resume tiny-local
+      sm-llm resume runs/job-20260101-120000-beef --step 400 task.optim.max_grad_norm=0.5
+    """
+    from sm_llm.launcher.find_runs import attach as find
+
+    carry_on(find(run).resume(*overrides or (), step=step), wait=wait, as_json=as_json)
+
+
+@app.command()
+def finish(run: RunName = None, wait: Wait = True, as_json: AsJson = False) -> None:
+    """Publish the result of a run that did all its steps, but ended before it had published."""
+    from sm_llm.launcher.find_runs import attach as find
+
+    carry_on(find(run).finish(), wait=wait, as_json=as_json)
+
+
+@app.command()
+def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = True, as_json: AsJson = False) -> None:
+    """Repeat a run as a new one, from its record: same specification, same digest, same inputs.
+
+    Says what has changed since: packages, this program, the git commit.
+
+    \b
+    Example:
+      sm-llm rerun tiny-local-20260101-120000-beef task.seed=1
+    """
+    from sm_llm.launcher.begin import differences
+    from sm_llm.launcher.find_runs import attach as find
+
+    found = find(run)
+    for line in differences(found.record):
+        typer.echo(f"not as it was then: {line}", err=True)
+    carry_on(found.rerun(*overrides or ()), wait=wait, as_json=as_json)
+
+
+@app.command()
+def branch(
+    run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = True, as_json: AsJson = False
+) -> None:
+    """Begin a new run from a checkpoint of another, which stays as it is.
+
+    \b
+    Example:
+      sm-llm branch tiny-local --step 100 task.max_steps=400 task.optim.learning_rate=1e-4
+    """
+    from sm_llm.launcher.find_runs import attach as find
+
+    carry_on(find(run).branch(*overrides or (), step=step), wait=wait, as_json=as_json)

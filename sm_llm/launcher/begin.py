@@ -1,0 +1,228 @@
+"""Begins runs and their further attempts: the first, the next one, a repetition, a branch from a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.contract.run_record import RunRecord
+from sm_llm.contract.states import RunState
+from sm_llm.errors import CheckpointError, SubmitError
+from sm_llm.launcher.backends.registry import backend
+from sm_llm.launcher.inputs import anchored
+from sm_llm.launcher.plan import plan_loaded
+from sm_llm.launcher.run import Run
+from sm_llm.launcher.stage import mint_run_id, new_record, stage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sm_llm.launcher.plan import Plan
+    from sm_llm.spec.load import Loaded
+
+Resume = int | Literal["newest"] | None
+
+
+def begin(loaded: Loaded, storage: Path, *, folder: Path | None = None, made_from: str | None = None) -> Run:
+    """Start a new run in ``storage``. Relative inputs are taken from ``folder``, by default the working directory.
+
+    Raises ``PlanError`` (nothing was written) and ``SubmitError``.
+    """
+    plans = _plans(loaded, folder)
+    run_id = mint_run_id(loaded.spec.name)
+    summaries = [plan.to_json() for plan in plans]
+    record = new_record(
+        run_id, loaded.spec, loaded.digest, loaded.origins, summaries,
+        created=time.time(), folder=folder, made_from=made_from,
+    )  # fmt: skip
+    root = storage / run_id
+    record.write(RunPaths(root).record)
+    _submit(plans, root, record)
+    return Run(root)
+
+
+def proceed(run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequence[str] = ()) -> Run:
+    """Start the next attempt of a run with a specification that may have ``changes``.
+
+    Raises ``PlanError`` and ``SubmitError``; then the run is as it was.
+    """
+    record = run.record
+    plans = _plans(loaded, recorded_folder(record))
+    number = record.next_attempt
+
+    def on_claimed() -> None:
+        if isinstance(resume, int):
+            _retire(run, resume, number)
+        if changes:
+            RunRecord.update(run.paths.record, lambda held: _changed(held, loaded, plans, number, changes))
+
+    _submit(plans, run.root, record, resume=resume, digest=loaded.digest, on_claimed=on_claimed)
+    again = Run(run.root)
+    again.continued_attempt = number
+    return again
+
+
+def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
+    if folder is None or folder == Path.cwd():
+        return plan_loaded(loaded)
+    return plan_loaded(replace(loaded, spec=anchored(loaded.spec, folder)))
+
+
+def _submit(
+    plans: Sequence[Plan], root: Path, record: RunRecord, *, resume: Resume = None, digest: str = "",
+    on_claimed: Any = lambda: None,
+) -> None:  # fmt: skip
+    target = backend(plans[0].job.backend.name)
+    if "steps" in record.spec:
+        target.submit_workflow(str(root), record.next_attempt, on_claimed)
+    else:
+        target.submit(stage(plans[0], root, record, resume=resume, digest=digest), on_claimed)
+
+
+def _changed(
+    record: RunRecord, loaded: Loaded, plans: Sequence[Plan], attempt: int, changes: Sequence[str]
+) -> RunRecord:
+    update = {
+        "spec": loaded.spec.model_dump(mode="json"),
+        "spec_digest": loaded.digest,
+        "origins": loaded.origins,
+        "plan": [plan.to_json() for plan in plans],
+        "changes": {**record.changes, attempt: tuple(changes)},
+    }
+    return record.model_copy(update=update)
+
+
+def _retire(run: Run, step: int, attempt: int) -> None:
+    from sm_llm.storage.retire import retire_after
+    from sm_llm.storage.uri import open_store
+
+    retire_after(open_store(run.uri), step, label=f"attempt-{attempt}")
+
+
+def recorded_folder(record: RunRecord) -> Path | None:
+    """The folder that a run's relative inputs are relative to; None if it is not there (any more)."""
+    folder = Path(record.host.get("folder", ""))
+    return folder if folder.is_absolute() and folder.is_dir() else None
+
+
+def recorded_spec(
+    record: RunRecord, overrides: Sequence[str] = (), fields: Mapping[str, Any] | None = None, *, start: str = ""
+) -> Loaded:
+    """The record's specification with ``overrides`` merged in; values keep the origin that the record tells.
+
+    ``start`` is a checkpoint to start from. Raises ``SpecError``.
+    """
+    from sm_llm.spec.load import load
+
+    spec = dict(record.spec)
+    if start:
+        spec["task"] = {**spec["task"], "start": {"checkpoint": start}}
+    loaded = load(spec, overrides, fields)
+    unchanged = load(spec).origins
+    origins = {
+        path: record.origins.get(path, "the run's record") if unchanged.get(path) == origin else origin
+        for path, origin in loaded.origins.items()
+    }
+    return replace(loaded, origins=origins)
+
+
+def resume(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: int | None) -> Run:
+    """Continue ``run`` from its newest checkpoint or that of ``step``; see ``Run.resume``."""
+    if run.state is RunState.COMPLETED:
+        remedy = f"Train on from its last checkpoint in a new run: sm-llm branch {run.uri} task.max_steps=..."
+        raise SubmitError(f"{run.id} is completed, there is nothing left to resume. {remedy}")
+    wanted: Resume = "newest" if step is None else step
+    if run.kind == "workflow":
+        if step is not None:
+            raise SubmitError(f"{run.id} is a workflow; name the training run below it: {run.job.uri}")
+        _assert_begun(run)
+        wanted = None
+    else:
+        _assert_checkpoint(run, step)
+    loaded = recorded_spec(run.record, overrides, fields)
+    return proceed(run, loaded, resume=wanted, changes=[*overrides, *(f"{key}={it}" for key, it in fields.items())])
+
+
+def _assert_begun(workflow: Run) -> None:
+    steps = workflow.steps.values()
+    if not any(step.result is not None or step.checkpoints() for step in steps):
+        raise CheckpointError(f"{workflow.id} has no finished step and no checkpoint to resume from. {_anew(workflow)}")
+
+
+def _assert_checkpoint(run: Run, step: int | None) -> int:
+    """The step that a resume would begin with. Raises ``CheckpointError``, naming what there is."""
+    found = run.checkpoints()
+    usable = [it.step for it in found if it.valid]
+    if step is None and usable:
+        return usable[-1]
+    if step is not None and step in usable:
+        return step
+    damaged = "; ".join(f"step {it.step}: {it.reason}" for it in found if not it.valid)
+    which = "no usable checkpoint" if step is None else f"no usable checkpoint of step {step}"
+    there = f"Usable steps: {', '.join(map(str, usable)) or 'none'}{f'; damaged: {damaged}' if damaged else ''}"
+    raise CheckpointError(f"{run.id} has {which}. {there}. {'' if usable else _anew(run)}".rstrip())
+
+
+def _anew(run: Run) -> str:
+    return f"Begin anew with: sm-llm rerun {run.uri}"
+
+
+def finish(run: Run) -> Run:
+    """Publish the result of a run that has done all its steps; see ``Run.finish``."""
+    job = run.job
+    if run.state is RunState.COMPLETED:
+        raise SubmitError(f"{run.id} is completed: its result is {run.result}")
+    total = job.status().progress.total_steps
+    newest = max((it.step for it in job.checkpoints() if it.valid), default=0)
+    if total is None or newest < total:
+        of = f"{newest} of {total} steps" if total else "nothing"
+        raise SubmitError(f"{run.id} has not done its work: {of} saved. Continue it with: sm-llm resume {run.uri}")
+    return resume(run, (), {}, None)
+
+
+def rerun(run: Run, overrides: Sequence[str], fields: Mapping[str, Any]) -> Run:
+    """Repeat ``run`` as a new one, from its record; see ``Run.rerun``."""
+    return _new_from(run, recorded_spec(run.record, overrides, fields))
+
+
+def branch(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: int | None) -> Run:
+    """Begin a new run from a checkpoint of ``run``; see ``Run.branch``."""
+    job = run.job
+    if job.kind != "train":
+        raise SubmitError(f"{run.id} trains nothing, so it has no checkpoint to branch from")
+    start = f"{job.uri}@{_assert_checkpoint(job, step)}"
+    return _new_from(job, recorded_spec(job.record, overrides, fields, start=start))
+
+
+def _new_from(run: Run, loaded: Loaded) -> Run:
+    from sm_llm.launcher.api import storage_folder
+
+    record = run.record
+    moved = loaded.spec.storage != record.spec["storage"]
+    storage = storage_folder(loaded.spec) if moved else run.storage
+    return begin(loaded, storage, folder=recorded_folder(record), made_from=record.run_id)
+
+
+def differences(record: RunRecord) -> list[str]:
+    """What is not as it was when the run was launched: versions, this package's code, the git commit."""
+    from sm_llm.contract.run_record import git_state, package_versions
+    from sm_llm.launcher.inputs import code_digest
+    from sm_llm.launcher.stage import RECORDED_PACKAGES
+
+    now = package_versions(RECORDED_PACKAGES)
+    names = sorted({*now, *record.versions})
+    found = [
+        f"{name} {record.versions.get(name, 'absent')} -> {now.get(name, 'absent')}"
+        for name in names
+        if record.versions.get(name) != now.get(name)
+    ]
+    if record.code_digest not in (None, code_digest()):
+        found.append("the code of sm_llm")
+    folder = recorded_folder(record)
+    git = git_state(folder) if folder and record.git else None
+    if git and record.git and git.commit != record.git.commit:
+        found.append(f"git commit {record.git.commit[:12]} -> {git.commit[:12]}")
+    return found

@@ -1,0 +1,82 @@
+"""The last words about a run: how it ended, where everything is, and how to load or continue it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from sm_llm.contract.states import RunState
+from sm_llm.launcher.lines import duration
+from sm_llm.launcher.report import STATE_STYLES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.status import Status
+
+
+def closing(run: Run, console: Console, plot: str | None) -> None:
+    """What a person wants to know when ``fit`` ends: how it went, where everything is, how to load or continue it."""
+    status = run.status()
+    took = f" in {duration(status.ended - status.started)}" if status.started and status.ended else ""
+    style = STATE_STYLES.get(status.state, "")
+    reason = f": {escape(status.reason)}" if status.reason else _reached(status)
+    console.print(f"\n[bold {style}]{status.state.value}[/]{took}{reason}", soft_wrap=True)
+    places = [("run", run.uri), ("result", run.result_link), ("plot", plot)]
+    for name, value in places:
+        if value:
+            console.print(f"  {name:<9} {escape(str(value))}", soft_wrap=True)
+    console.print(f"  {'more':<9} sm-llm status|metrics|logs {escape(run.uri)}", soft_wrap=True)
+    if status.state is RunState.COMPLETED:
+        _print_sample(run, console)
+        _print_loading(run, console)
+    else:
+        console.print(f"\n{escape(_next(run, status))}", soft_wrap=True)
+
+
+def _next(run: Run, status: Status) -> str:
+    """What to do with a run that has not completed."""
+    if status.state is RunState.COMPLETED_UNPUBLISHED:
+        return f"Publish its result with: sm-llm finish {run.uri}"
+    checkpoints = [it.step for it in run.checkpoints() if it.valid]
+    if checkpoints:
+        again = "Once the cause is mended, the" if status.state is RunState.FAILED else "The"
+        newest = f"from its newest checkpoint, step {checkpoints[-1]}"
+        return f"{again} same command continues it {newest}, and so does: sm-llm resume {run.uri}"
+    return "It has no checkpoint yet: the same command starts it from its beginning."
+
+
+def _reached(status: Status) -> str:
+    now = status.progress
+    parts = [f"loss {now.loss:.4f}"] if now.loss is not None else []
+    parts += [f"validation loss {now.validation_loss:.4f}"] if now.validation_loss is not None else []
+    return f" at {', '.join(parts)}" if parts else ""
+
+
+def _print_sample(run: Run, console: Console) -> None:
+    from sm_llm.contract.events import read_events
+
+    samples = [event for event in read_events(run.job.paths.events) if event["kind"] == "sample"]
+    if samples:
+        console.print("\n[bold]A sample of what it writes[/]")
+        console.print(f"[cyan]{escape(samples[-1]['prompt'])}[/]{escape(samples[-1]['text'])}", soft_wrap=True)
+
+
+def _print_loading(run: Run, console: Console) -> None:
+    folder = run.result_link
+    if folder is None:
+        return
+    console.print("\n[bold]Load it with[/]")
+    if run.job.kind == "train":
+        lines = [
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            f'model = AutoModelForCausalLM.from_pretrained("{folder}")',
+        ]
+        if (folder / "tokenizer.json").is_file():
+            lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{folder}")')
+    else:
+        lines = ["from datasets import load_from_disk", f'rows = load_from_disk("{folder}/train")']
+    for line in lines:
+        console.print(f"  {escape(line)}", soft_wrap=True, highlight=False)

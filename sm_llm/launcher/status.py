@@ -1,0 +1,74 @@
+"""What a run is doing now, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.events import read_events
+from sm_llm.launcher.metrics import Summary, summarise, to_json
+
+if TYPE_CHECKING:
+    from sm_llm.contract.states import RunState
+    from sm_llm.launcher.run import Run
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a run is doing now. Times in seconds since the epoch; ``progress`` is that of the newest attempt."""
+
+    run_id: str
+    uri: str
+    kind: str
+    """``train``, ``prepare`` or ``workflow``."""
+    state: RunState
+    reason: str | None
+    attempt: int
+    native_id: str | None
+    native_uri: str | None
+    """The newest attempt's native job; ``attach`` takes it."""
+    started: float | None
+    ended: float | None
+    """None while it runs."""
+    progress: Summary
+    result: str | None
+    trackers: dict[str, str]
+    """Experiment tracker -> where it shows this run."""
+    cost: float | None
+    """In US dollars; None where it is not priced."""
+    steps: tuple[Status, ...] = ()
+    """Of a workflow: the steps that have begun."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The status as JSON values; a loss that is no number, which JSON lacks, is text."""
+        value = asdict(self)
+        value["progress"] = to_json(value["progress"])
+        value["steps"] = [step.to_json() for step in self.steps]
+        return value
+
+
+def status_of(run: Run) -> Status:
+    """The status, from the record, the lock and the events."""
+    state, reason = run.describe()
+    record = run.record
+    last = record.attempts[-1] if record.attempts else None
+    result = run.result
+    events = list(read_events(run.job.paths.events))
+    opened = [event for event in events if event["kind"] == "tracker_opened"]
+    return Status(
+        run_id=run.id,
+        uri=run.uri,
+        kind=run.kind,
+        state=state,
+        reason=reason,
+        attempt=last.number if last else 0,
+        native_id=last.native_id if last else None,
+        native_uri=run.native_uri,
+        started=last.started if last else None,
+        ended=last.ended if last else None,
+        progress=summarise(events),
+        result=None if result is None else str(result),
+        trackers={event["tracker"]: event["uri"] or event["id"] for event in opened},
+        cost=record.cost,
+        steps=tuple(step.status() for step in run.steps.values()),
+    )
