@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.contract.states import RunState
+from sm_llm.errors import StorageError
 from sm_llm.launcher.find_runs import attach, ls, run_records
 from sm_llm.launcher.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.plan import Plan, Source
@@ -82,11 +83,13 @@ def launch(
 
 def storage_folder(spec: JobSpec | WorkflowSpec) -> Path:
     """The folder that holds the runs of a specification. Raises ``StorageError`` for what is no folder."""
-    from sm_llm.storage.uri import fill, open_store, parse
+    from sm_llm.storage.uri import fill, parse
 
     uri = fill(spec.storage, run_name=spec.name)
     location = parse(uri)
-    return location.path if location.path is not None else Path(open_store(uri).uri)
+    if location.path is None:
+        raise StorageError(f"{uri}: this version keeps runs in folders only")
+    return location.path
 
 
 def find_unfinished(storage: Path, loaded: Loaded) -> Path | None:

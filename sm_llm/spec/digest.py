@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def spec_digest(spec: JobSpec | WorkflowSpec) -> str:
-    """SHA-256 (64 hex digits) of the canonical JSON of ``spec`` without ``name`` and ``storage``.
+    """SHA-256 (64 hex digits) of the canonical JSON of ``spec`` without ``name`` and where it is stored.
 
     Defaults are part of it: two specifications are equal if they mean the same, however they were written.
     """
-    body = spec.model_dump(mode="json", exclude={"name", "storage"})
+    body = spec.model_dump(mode="json", exclude={"name", "storage", "storage_options"})
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

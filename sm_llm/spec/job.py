@@ -7,6 +7,7 @@ from pydantic import Field
 from sm_llm.spec.backends import BackendSpec, LocalBackend
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.compute import ComputeSpec
+from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tasks import Task
 
 DEFAULT_STORAGE = "./runs"
@@ -25,6 +26,8 @@ class JobSpec(SpecModel):
     """Where the job runs."""
     storage: str = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""
+    storage_options: StorageOptions = Field(default_factory=StorageOptions)
+    """How S3 is reached, for the storage and for every source in S3."""
     inputs: dict[str, str] = Field(default_factory=dict)
     """Named inputs; elsewhere in the task ``inputs.NAME[/sub/folder]`` refers to one."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -59,5 +62,7 @@ class WorkflowSpec(SpecModel):
     """Where the steps run."""
     storage: str = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""
+    storage_options: StorageOptions = Field(default_factory=StorageOptions)
+    """How S3 is reached, for the storage and for every source in S3."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the worker processes of all steps."""

@@ -68,6 +68,7 @@ def workflow_job(workflow: WorkflowSpec, step: str) -> JobSpec:
         compute=spec.compute or workflow.compute,
         backend=workflow.backend,
         storage=workflow.storage,
+        storage_options=workflow.storage_options,
         inputs=spec.inputs,
         environment={**workflow.environment, **spec.environment},
     )

@@ -21,13 +21,14 @@ class StoredObject:
     """What a store knows of a key.
 
     ``size`` in bytes, ``crc64nvme`` (16 hex digits) where it is known, ``modified`` in seconds since the epoch by
-    the store's own clock where it is known.
+    the store's own clock where it is known, ``tag`` whatever changes when the object does (S3's entity tag).
     """
 
     key: str
     size: int
     crc64nvme: str | None = None
     modified: float | None = None
+    tag: str | None = None
 
 
 class Store(Protocol):
@@ -63,10 +64,16 @@ class Store(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys; one that is gone already is fine."""
 
+    def abort_unfinished(self, before: float, prefix: str = "") -> int:
+        """Remove what killed writers left below ``prefix`` before a time of the store's clock: parts nobody can see."""
+
 
 @dataclass(frozen=True)
 class Copy:
-    """One file to move: ``key`` in the store, ``path`` on local disk, expected ``size`` and ``crc64nvme``."""
+    """One file to move: ``key`` in the store, ``path`` on local disk, ``size`` and ``crc64nvme`` it must have.
+
+    The checksum is empty where nobody knows it before a download.
+    """
 
     key: str
     path: Path
@@ -75,7 +82,7 @@ class Copy:
 
 
 Progress = Callable[[int], None]
-"""Called with byte increments, possibly from several threads."""
+"""Called with byte increments, possibly from several threads; a negative one takes back bytes that come again."""
 
 
 class Transfer(Protocol):
@@ -83,11 +90,15 @@ class Transfer(Protocol):
 
     name: str
 
-    def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> None:
-        """Fetch every copy to its path; raises ``MissingObjectError`` or ``StorageError`` for the first that fails."""
+    def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> dict[str, str]:
+        """Fetch every copy to its path; raises ``MissingObjectError`` or ``StorageError`` for the first that fails.
+
+        Returns, by key, the checksums the store told on the way, as far as it did.
+        """
 
     def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
         """Store every copy; returns, in the same order, what the store holds now, with its checksum."""
+
 
 Gather = Callable[[Any], Sequence[Any]]
 """All-gather of one small picklable value per process over the job's own channel, by rank; every process calls it."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.storage.find import Examined, commit_keys, examine
-from sm_llm.storage.layout import FINAL, Slot, save_of_key
+from sm_llm.storage.layout import COMMITS, FINAL, Slot, save_of_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -37,7 +36,7 @@ def collect_garbage(
     protect: Collection[int] = (),
     live: Collection[str] = (),
     min_age_seconds: float = HOUR,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] | None = None,
 ) -> Collected:
     """Delete checkpoints that the policy does not keep, and old saves that were never committed.
 
@@ -45,7 +44,8 @@ def collect_garbage(
     steps in ``protect`` (the one training resumed from). Only valid checkpoints count. Another run's commits, and
     commits that cannot be read, are left alone together with every save of their step. An orphan goes only if its
     slot is not newer than the newest valid commit, it is not in ``live`` (ids of saves in flight) and its youngest
-    object is older than ``min_age_seconds`` by ``clock``.
+    object is older than ``min_age_seconds``. Time is the store's own: that of the youngest commit, unless ``clock``
+    says otherwise, so that a node whose clock is wrong does no harm. Uploads nobody finished go at the same age.
 
     Rank 0 calls it after a commit; a crash inside it leaves garbage, never a commit without data. Raises
     ``StorageError`` if the store does not answer; before that only what is named above was deleted.
@@ -59,9 +59,15 @@ def collect_garbage(
     for item in doomed:
         store.delete([item.key])
     sizes = [_delete_save(store, item) for item in doomed]
-    orphans, orphan_size = _delete_orphans(store, run_id, live, min_age_seconds, clock())
+    now = clock() if clock is not None else _store_time(store)
+    orphans, orphan_size = _delete_orphans(store, run_id, live, min_age_seconds, now)
+    store.abort_unfinished(now - min_age_seconds)
     steps = tuple(sorted({item.slot.step or 0 for item in doomed}))
     return Collected(steps, orphans, sum(sizes) + orphan_size)
+
+
+def _store_time(store: Store) -> float:
+    return max((it.modified or 0.0 for it in store.list(COMMITS)), default=0.0)
 
 
 def _examine_all(store: Store, run_id: str) -> list[Examined]:

@@ -16,7 +16,7 @@ from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.files import fsync_path, fsync_tree
 from sm_llm.storage.manifest import CommitManifest, FileEntry, PartManifest, Save, decode, encode
-from sm_llm.storage.transfer import CopyTransfer
+from sm_llm.storage.transfer import default_transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +85,7 @@ def upload_part(
     """
     prefix = save.data_prefix
     copies = [_copy_of(path, prefix + path.relative_to(sealed).as_posix()) for path in _files(sealed)]
-    stored = (transfer or CopyTransfer()).upload(store, copies, progress)
+    stored = (transfer or default_transfer(store)).upload(store, copies, progress)
     for copy, result in zip(copies, stored, strict=True):
         if (result.key, result.size, result.crc64nvme) != (copy.key, copy.size, copy.crc64nvme):
             raise StorageError(

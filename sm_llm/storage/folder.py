@@ -134,6 +134,15 @@ class FolderStore:
             with self._told("delete below", folder.relative_to(self.root).as_posix()):
                 self._prune(folder)
 
+    def abort_unfinished(self, before: float, prefix: str = "") -> int:
+        """Remove what killed writers left in the folder of objects in the making (of any prefix: it is not known)."""
+        count = 0
+        with self._told("clear", _TEMPORARY):
+            for path in _files_below(self.root / _TEMPORARY):
+                status = _describe(path.name, path)
+                count += status is not None and (status.modified or 0) < before and _unlink(path)
+        return count
+
     def _prune(self, folder: Path) -> None:
         while folder != self.root:
             try:

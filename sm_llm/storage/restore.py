@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.storage.arrival import accept, part_of
 from sm_llm.storage.base import Copy, MissingObjectError
 from sm_llm.storage.checksum import crc64_file
-from sm_llm.storage.files import fsync_path
 from sm_llm.storage.find import Newest, Rejected, find_newest, refuse_if_all_rejected
 from sm_llm.storage.layout import Slot
-from sm_llm.storage.transfer import CopyTransfer
+from sm_llm.storage.transfer import default_transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def fetch(
     for _ in range(_FETCHES):
         if not missing:
             return target
-        missing = _fetch_once(store, commit, target, missing, transfer or CopyTransfer(), progress)
+        missing = _fetch_once(store, commit, target, missing, transfer or default_transfer(store), progress)
     if missing:
         raise CheckpointError(
             f"{store.uri}: {Slot(commit.step)}: {missing[0].path!r} has other content than was published"
@@ -64,25 +64,18 @@ def _fetch_once(
 ) -> list[FileEntry]:
     """Fetch to ``.part`` names, give verified files their names; returns the entries that arrived wrong."""
     prefix = commit.save.data_prefix
-    copies = [Copy(prefix + it.path, target / f"{it.path}.part", it.size, it.crc64nvme) for it in entries]
+    copies = [Copy(prefix + it.path, part_of(target / it.path), it.size, it.crc64nvme) for it in entries]
     try:
-        for copy in copies:
-            copy.path.unlink(missing_ok=True)
         transfer.download(store, copies, progress)
-        return [entry for entry, copy in zip(entries, copies, strict=True) if not _accept(copy, target / entry.path)]
+        return [
+            entry
+            for entry, copy in zip(entries, copies, strict=True)
+            if not accept(copy, target / entry.path, entry.crc64nvme)
+        ]
     except MissingObjectError as error:
         raise CheckpointError(f"{Slot(commit.step)}: {error}") from error
     except OSError as error:
         raise StorageError(f"cannot fetch {Slot(commit.step)} to {target}: {error}") from error
-
-
-def _accept(copy: Copy, final: Path) -> bool:
-    if copy.path.stat().st_size != copy.size or crc64_file(copy.path, from_disk=True) != copy.crc64nvme:
-        copy.path.unlink()
-        return False
-    copy.path.replace(final)
-    fsync_path(final.parent)
-    return True
 
 
 def _matches(path: Path, entry: FileEntry) -> bool:

@@ -1,4 +1,4 @@
-"""The plain engine: files through the store's own methods, a few at a time."""
+"""The transfer that suits a store, and the plain one: files through the store's own methods, a few at a time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm_llm.storage.base import Copy, Progress, Store, StoredObject
+    from sm_llm.storage.base import Copy, Progress, Store, StoredObject, Transfer
 
 _Result = TypeVar("_Result")
+
+
+def default_transfer(store: Store) -> Transfer:
+    """What moves files where nobody chose: the engines for S3, plain copies for everything else."""
+    if not store.uri.startswith("s3://"):
+        return CopyTransfer()
+    from sm_llm.storage.engines.auto import EngineTransfer
+
+    return EngineTransfer()
 
 
 class CopyTransfer:
@@ -21,12 +30,13 @@ class CopyTransfer:
     def __init__(self, workers: int = 4) -> None:
         self._workers = workers
 
-    def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> None:
+    def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> dict[str, str]:
         def fetch(copy: Copy) -> None:
             store.get_file(copy.key, copy.path)
             progress(copy.size)
 
         self._each(fetch, copies)
+        return {}
 
     def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
         def send(copy: Copy) -> StoredObject:

