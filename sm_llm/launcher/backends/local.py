@@ -54,7 +54,11 @@ class LocalBackend:
     name: str = "local"
 
     def check(self, job: JobSpec) -> list[Fault]:
-        """What this machine cannot do: NCCL needs one GPU per process."""
+        """What this machine cannot do: more processes than GPUs, and trackers that are not installed."""
+        return [*self._device_faults(job), *_tracker_faults(job)]
+
+    def _device_faults(self, job: JobSpec) -> list[Fault]:
+        """NCCL needs one GPU per process."""
         wanted = job.compute.instance_count * job.compute.processes_per_instance
         gpus = len(self.machine.gpus)
         if job.task.kind != "train" or "CUDA_VISIBLE_DEVICES" in job.environment or gpus == 0 or wanted <= gpus:
@@ -142,6 +146,17 @@ class LocalBackend:
         if host not in ("", "localhost", socket.gethostname()) or not pid.isdigit():
             return None
         return supervised_folder(int(pid))
+
+
+def _tracker_faults(job: JobSpec) -> list[Fault]:
+    """Workers run in this very environment, so what is not installed here is known before anything starts."""
+    sinks = job.task.logging.sinks if job.task.kind == "train" else None
+    wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None] if sinks else []
+    return [
+        Fault(f"task.logging.sinks.{name}", f"{name} is not installed", remedy=f"pip install 'sm_llm[{name}]'")
+        for name in wanted
+        if find_spec(name) is None
+    ]
 
 
 def _need_torch() -> None:

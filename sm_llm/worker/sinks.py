@@ -1,0 +1,176 @@
+"""Feeds experiment trackers from the event log, in a thread of the first process that never disturbs the training."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sm_llm.contract.events import TrackerOpened, read_file
+from sm_llm.spec.tasks import TrainTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.spec.sinks import SinksSpec
+    from sm_llm.worker.context import WorkerContext
+
+    Opener = Callable[[], "Sink"]
+
+POLL_SECONDS = 1.0
+CLOSE_SECONDS = 10.0
+"""How long a finished training waits for its trackers; a failed one waits less, for others wait for its end."""
+CLOSE_AFTER_ERROR_SECONDS = 2.0
+
+_NAMES = {
+    "step": {"loss": "train/loss", "grad_norm": "train/grad_norm", "learning_rate": "train/learning_rate"},
+    "validation": {"validation_loss": "validation/loss", "perplexity": "validation/perplexity"},
+    "throughput": {
+        "tokens_per_second": "speed/tokens_per_second",
+        "tokens_per_second_per_device": "speed/tokens_per_second_per_device",
+        "mfu": "speed/mfu",
+        "step_seconds": "speed/step_seconds",
+        "data_wait_seconds": "speed/data_wait_seconds",
+        "device_memory_bytes": "memory/device_bytes",
+        "host_memory_bytes": "memory/host_bytes",
+    },
+}
+
+
+class Sink(Protocol):
+    """One tracker that takes the events of one run."""
+
+    id: str
+    """The run's id there: the same in all attempts."""
+    uri: str | None
+    """Where a person finds it."""
+
+    def take(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """New events in the order they were written. Raises whatever the tracker's library raises."""
+
+    def close(self, *, completed: bool) -> None:
+        """Send what is left; ``completed`` tells whether the run has published its result."""
+
+
+def numbers(event: Mapping[str, Any]) -> dict[str, float]:
+    """What trackers show of an event: name -> number, NaN and infinity included; empty for events without numbers."""
+    names = _NAMES.get(event["kind"], {})
+    return {shown: float(event[name]) for name, shown in names.items() if event.get(name) is not None}
+
+
+def shown_spec(context: WorkerContext) -> dict[str, Any]:
+    """The specification as trackers may show it: without environment variables, which may be nobody's business."""
+    return context.job.spec.model_dump(mode="json", exclude={"environment"})
+
+
+@contextmanager
+def feeding(context: WorkerContext) -> Iterator[None]:
+    """Feed the job's trackers while the block runs, on the first process; a job without trackers costs nothing."""
+    openers = _openers(context)
+    if not openers:
+        yield
+        return
+    feed = Feed(context, openers)
+    feed.start()
+    seconds = CLOSE_AFTER_ERROR_SECONDS
+    try:
+        yield
+        seconds = CLOSE_SECONDS
+    finally:
+        feed.close(seconds)
+
+
+def _openers(context: WorkerContext) -> dict[str, Opener]:
+    task = context.job.spec.task
+    if not context.place.is_leader or not isinstance(task, TrainTask):
+        return {}
+    return openers(task.logging.sinks, context)
+
+
+def openers(spec: SinksSpec, context: WorkerContext) -> dict[str, Opener]:
+    """How to open every tracker that is asked for. Their libraries are imported only then."""
+    found: dict[str, Opener] = {}
+    if (tensorboard := spec.tensorboard) is not None:
+        from sm_llm.worker.sinks_tensorboard import TensorBoard
+
+        found["tensorboard"] = lambda: TensorBoard(tensorboard, context)
+    if (mlflow := spec.mlflow) is not None:
+        from sm_llm.worker.sinks_mlflow import Mlflow
+
+        found["mlflow"] = lambda: Mlflow(mlflow, context)
+    if (wandb := spec.wandb) is not None:
+        from sm_llm.worker.sinks_wandb import Wandb
+
+        found["wandb"] = lambda: Wandb(wandb, context)
+    return found
+
+
+class Feed:
+    """Reads the leader's event file as it grows and passes new events on; a tracker that fails is left, and told."""
+
+    def __init__(
+        self, context: WorkerContext, openers: Mapping[str, Opener], *, poll_seconds: float = POLL_SECONDS
+    ) -> None:
+        self._context = context
+        self._openers = openers
+        self._poll_seconds = poll_seconds
+        self._log: Path = context.run.event_file(context.job.attempt, "rank0")
+        self._offset = 0
+        self._sinks: dict[str, Sink] = {}
+        self._completed = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
+
+    def start(self) -> None:
+        """Begin; opening the trackers happens in the thread as well."""
+        self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        """Pass on what is left and close the trackers; wait at most ``seconds`` for that."""
+        self._ending.set()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            waiting = ", ".join(self._sinks) or "trackers"
+            self._context.notice(
+                f"{waiting}: not done after {seconds:.0f} s; the run's own events have it all", "warning"
+            )
+
+    def _run(self) -> None:
+        for name, opener in self._openers.items():
+            self._try(name, partial(self._open, name, opener))
+        ended = False
+        while not ended:
+            ended = self._ending.wait(self._poll_seconds)  # asked before reading: the last events are never missed
+            if events := list(self._new_events()):
+                for name, sink in list(self._sinks.items()):
+                    self._try(name, partial(sink.take, events))
+        for name, sink in list(self._sinks.items()):
+            self._try(name, partial(sink.close, completed=self._completed))
+
+    def _open(self, name: str, opener: Opener) -> None:
+        sink = opener()
+        self._sinks[name] = sink
+        self._context.emit(TrackerOpened(name, sink.id, sink.uri))
+        self._context.say(f"{name}: {sink.uri or sink.id}")
+
+    def _new_events(self) -> Iterator[Mapping[str, Any]]:
+        if not self._log.is_file():
+            return
+        for offset, event in read_file(self._log, self._offset):
+            self._offset = offset
+            self._completed = self._completed or event["kind"] == "final_published"
+            yield event
+
+    def _try(self, name: str, action: Callable[[], None]) -> None:
+        """Trackers are other people's libraries and networks: whatever goes wrong there is told, never raised."""
+        try:
+            action()
+        except Exception as error:
+            self._sinks.pop(name, None)
+            words = " ".join(str(error).split())[:300]
+            self._context.notice(
+                f"{name} gets no more numbers of this attempt ({type(error).__name__}: {words}); the training goes on",
+                "warning",
+            )

@@ -1,0 +1,51 @@
+"""TensorBoard: event files in one folder for all attempts of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.worker.sinks import numbers, shown_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sm_llm.spec.sinks import TensorBoardSink
+    from sm_llm.worker.context import WorkerContext
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Scalars by step. Where training goes back, TensorBoard is told to forget the steps after (``purge_step``)."""
+
+    def __init__(self, spec: TensorBoardSink, context: WorkerContext) -> None:
+        self.id = context.job.run_id
+        root = context.run.root
+        folder = root / FOLDER if spec.folder is None else Path(spec.folder).expanduser() / self.id
+        self._folder = folder if folder.is_absolute() else root / folder
+        self.uri: str | None = str(self._folder)
+        self._is_first = not any(self._folder.glob("events.out.tfevents.*"))
+        self._writer = self._open(None)
+        if self._is_first:
+            text = json.dumps(shown_spec(context), indent=4)
+            self._writer.add_text("specification", f"    {text}".replace("\n", "\n    "))
+
+    def _open(self, purge_step: int | None) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self._folder), purge_step=purge_step)
+
+    def take(self, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            if event["kind"] == "start_chosen":
+                self._writer.close()
+                self._writer = self._open(None if self._is_first else event["step"] + 1)
+                self._is_first = False
+            for name, value in numbers(event).items():
+                self._writer.add_scalar(name, value, event["step"], walltime=event["time"])
+        self._writer.flush()
+
+    def close(self, *, completed: bool) -> None:
+        self._writer.close()
