@@ -35,9 +35,11 @@ def global_targets(batches: Sequence[Batch], *, padded: bool, degree: int, devic
     Without padding every rank has as many as this one. With padding they are summed over ranks on the device, so the
     result is a device scalar that the host never reads.
     """
+    if not padded:  # every position but a row's first is predicted
+        return degree * sum(batch.labels[:, 1:].size for batch in batches)
     own = sum(batch.targets for batch in batches)
-    if not padded or degree == 1:
-        return own * degree
+    if degree == 1:
+        return own
     total = torch.full((), own, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return total
