@@ -13,10 +13,10 @@ TASK_KINDS: tuple[str, ...] = tuple(
 
 _TEMPLATE = '''"""Entry point of {kind} jobs: everything it needs to know is in job.json."""
 
-from sm_llm.worker.main import main
+from sm_llm.worker.main import program
 
 if __name__ == "__main__":  # helper processes that are spawned import this file again
-    raise SystemExit(main("{kind}"))
+    raise SystemExit(program("{kind}"))
 '''
 
 

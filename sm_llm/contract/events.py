@@ -17,6 +17,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.trouble import Failed, Stacks, Stalled, Stopped
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
@@ -178,6 +180,10 @@ Event = (
     | Notice
     | Account
     | TrackerOpened
+    | Stopped
+    | Failed
+    | Stalled
+    | Stacks
     | AttemptEnded
 )
 

@@ -121,6 +121,11 @@ class ContainerPaths:
         return self.base / "output" / "failure"
 
     @property
+    def stopped(self) -> Path:
+        """``contract.stopped.StopRecord``, once a process of this node has stopped because it was asked to."""
+        return self.base / "output" / "stopped"
+
+    @property
     def success(self) -> Path:
         return self.base / "output" / "success"
 

@@ -16,6 +16,8 @@ class LocalBackend(SpecModel):
     """The backend."""
     threads_per_process: int | None = Field(default=None, ge=1)
     """CPU threads of each process; null shares the machine's cores out evenly."""
+    stop_seconds: float = Field(default=120.0, gt=0)
+    """Time from a request to stop until what still runs is killed; a checkpoint is begun only if it fits in."""
 
 
 BackendSpec = LocalBackend

@@ -13,6 +13,7 @@ from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.optim import OptimSpec
 from sm_llm.spec.parallelism import FsdpSpec, Parallelism
 from sm_llm.spec.sinks import SinksSpec
+from sm_llm.spec.watchdog import WatchdogSpec
 
 
 class PrecisionSpec(SpecModel):
@@ -81,6 +82,8 @@ class TrainTask(SpecModel):
     """When to save training state, and what to keep."""
     logging: LoggingSpec = Field(default_factory=LoggingSpec)
     """How often to report, and the sample at the end."""
+    watchdog: WatchdogSpec = Field(default_factory=WatchdogSpec)
+    """When a job that does not get on is ended."""
     start: Literal["auto", "scratch"] | PretrainedStart | CheckpointStart = "auto"
     """``auto`` (this run's newest commit, else scratch), ``scratch``, ``pretrained: URI`` or ``checkpoint: URI``."""
     seed: int = Field(default=0, ge=0)

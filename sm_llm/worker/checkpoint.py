@@ -73,6 +73,12 @@ class Checkpointer:
         self._failures = 0
         self._protected: set[int] = set()
         self._last_saved: int | None = None
+        self._last_seconds: float | None = None
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """How long it would take to save now, from experience: the save in flight comes first. None without any."""
+        return None if self._last_seconds is None else self._last_seconds * (1 if self._in_flight is None else 2)
 
     def protect(self, step: int) -> None:
         """Never collect the checkpoint of this step (the one that training continued from)."""
@@ -174,6 +180,7 @@ class Checkpointer:
             if place.is_node_leader:
                 shutil.rmtree(working, ignore_errors=True)
                 shutil.rmtree(sealed, ignore_errors=True)
+        self._last_seconds = time.perf_counter() - job.began
         if place.is_leader:
             self._announce(job, published)
         return published

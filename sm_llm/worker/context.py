@@ -12,6 +12,8 @@ from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.errors import RunFailed
 from sm_llm.storage.uri import parse
+from sm_llm.worker.pulse import Pulse
+from sm_llm.worker.stop import StopRequests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,6 +79,10 @@ class WorkerContext:
     place: Place
     container: ContainerPaths
     run: RunPaths
+    requests: StopRequests = field(default_factory=StopRequests)
+    """Who asked this process to stop."""
+    pulse: Pulse = field(default_factory=Pulse)
+    """How far it has come."""
     _events: EventWriter | None = field(default=None, repr=False)
 
     @classmethod
@@ -89,7 +95,7 @@ class WorkerContext:
         job, place = JobFile.read(Path(job_file)), Place.read(environ)
         run = RunPaths(_run_folder(job.run_uri))
         events = EventWriter(run.event_file(job.attempt, "rank0"), job.attempt) if place.is_leader else None
-        return cls(job, place, container, run, events)
+        return cls(job, place, container, run, StopRequests(place.rank), Pulse(), events)
 
     @property
     def scratch(self) -> Path:

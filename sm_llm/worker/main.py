@@ -1,45 +1,136 @@
-"""The worker: job.json -> context -> inputs on this node -> task -> published result, or a failure that is told."""
+"""The worker: job.json -> context -> inputs on this node -> task -> published result, or an end that is told."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
-import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from sm_llm.contract.liveness import RunLock
 from sm_llm.contract.states import EXIT_CODES, RunState
-from sm_llm.errors import RunFailed, SmLlmError
+from sm_llm.contract.stopped import StopRecord
+from sm_llm.errors import RunFailed
 from sm_llm.spec.job import JobSpec
-from sm_llm.storage.files import write_new
-from sm_llm.worker.context import WorkerContext, container_paths
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.storage.uri import open_store
+from sm_llm.worker import failure as failures
+from sm_llm.worker.context import Place, WorkerContext, container_paths
+from sm_llm.worker.newest import newest_step
+from sm_llm.worker.parent import end_with_parent
+from sm_llm.worker.sinks import feeding
+from sm_llm.worker.stop import Stopping, leave
 from sm_llm.worker.sync import stage_inputs
+
+if TYPE_CHECKING:
+    from sm_llm.worker.board import Board
 
 Task = Callable[[WorkerContext, JobSpec], None]
 
 
-def main(kind: str, environ: Mapping[str, str] = os.environ) -> int:
+def program(kind: str) -> int:
+    """What an entrypoint runs: ``main``, and this process is the job's own.
+
+    It ends with its parent, takes SIGTERM, SIGUSR1 and SIGINT for requests to stop, is watched, and ends at once when
+    it fails: a thread that waits for a process which is gone would keep it alive.
+    """
+    end_with_parent()
+    faulthandler.enable()
+    code = main(kind, watched=True)
+    if code != EXIT_CODES[RunState.COMPLETED]:
+        leave(code)
+    return code
+
+
+def main(kind: str, environ: Mapping[str, str] = os.environ, *, watched: bool = False) -> int:
     """Run the job's task in this process; returns the exit code of ``contract.states``.
 
-    A fault of the user, the data or the platform is told in one line, anything else with its traceback. The first
-    process of a node that fails writes ``output/failure``.
+    A fault of the user, the data or the platform is told in one line, anything else with its traceback. The node's
+    ``output/failure`` holds the failure of the job's first failing process, ``output/stopped`` an orderly stop.
+    ``watched`` takes over signals and starts the watchdog: only for a process that does nothing else.
     """
+    frame = Frame(environ)
     try:
-        _work(kind, environ)
+        frame.work(kind, watched)
+    except Stopping as stopping:
+        frame.tell_stop(stopping.record)
+        return EXIT_CODES[stopping.record.state]
     except Exception as error:
-        _tell_failure(error, environ)
+        frame.tell_failure(error)
         return EXIT_CODES[RunState.FAILED]
     return EXIT_CODES[RunState.COMPLETED]
 
 
-def _work(kind: str, environ: Mapping[str, str]) -> None:
-    context = WorkerContext.read(environ)
-    with RunLock(context.run.lock):
+class Frame:
+    """What surrounds a task, also one that fails before it knows its job."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.context: WorkerContext | None = None
+        self.board: Board | None = None
+
+    def work(self, kind: str, watched: bool) -> None:
+        """Run the task."""
+        context = self.context = WorkerContext.read(self.environ)
+        if watched:
+            context.requests.install(self.end_now)
+        with RunLock(context.run.lock):
+            try:
+                _check(kind, context)
+                with self.watching(context, watched), feeding(context):
+                    _task(kind)(context, stage_inputs(context))
+            finally:
+                context.close()
+
+    @contextmanager
+    def watching(self, context: WorkerContext, watched: bool) -> Iterator[None]:
+        """The watchdog of a training job runs as long as its task succeeds: a failure is told before it is closed."""
+        task = context.job.spec.task
+        if not watched or not isinstance(task, TrainTask):
+            yield
+            return
+        from sm_llm.worker.board import connect
+        from sm_llm.worker.watchdog import Watchdog
+
+        self.board = connect(f"{context.job.run_id}/{context.job.attempt}", self.environ)
+        watchdog = Watchdog(context, task.watchdog, self.board).start()
         try:
-            _check(kind, context)
-            _task(kind)(context, stage_inputs(context))
+            yield
+        except Exception as error:
+            self.tell_failure(error)
+            leave(EXIT_CODES[RunState.FAILED])
         finally:
-            context.close()
+            watchdog.close()
+
+    def end_now(self, reason: str) -> None:
+        """A request to stop while there are no steps to finish: nothing is lost by ending here."""
+        assert self.context is not None
+        record = StopRecord(reason=reason, checkpoint=self._newest_step())
+        self.tell_stop(record)
+        leave(EXIT_CODES[record.state])
+
+    def _newest_step(self) -> int | None:
+        assert self.context is not None
+        return newest_step(open_store(self.context.job.run_uri), self.context.job.run_id)
+
+    def tell_stop(self, record: StopRecord) -> None:
+        """Leave ``output/stopped``: torchrun loses exit codes."""
+        with suppress(OSError):
+            record.write(container_paths(self.environ).stopped)
+
+    def tell_failure(self, error: Exception) -> None:
+        """Tell everyone: the other processes, the platform, the event log, the log."""
+        context = self.context
+        place = context.place if context is not None else Place.read(self.environ)
+        own = failures.failure_of(error, place, context.pulse.step if context is not None else None)
+        first = failures.claim(self.board, own)
+        failures.print_failure(own, first)
+        if context is not None:
+            failures.publish(context, first)
+        else:
+            failures.leave_note(container_paths(self.environ).failure, first)
+        failures.linger(self.board)
 
 
 def _check(kind: str, context: WorkerContext) -> None:
@@ -58,15 +149,3 @@ def _task(kind: str) -> Task:
     from sm_llm.worker.prepare import run as prepare
 
     return prepare
-
-
-def _tell_failure(error: Exception, environ: Mapping[str, str]) -> None:
-    rank = environ.get("RANK", "0")
-    text = str(error) if isinstance(error, SmLlmError) else "".join(traceback.format_exception(error))
-    print(f"rank {rank} failed: {text}", file=sys.stderr, flush=True)
-    failure = container_paths(environ).failure
-    try:
-        failure.parent.mkdir(parents=True, exist_ok=True)
-        write_new(failure, f"rank {rank}: {text}\n".encode())
-    except OSError:  # another process of the node was first, or there is no disk to tell it on
-        return

@@ -13,6 +13,7 @@ from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import open_store
 from sm_llm.worker import random_state
+from sm_llm.worker.agreed_stop import Stopper
 from sm_llm.worker.checkpoint import Checkpointer
 from sm_llm.worker.collectives import Agreement
 from sm_llm.worker.export import export_model
@@ -63,6 +64,7 @@ class Training:
         self.steps = StepBuffer(strategy.device)
         self.last_step: Step | None = None
         self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control)
+        self.stopper = Stopper(context, self.control)
 
     def run(self) -> None:
         """Every step that is not done yet, then the publication of the model."""
@@ -70,22 +72,29 @@ class Training:
         if self.is_published():
             return
         start = self.begin()
-        with self.batches, self.checkpointer:
+        with self.context.requests.deferred(), self.batches, self.checkpointer:
+            self.context.pulse.begin(start.step)
             for step in range(start.step + 1, self.setup.total_steps + 1):
-                self.take_step(step, next(self.batches))
+                self.stopper.open()
+                self.take_step(step, self.next_batches())
+                self.context.pulse.done(step)
+                if self.stopper.is_asked() and step < self.setup.total_steps:
+                    self.halt(step)
                 if self.is_due(step, self.task.logging.every_steps):
                     self.report(step)
                 if self.is_due(step, self.setup.derived.validation_every):
                     self.validate(step)
                 if self.is_due(step, self.setup.derived.checkpoint_every):
-                    self.save(step)
-        self.publish()
+                    self.save(step, required=step == self.setup.total_steps)
+        with self.context.pulse.during("publication"):
+            self.publish()
 
     def announce(self) -> None:
         """Tell what runs where."""
         device = self.strategy.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         world_size = self.context.place.world_size
+        self.stopper.announce()
         self.context.emit(AttemptStarted(world_size, name, self.setup.total_steps, versions()))
         self.context.say(
             f"attempt {self.context.job.attempt}: {world_size} processes on {name}, {self.setup.total_steps} steps of "
@@ -130,6 +139,13 @@ class Training:
             total_steps=self.setup.total_steps,
             state=stream,
         )
+
+    def next_batches(self) -> list[Batch]:
+        """This rank's micro-batches of the next step; if they never come, the watchdog can say so."""
+        self.context.pulse.phase = "waiting for data"
+        batches = next(self.batches)
+        self.context.pulse.phase = "step"
+        return batches
 
     def take_step(self, step: int, micro_batches: Sequence[Batch]) -> None:
         """One optimiser step. Its loss is the mean over all labels of the global batch that count.
@@ -180,7 +196,7 @@ class Training:
         if self.setup.validation is None:
             return
         micro_batch_size, max_rows = self.task.micro_batch_size, self.task.validation.max_rows
-        with self.meter.paused():
+        with self.meter.paused(), self.context.pulse.during("validation"):
             found = validate(
                 self.strategy, self.setup.validation, step=step, micro_batch_size=micro_batch_size, max_rows=max_rows
             )
@@ -191,9 +207,9 @@ class Training:
             f"perplexity {found.perplexity:.2f} | {found.tokens:,} tokens"
         )
 
-    def save(self, step: int) -> None:
-        """Begin a checkpoint. Events come first: whatever a commit covers is in the log."""
-        with self.meter.paused():
+    def save(self, step: int, *, required: bool = False) -> None:
+        """Begin a checkpoint, or wait for a ``required`` one. Events first: whatever a commit covers is in the log."""
+        with self.meter.paused(), self.context.pulse.during("checkpoint"):
             self.flush()
             private = {"random": random_state.capture(), "stream": self.batches.state()}
             meta = {
@@ -202,8 +218,19 @@ class Training:
                 "spec_digest": self.context.job.spec_digest,
                 "versions": versions(),
             }
-            is_last = step == self.setup.total_steps
-            self.checkpointer.save(step, self.strategy.state_dict(), private, meta, required=is_last)
+            self.checkpointer.save(step, self.strategy.state_dict(), private, meta, required=required)
+
+    def halt(self, step: int) -> None:
+        """Stop after ``step``, as somebody asked: save if that fits in, and raise ``Stopping`` on all processes."""
+        decision = self.stopper.decide(self.checkpointer.expected_seconds)
+        if decision.saves:
+            self.save(step, required=True)
+        with self.context.pulse.during("stop"):
+            self.flush()
+            self.checkpointer.finish()
+            stopping = self.stopper.stopping(step, decision, self.store)
+        self.strategy.close()
+        raise stopping
 
     def publish(self) -> None:
         """Export the model as a Hugging Face folder, publish it, and show what it writes."""

@@ -1,0 +1,160 @@
+"""Why a job failed: one record for all processes, the closed list of causes, and how a cause is recognised."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from sm_llm.errors import CheckpointError, DataError, SmLlmError, StorageError
+
+LONGEST_MESSAGE = 600
+"""Characters of a one-line cause; SageMaker shows the first 1,024 of ``output/failure``."""
+_TRACEBACK = "Traceback (most recent call last)"
+_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
+_ERROR_LINE = re.compile(r"(?:\[rank ?\d+\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
+_OF_TORCHRUN = "ChildFailedError"
+
+
+class Cause(StrEnum):
+    """What a failure comes down to; the words are what people read."""
+
+    DEVICE_MEMORY = "out of memory on the device"
+    HOST_MEMORY = "out of memory on the host"
+    DISK_FULL = "disk full"
+    COLLECTIVE_TIMEOUT = "a collective operation timed out"
+    NOT_FINITE = "the loss or a gradient is not finite"
+    DATA = "data error"
+    LIBRARY = "library mismatch"
+    KILLED = "killed"
+    STALLED = "stalled"
+    LOST_PEER = "another process is gone"
+    OTHER = "error"
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it only tells that something else, somewhere else, went wrong first."""
+        return self is Cause.LOST_PEER
+
+
+# In this order: the first pattern found decides. What each is the text of: torch's and CUDA's allocators; the host's
+# allocators; errno 28 and 122; NCCL's and gloo's watchdogs; our loop; the dynamic linker and CUDA; gloo, NCCL and
+# TCPStore about a closed connection.
+_PATTERNS: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
+    (cause, re.compile(pattern, re.IGNORECASE))
+    for cause, pattern in (
+        (Cause.DISK_FULL, r"No space left on device|Disk quota exceeded|disk full"),
+        (Cause.DEVICE_MEMORY, r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC"),
+        (Cause.HOST_MEMORY, r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|std::bad_alloc"),
+        (
+            Cause.COLLECTIVE_TIMEOUT,
+            r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for|wait timeout after|"
+            r"ProcessGroupNCCL.*time(?:d )?out",
+        ),
+        (Cause.NOT_FINITE, r"\bnot finite\b|\bnon-finite\b|\bDetectedNaN\b"),
+        (
+            Cause.LIBRARY,
+            r"\bImportError\b|\bModuleNotFoundError\b|undefined symbol|cannot open shared object file|"
+            r"version `[^']+' not found|CUDA driver version is insufficient|no kernel image is available",
+        ),
+        (
+            Cause.LOST_PEER,
+            r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|"
+            r"ncclRemoteError|remote process exited|NCCL communicator was aborted|"
+            r"failed to recv, got 0 bytes|another process is gone",
+        ),
+    )
+)  # fmt: skip
+
+
+def cause_in(text: str) -> Cause:
+    """The cause that the text of an error speaks of."""
+    return next((cause for cause, pattern in _PATTERNS if pattern.search(text)), Cause.OTHER)
+
+
+def cause_of(error: BaseException) -> Cause:
+    """The cause of an exception, from its type, its message and those it was raised from."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        seen.append(current)
+        current = current.__cause__ or current.__context__
+    for link in seen:
+        found = cause_in(f"{type(link).__name__}: {link}")
+        if found is not Cause.OTHER:
+            return found
+    return Cause.DATA if any(isinstance(link, DataError) for link in seen) else Cause.OTHER
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of one process. ``message`` is one line; ``rank`` is None where nobody knows it."""
+
+    cause: Cause
+    message: str
+    rank: int | None = None
+    node: int | None = None
+    host: str = ""
+    step: int | None = None
+    """The last step that the process had finished."""
+    traceback: str = ""
+
+    @property
+    def headline(self) -> str:
+        """One line for people: ``rank 1: out of memory on the device: …``."""
+        rank = "" if self.rank is None else f"rank {self.rank}: "
+        named = self.cause is Cause.OTHER or self.message.lower().startswith(self.cause.value)
+        return f"{rank}{self.message if named else f'{self.cause.value}: {self.message}'}"
+
+    def to_text(self) -> str:
+        """The text of ``output/failure``: the headline, then the traceback."""
+        return f"{self.headline}\n" + (f"\n{self.traceback.rstrip()}\n" if self.traceback else "")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        """Raises ``ValueError`` or ``TypeError`` for anything else than ``to_json`` wrote."""
+        value = json.loads(text)
+        return cls(**{**value, "cause": Cause(value["cause"])})
+
+    @classmethod
+    def from_text(cls, text: str) -> Failure:
+        """Read ``output/failure``, ours or a script's own: its reason is kept as it stands, on one line."""
+        rank = _RANK.match(text)
+        body = rank[2] if rank else text
+        head, _, rest = body.partition("\n")
+        if not head.startswith(_TRACEBACK) and _TRACEBACK in rest:
+            message = head.strip()
+        elif _TRACEBACK in body:
+            message = last_error_line(body.splitlines()) or "failed with a traceback"
+        else:
+            message = one_line(body)
+        return cls(cause_in(message), one_line(message), int(rank[1]) if rank else None)
+
+
+def message_of(error: BaseException) -> str:
+    """One line for an exception. Ours say all there is to say; others need their type."""
+    text = str(error)
+    return one_line(text if isinstance(error, SmLlmError) and text else f"{type(error).__name__}: {text}")
+
+
+def needs_traceback(error: BaseException) -> bool:
+    """Whether a traceback would help: the errors of the user, the data and the platform explain themselves."""
+    return not isinstance(error, SmLlmError) or isinstance(error, CheckpointError | StorageError)
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line, cut at ``LONGEST_MESSAGE`` characters."""
+    return " ".join(text.split())[:LONGEST_MESSAGE]
+
+
+def last_error_line(lines: list[str]) -> str | None:
+    """The last line that names an exception, without a rank in front; torchrun's own summary does not count."""
+    for line in reversed(lines):
+        match = _ERROR_LINE.match(line)
+        if match and _OF_TORCHRUN not in line:
+            return match[1].strip()
+    return None

@@ -1,0 +1,20 @@
+"""When a job that does not get on is ended."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sm_llm.spec.base import SpecModel
+
+
+class WatchdogSpec(SpecModel):
+    """A stalled job tells where all its processes are, and ends."""
+
+    enabled: bool = True
+    """Off: a stalled job runs on, e.g. under a debugger."""
+    stall_factor: float = Field(default=20.0, ge=2)
+    """No step for this many times the median step time is a stall ..."""
+    stall_seconds: float = Field(default=120.0, gt=0)
+    """... but never sooner than this; also how long a process may give no sign of life at all."""
+    start_seconds: float = Field(default=1800.0, gt=0)
+    """How long the first steps may take, before their usual time is known."""

@@ -1,0 +1,49 @@
+"""Short notes that all processes of a job can read, kept by torchrun itself, so that they outlive a worker."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch._C._distributed_c10d import Store
+
+_TIMEOUT = timedelta(seconds=10)
+
+
+class Board:
+    """Notes by name, below one prefix. Threads may share it.
+
+    Every method raises ``RuntimeError`` when the store does not answer.
+    """
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def put(self, name: str, text: str) -> None:
+        """Write or replace a note."""
+        self._store.set(self._prefix + name, text)
+
+    def get(self, name: str) -> str | None:
+        """A note, or None if nobody has written it."""
+        key = self._prefix + name
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+    def first(self, name: str, text: str) -> str:
+        """Write a note unless somebody was first; returns what stands there."""
+        return self._store.compare_set(self._prefix + name, "", text).decode()
+
+
+def connect(prefix: str, environ: Mapping[str, str] = os.environ) -> Board | None:
+    """The board of this torchrun; None without one, or with one whose store lives in rank 0 and dies with it."""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    from torch._C._distributed_c10d import TCPStore
+
+    host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
+    return Board(store, f"sm_llm/{prefix}/")

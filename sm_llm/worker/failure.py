@@ -1,0 +1,93 @@
+"""Tells why this process fails: to the other processes, in output/failure, in the event log and on stderr."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+import traceback
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.events import EventWriter
+from sm_llm.contract.failure import Cause, Failure, cause_of, message_of, needs_traceback
+from sm_llm.contract.trouble import Failed
+from sm_llm.storage.files import write_new
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sm_llm.worker.board import Board
+    from sm_llm.worker.context import Place, WorkerContext
+
+FAILED = "failed"
+"""The note of the first failure of the job."""
+WAIT_SECONDS = 1.5
+"""How long whoever only lost a peer waits for that peer's own word, and how long the first lets others read its own."""
+_LOOK_SECONDS = 0.1
+
+
+def failure_of(error: BaseException, place: Place, step: int | None = None) -> Failure:
+    """The record of an exception in this process."""
+    text = "".join(traceback.format_exception(error))
+    return Failure(
+        cause=cause_of(error),
+        message=message_of(error),
+        rank=place.rank,
+        node=place.node,
+        host=socket.gethostname(),
+        step=step,
+        traceback=text if needs_traceback(error) else "",
+    )
+
+
+def claim(board: Board | None, failure: Failure) -> Failure:
+    """The first failure of the job: this one, or what another process has told before. Never raises.
+
+    Whoever has only lost its connection to another process waits a moment for that one to tell its cause.
+    """
+    if board is None:
+        return failure
+    with suppress(RuntimeError, ValueError, TypeError):
+        deadline = time.monotonic() + (WAIT_SECONDS if failure.cause.is_consequence else 0)
+        while True:
+            if (told := board.get(FAILED)) is not None:
+                return Failure.from_json(told)
+            if time.monotonic() >= deadline:
+                return Failure.from_json(board.first(FAILED, failure.to_json()))
+            time.sleep(_LOOK_SECONDS)
+    return failure
+
+
+def publish(context: WorkerContext, first: Failure) -> None:
+    """Write the job's first failure where this node shows it; whoever it happened to puts it into the event log."""
+    leave_note(context.container.failure, first)
+    if first.rank != context.place.rank and first.cause is not Cause.STALLED:
+        return
+    with suppress(OSError):  # a full disk has no room for it; stderr has it, too
+        log = EventWriter(
+            context.run.event_file(context.job.attempt, f"rank{context.place.rank}-failure"), context.job.attempt
+        )
+        log.write(Failed(first.cause, first.message, first.rank, first.node, first.host, first.step, first.traceback))
+        log.close()
+
+
+def leave_note(path: Path, failure: Failure) -> None:
+    """Write ``output/failure`` unless somebody has: another process of the node, or a script that knows better."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_new(path, failure.to_text().encode())
+
+
+def print_failure(own: Failure, first: Failure) -> None:
+    """Tell the log, with the first failure last: what is at the end is read first."""
+    print(f"rank {own.rank} failed: {own.to_text().rstrip()}", file=sys.stderr)
+    if first != own:
+        print(f"the first to fail was {first.headline}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def linger(board: Board | None) -> None:
+    """Stay until the other processes have read the board: it goes when the torchrun of node 0 does."""
+    if board is not None:
+        time.sleep(WAIT_SECONDS)

@@ -1,0 +1,150 @@
+"""A job of several pretended nodes, each under its own torchrun, as the local backend runs it but without a launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from worker_jobs import job_file, search_path, train_task
+
+from sm_llm.contract.entrypoint import entrypoint_source
+from sm_llm.contract.events import read_events
+from sm_llm.contract.failure import Failure
+from sm_llm.contract.job_file import JOB_ENVIRONMENT
+from sm_llm.contract.run_paths import ContainerPaths, RunPaths
+from sm_llm.contract.stopped import StopRecord
+from sm_llm.spec.compute import ComputeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class Nodes:
+    """Starts torchrun once per node; leaving the context kills what is left.
+
+    ``before`` is Python that every worker runs before its program: tests break things there.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        nodes: int = 2,
+        processes: int = 1,
+        attempt: int = 1,
+        before: str = "",
+        environ: dict[str, str] | None = None,
+        stop_seconds: float = 60.0,
+        **task: Any,
+    ) -> None:
+        self.paths = RunPaths(run)
+        self.attempt = attempt
+        self._before = before
+        self._environ = environ or {}
+        self._nodes, self._processes = nodes, processes
+        job = job_file(train_task(**{"max_steps": 4000, "logging": {"every_steps": 5}, **task}), run, 1, attempt)
+        compute = ComputeSpec(instance_count=nodes, processes_per_instance=processes)
+        backend = job.spec.backend.model_copy(update={"stop_seconds": stop_seconds})
+        self.job = job.model_copy(update={"spec": job.spec.model_copy(update={"compute": compute, "backend": backend})})
+        self.torchruns: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.torchruns = [self._start(node, port) for node in range(self._nodes)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.torchruns:
+            for pid in [*children(process.pid), process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+    def _start(self, node: int, port: int) -> subprocess.Popen[bytes]:
+        base = self.container(node).base
+        script = ContainerPaths(base).code / "train.py"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(f"{self._before}\n{entrypoint_source('train')}")
+        self.job.write(base / "job.json")
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={self._nodes}", f"--node-rank={node}"]
+        command += [f"--nproc-per-node={self._processes}", "--rdzv-backend=static", "--master-addr=127.0.0.1"]
+        command += [f"--master-port={port}", "--local-addr=127.0.0.1", str(script)]
+        environ = {
+            "OMP_NUM_THREADS": "1",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
+            JOB_ENVIRONMENT: str(base / "job.json"),
+            "SAGEMAKER_BASE_DIR": str(base),
+            "PYTHONPATH": search_path(),
+        }
+        with (base / "log.txt").open("wb") as log:
+            return subprocess.Popen(
+                command, env={**os.environ, **environ, **self._environ}, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def container(self, node: int) -> ContainerPaths:
+        return ContainerPaths(self.paths.node_dir(self.attempt, node))
+
+    def workers(self, node: int = 0) -> list[int]:
+        """Process ids of a node's workers, by local rank."""
+        return children(self.torchruns[node].pid)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [
+            event
+            for event in read_events(self.paths.events)
+            if event["kind"] == kind and event["attempt"] == self.attempt
+        ]
+
+    def log(self) -> str:
+        files = [self.container(node).base / "log.txt" for node in range(self._nodes)]
+        return "\n".join(f"--- {file}\n{file.read_text(errors='replace')[-6000:]}" for file in files)
+
+    def until(self, true: Callable[[], object], seconds: float = 90.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, f"waited in vain\n{self.log()}"
+            time.sleep(0.02)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: any(event["step"] >= step for event in self.events("step")))
+
+    def ended(self, seconds: float = 90.0) -> float:
+        """Wait for all torchruns; returns how long that took."""
+        began = time.monotonic()
+        self.until(lambda: all(process.poll() is not None for process in self.torchruns), seconds)
+        return time.monotonic() - began
+
+    def failures(self) -> list[Failure]:
+        """What every node's output/failure says."""
+        return [Failure.from_text(self.container(node).failure.read_text()) for node in range(self._nodes)]
+
+    def stops(self) -> list[StopRecord | None]:
+        """What every node's output/stopped says."""
+        return [StopRecord.read(self.container(node).stopped) for node in range(self._nodes)]
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, oldest first."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return sorted(int(child) for child in text.split())
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what a process is doing."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def ranks_step(events: Sequence[dict[str, Any]]) -> int:
+    return max(event["step"] for event in events)
