@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.api import attach, launch, load_spec, prepare
     from sm_llm.launcher.plan import Plan, plan
     from sm_llm.launcher.run import Run
+    from sm_llm.launcher.sync import sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 __version__ = "0.1.0"
@@ -57,12 +58,14 @@ __all__ = [
     "load_spec",
     "plan",
     "prepare",
+    "sync",
 ]
 
 _HOMES = {
     "sm_llm.launcher.api": ("attach", "launch", "load_spec", "prepare"),
     "sm_llm.launcher.plan": ("Plan", "plan"),
     "sm_llm.launcher.run": ("Run",),
+    "sm_llm.launcher.sync": ("sync",),
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -30,6 +30,8 @@ VERBS = {
     "finish": "sm_llm.launcher.run:Run.finish",
     "rerun": "sm_llm.launcher.run:Run.rerun",
     "branch": "sm_llm.launcher.run:Run.branch",
+    "sync": "sm_llm.launcher.sync:sync",
+    "doctor": "sm_llm.storage.probe:probe_storage",
 }
 """Every verb and the Python function that does its work."""
 
@@ -54,6 +56,10 @@ Begin here:
 Look at it from anywhere:
   sm-llm ls, status, logs -f, metrics, plot, checkpoints, attempts
   sm-llm attach, stop, resume, rerun
+
+\b
+S3, in and out:
+  sm-llm sync SRC DST, sm-llm doctor --storage s3://bucket/runs
 
 RUN is a run's folder, its id or its name below ./runs, or its native job (local://host/process). Where it may be left
 out, the newest run is meant.""",

@@ -1,0 +1,107 @@
+"""The verbs about storage itself: sync and doctor."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from sm_llm.cli.app import app
+from sm_llm.cli.options import AsJson, console, print_json
+from sm_llm.errors import StorageError
+
+Endpoint = Annotated[str | None, typer.Option("--endpoint-url", help="Another S3 endpoint.")]
+Region = Annotated[str | None, typer.Option("--region", help="Region of the bucket.")]
+KmsKey = Annotated[str | None, typer.Option("--kms-key-id", help="Encrypt what is written with this KMS key.")]
+StorageClass = Annotated[str | None, typer.Option("--storage-class", help="S3 storage class of what is written.")]
+Owner = Annotated[str | None, typer.Option("--expected-bucket-owner", help="Account id that must own the bucket.")]
+
+
+@app.command()
+def sync(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, file, s3://bucket/prefix or an object.")],
+    destination: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3://bucket/prefix.")],
+    include: Annotated[list[str] | None, typer.Option(help="Take only: a folder, .suffix or 'glob'.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Leave out: a folder, .suffix or 'glob'.")] = None,
+    all_weights: Annotated[bool, typer.Option("--all-weights", help="Every format of a model's weights.")] = False,
+    engine: Annotated[str, typer.Option(help="auto, s5cmd, crt or boto3.")] = "auto",
+    bandwidth: Annotated[str | None, typer.Option(help="At most so much a second, e.g. 200MiB.")] = None,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on inside files above 1 GiB.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare only.")] = False,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    kms_key_id: KmsKey = None,
+    storage_class: StorageClass = None,
+    expected_bucket_owner: Owner = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a folder to S3 or S3 to a folder; what is there and equal stays. Nothing is deleted.
+
+    Every copied file is verified by its checksum. Broken off, the same command goes on.
+
+    \b
+    Examples:
+      sm-llm sync s3://models/llama ./llama --exclude original --exclude .pth
+      sm-llm sync ./result s3://bucket/results/tiny --bandwidth 200MiB
+    """
+    from sm_llm.launcher.sync import report_lines, shown, stopping_on_signals
+    from sm_llm.launcher.sync import sync as copy
+    from sm_llm.storage.s3_options import S3Options
+
+    options = S3Options(endpoint_url, region, kms_key_id, storage_class, expected_bucket_owner)
+    with stopping_on_signals(), shown(console(stderr=True)) as progress:
+        report = copy(
+            source,
+            destination,
+            include=include or (),
+            exclude=exclude or (),
+            one_weight_format=not all_weights,
+            engine=engine,
+            max_bandwidth=_bytes(bandwidth) if bandwidth else None,
+            resume=resume,
+            dry_run=dry_run,
+            options=options,
+            progress=progress,
+        )
+    if as_json:
+        print_json(report.to_json())
+        return
+    for line in report_lines(report, dry_run=dry_run):
+        typer.echo(line)
+
+
+@app.command()
+def doctor(
+    storage: Annotated[str, typer.Option(help="Folder or s3:// address that runs are to be kept in.")],
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    kms_key_id: KmsKey = None,
+    storage_class: StorageClass = None,
+    expected_bucket_owner: Owner = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try whether a storage can do what runs need of it, and print the IAM policy that is missing.
+
+    \b
+    Example:
+      sm-llm doctor --storage s3://bucket/runs
+    """
+    from sm_llm.storage.probe import probe_storage
+    from sm_llm.storage.s3_options import S3Options
+
+    report = probe_storage(storage, S3Options(endpoint_url, region, kms_key_id, storage_class, expected_bucket_owner))
+    if as_json:
+        print_json(report.to_json())
+    else:
+        typer.echo(report.text())
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _bytes(text: str) -> int:
+    """``200MiB``, ``1.5GB`` or plain bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?(?:/s)?", text, re.IGNORECASE)
+    if match is None:
+        raise StorageError(f"--bandwidth: {text!r} is no amount of bytes. Write for example 200MiB")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * float(base ** " KMGT".index(match[2].upper() or " ")))

@@ -1,0 +1,170 @@
+"""The half of a sync that ends in a folder: compare, fetch aside, verify what is on disk, then name it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.arrival import accept, part_of
+from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
+from sm_llm.storage.checksum import crc64_file
+from sm_llm.storage.engines.common import MIB, each
+from sm_llm.storage.scan import describe
+from sm_llm.storage.sync import Meter, Settings
+from sm_llm.storage.sync_memory import SyncMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from sm_llm.storage.base import Store
+
+_FETCHES = 3
+"""One fetch and two more of what arrived wrong."""
+
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_SPARE_BYTES = 16 * MIB
+_WORKERS = 8
+
+
+def fetch_files(store: Store, items: Sequence[StoredObject], target: Path, settings: Settings) -> None:
+    """Bring ``items`` of ``store`` below ``target``; ``settings.report`` tells what was done."""
+    _require_names(store, items)
+    wanted, settings.report.left_out = settings.selection.apply(items)
+    memory = SyncMemory(target, store.uri)
+    are_equal = each(_WORKERS, lambda it: _is_equal(store, it, target, memory), wanted)
+    missing = [it for it, equal in zip(wanted, are_equal, strict=True) if not equal]
+    report = settings.report
+    report.unchanged, report.unchanged_size = len(wanted) - len(missing), _size(wanted) - _size(missing)
+    report.copied, report.copied_size = [it.key for it in missing], _size(missing)
+    if settings.dry_run:
+        return
+    if missing:
+        _require_space(target, missing)
+        _fetch(store, missing, target, memory, settings)
+    memory.save()
+
+
+def _fetch(store: Store, items: Sequence[StoredObject], target: Path, memory: SyncMemory, settings: Settings) -> None:
+    meter = Meter(_size(items), settings.progress)
+    left = list(items)
+    try:
+        for _ in range(_FETCHES):
+            left = _fetch_once(store, left, target, memory, settings, meter)
+            if not left:
+                return
+            meter(-_size(left))
+    except OSError as error:
+        raise StorageError(f"cannot fetch to {target}: {error}") from error
+    finally:
+        memory.save()
+    raise StorageError(f"{store.uri}: {left[0].key!r} arrives with other content than it has there, three times")
+
+
+def _fetch_once(
+    store: Store,
+    items: Sequence[StoredObject],
+    target: Path,
+    memory: SyncMemory,
+    settings: Settings,
+    meter: Meter,
+) -> list[StoredObject]:
+    """Fetch, verify and name; returns what arrived wrong."""
+    copies = [Copy(it.key, part_of(target / it.key), it.size, memory.checksum(it) or "") for it in items]
+    told = settings.transfer.download(store, copies, meter)
+
+    def settle(pair: tuple[StoredObject, Copy]) -> bool:
+        item, copy = pair
+        checksum = told.get(item.key) or copy.crc64nvme or _checksum(store, item) or ""
+        final = target / item.key
+        if not checksum and _is_md5_of(item, copy.path) is False:
+            copy.path.unlink()
+            return False
+        if not accept(copy, final, checksum):
+            return False
+        if not checksum and not _MD5.fullmatch(item.tag or ""):
+            settings.report.unverified.append(item.key)
+        local = describe(item.key, final)
+        if local is not None:
+            memory.note(item, local, checksum)
+        return True
+
+    right = each(_WORKERS, settle, list(zip(items, copies, strict=True)))
+    return [it for it, ok in zip(items, right, strict=True) if not ok]
+
+
+def _is_equal(store: Store, item: StoredObject, target: Path, memory: SyncMemory) -> bool:
+    """Whether the file is there with the object's content; proved by reading unless nothing changed since."""
+    path = target / item.key
+    local = describe(item.key, path)
+    if local is None or local.size != item.size:
+        return False
+    if memory.are_equal(item, local):
+        return True
+    checksum = memory.checksum(item) or _checksum(store, item)
+    try:
+        equal = crc64_file(path) == checksum if checksum else _is_md5_of(item, path) is True
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be compared: {error.strerror}") from error
+    if equal:
+        memory.note(item, local, checksum or "")
+    return equal
+
+
+def _checksum(store: Store, item: StoredObject) -> str | None:
+    """What the store keeps of an object; reading the whole object to know it would be no saving."""
+    if not store.uri.startswith("s3://"):
+        return store.checksum(item.key)
+    found = store.head(item.key)
+    if found is None:
+        raise MissingObjectError(f"{store.uri}: {item.key!r} has gone since it was listed")
+    return found.crc64nvme
+
+
+def _is_md5_of(item: StoredObject, path: Path) -> bool | None:
+    """Whether a plain entity tag is the MD5 of a file; None where the tag is none (several parts, KMS)."""
+    if not _MD5.fullmatch(item.tag or ""):
+        return None
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest() == item.tag
+
+
+def _require_names(store: Store, items: Sequence[StoredObject]) -> None:
+    """Every key must be a path below the folder, and no file may be a folder too."""
+    keys = {it.key for it in items}
+    for key in keys:
+        parts = key.split("/")
+        if "\0" in key or any(part in ("", ".", "..") for part in parts):
+            raise StorageError(f"{store.uri}: {key!r} cannot be the name of a file here. Leave it out of the source")
+        for depth in range(1, len(parts)):
+            if (folder := "/".join(parts[:depth])) in keys:
+                raise StorageError(f"{store.uri}: {folder!r} is an object and, for {key!r}, a folder. No disk has both")
+
+
+def _require_space(target: Path, items: Sequence[StoredObject]) -> None:
+    """Free bytes on the disk of ``target`` must do for what is fetched, beside what half-fetched files hold already."""
+    place = target
+    while not place.exists():
+        place = place.parent
+    held: dict[str, int] = defaultdict(int)
+    for item in items:
+        part = part_of(target / item.key)
+        held[item.key] = part.stat().st_blocks * 512 if part.is_file() else 0
+    needed = sum(max(it.size - held[it.key], 0) for it in items)
+    free = shutil.disk_usage(place).free
+    if needed + min(_SPARE_BYTES, needed) > free:
+        raise StorageError(
+            f"{target}: {needed:,} bytes are to be fetched, but only {free:,} are free on this disk. "
+            "Nothing was fetched. Name another disk, or take less with --include"
+        )
+    if not os.access(place, os.W_OK):
+        raise StorageError(f"{place}: is not writable")
+
+
+def _size(items: Sequence[StoredObject]) -> int:
+    return sum(it.size for it in items)

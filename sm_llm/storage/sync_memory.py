@@ -1,0 +1,59 @@
+"""What earlier syncs verified, so that the next one need not read or ask again. A cache: losing it costs time only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.storage.base import StoredObject
+
+
+class SyncMemory:
+    """Per key: the store's tag and the local file's identity at a moment when both were known to be equal.
+
+    The identity contains the change time, which no program can set back: a file that was altered is seen as altered
+    whatever its size and time say.
+    """
+
+    def __init__(self, folder: Path, uri: str, environ: Mapping[str, str] = os.environ) -> None:
+        home = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
+        name = hashlib.sha256(f"{folder.absolute()}\n{uri}".encode()).hexdigest()[:32]
+        self._file = Path(home, "sm_llm", "sync", f"{name}.json")
+        self._entries = self._read()
+
+    def _read(self) -> dict[str, list[str]]:
+        try:
+            found = json.loads(self._file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def are_equal(self, remote: StoredObject, local: StoredObject) -> bool:
+        """Whether both are as they were when they were equal."""
+        entry = self._entries.get(remote.key)
+        return entry is not None and bool(remote.tag) and entry[:2] == [remote.tag, local.tag]
+
+    def checksum(self, remote: StoredObject) -> str | None:
+        """The CRC64NVME of an object that is as it was then."""
+        entry = self._entries.get(remote.key)
+        return entry[2] if entry is not None and remote.tag and entry[0] == remote.tag and entry[2] else None
+
+    def note(self, remote: StoredObject, local: StoredObject, checksum: str) -> None:
+        """Remember that they are equal now."""
+        if remote.tag and local.tag:
+            self._entries[remote.key] = [remote.tag, local.tag, checksum]
+
+    def save(self) -> None:
+        """Keep it; where that cannot be done the next sync compares by content."""
+        try:
+            write_atomically(self._file, json.dumps(self._entries))
+        except OSError:
+            return
