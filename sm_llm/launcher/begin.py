@@ -131,7 +131,9 @@ def recorded_spec(
 
 def resume(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: int | None) -> Run:
     """Continue ``run`` from its newest checkpoint or that of ``step``; see ``Run.resume``."""
-    if run.state is RunState.COMPLETED:
+    if (state := run.state) in (RunState.RUNNING, RunState.RESTARTING):
+        raise SubmitError(f"{run.id} is {state.value}. Stop it first: sm-llm stop {run.uri}")
+    if state is RunState.COMPLETED:
         remedy = f"Train on from its last checkpoint in a new run: sm-llm branch {run.uri} task.max_steps=..."
         raise SubmitError(f"{run.id} is completed, there is nothing left to resume. {remedy}")
     wanted: Resume = "newest" if step is None else step

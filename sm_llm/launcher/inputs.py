@@ -17,6 +17,7 @@ from sm_llm.spec.references import sources, workflow_job
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import Task
 
+_TRACKER_FOLDERS = (("tensorboard", "folder"), ("mlflow", "tracking_uri"))
 CONTENT_BYTES = 1 << 30
 """Inputs up to this size are read for their digest when an attempt starts (a second or so from a local disk)."""
 
@@ -24,7 +25,8 @@ CONTENT_BYTES = 1 << 30
 def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, dict[str, str]]:
     """The job with every local input as an absolute path (workers run in another folder), and its input channels.
 
-    Relative paths are taken from ``base``, by default the working directory; what is not there stays as it is.
+    Relative paths are taken from ``base``, by default the working directory; an input that is not there stays as it
+    is. The folders of experiment trackers become absolute as well, there or not.
     """
     task = job.task.model_dump()
     channels: dict[str, str] = {}
@@ -34,7 +36,16 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
         if folder is not None and folder.exists():
             _put(task, dotted.split(".")[1:], f"{folder}{suffix}")
             channels[channel_name(dotted)] = str(folder)
+    for block, key in _TRACKER_FOLDERS:
+        tracker = task.get("logging", {}).get("sinks", {}).get(block)
+        if tracker and _is_folder(tracker[key]):
+            tracker[key] = str(local_folder(tracker[key], base or Path.cwd()))
     return job.model_copy(update={"task": type(job.task).model_validate(task)}), channels
+
+
+def _is_folder(place: str | None) -> bool:
+    """Whether a tracker's place is a folder; MLflow has servers without a scheme."""
+    return place is not None and ":" not in place and place not in ("databricks", "databricks-uc", "uc")
 
 
 def anchored(spec: JobSpec | WorkflowSpec, base: Path) -> JobSpec | WorkflowSpec:

@@ -22,13 +22,11 @@ class TensorBoard:
 
     def __init__(self, spec: TensorBoardSink, context: WorkerContext) -> None:
         self.id = context.job.run_id
-        root = context.run.root
-        folder = root / FOLDER if spec.folder is None else Path(spec.folder).expanduser() / self.id
-        self._folder = folder if folder.is_absolute() else root / folder
+        self._folder = context.run.root / FOLDER if spec.folder is None else Path(spec.folder) / self.id
         self.uri: str | None = str(self._folder)
-        self._is_first = not any(self._folder.glob("events.out.tfevents.*"))
+        self._goes_on = any(self._folder.glob("events.out.tfevents.*"))
         self._writer = self._open(None)
-        if self._is_first:
+        if not self._goes_on:
             text = json.dumps(shown_spec(context), indent=4)
             self._writer.add_text("specification", f"    {text}".replace("\n", "\n    "))
 
@@ -40,9 +38,10 @@ class TensorBoard:
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event["kind"] == "start_chosen":
-                self._writer.close()
-                self._writer = self._open(None if self._is_first else event["step"] + 1)
-                self._is_first = False
+                if self._goes_on:
+                    self._writer.close()
+                    self._writer = self._open(event["step"] + 1)
+                self._goes_on = True
             for name, value in numbers(event).items():
                 self._writer.add_scalar(name, value, event["step"], walltime=event["time"])
         self._writer.flush()

@@ -1,0 +1,54 @@
+"""Taking back the checkpoints after a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.storage.layout import Slot
+from sm_llm.storage.publish import find_newest, list_checkpoints
+from sm_llm.storage.retire import retire_after
+
+Bench = Any
+
+
+def steps(bench: Bench) -> list[int]:
+    return [it.step for it in list_checkpoints(bench.store)]
+
+
+def test_the_step_becomes_the_newest_and_can_be_published_past_again(bench: Bench) -> None:
+    for step in (9, 100, 1000):
+        bench.publish(step)
+    assert retire_after(bench.store, 9, label="attempt-2") == [100, 1000]
+    newest = find_newest(bench.store).commit
+    assert newest is not None
+    assert newest.step == 9
+    kept = [it.key for it in bench.store.list("ckpt/retired/")]
+    assert kept == ["ckpt/retired/attempt-2/step-00000100.json", "ckpt/retired/attempt-2/step-00001000.json"]
+    bench.publish(100)
+    assert steps(bench) == [9, 100]
+    assert retire_after(bench.store, 100, label="attempt-3") == []
+
+
+def test_a_crash_in_between_leaves_an_earlier_timeline_and_the_same_call_ends_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3, 4):
+        bench.publish(step)
+    delete, deleted = bench.store.delete, []
+
+    def crash_at_the_second(keys: list[str]) -> None:
+        if deleted:
+            raise KeyboardInterrupt
+        deleted.extend(keys)
+        delete(keys)
+
+    monkeypatch.setattr(type(bench.store), "delete", lambda self, keys: crash_at_the_second(list(keys)))
+    with pytest.raises(KeyboardInterrupt):
+        retire_after(bench.store, 1, label="attempt-2")
+    monkeypatch.undo()
+    assert deleted == [Slot(4).commit_key], "the newest goes first"
+    assert steps(bench) == [1, 2, 3]
+    retire_after(bench.store, 1, label="attempt-2")
+    assert steps(bench) == [1]
