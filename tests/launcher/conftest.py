@@ -81,7 +81,12 @@ class FakeRuns:
             return sys.executable, str(entry_script(base, job.task.kind)), str(node), rendezvous, PORT
 
         self.monkeypatch.setattr(local, "_torchrun", command)
-        self.monkeypatch.setattr(local, "entrypoint_source", lambda kind: PUBLISH + text)
+        self.monkeypatch.setattr(local, "entrypoint_source", lambda kind: self.worker(text))
+
+    @staticmethod
+    def worker(text: str) -> str:
+        """The whole script of a fake worker."""
+        return PUBLISH + text
 
     def spec(self, **changes: Any) -> dict[str, Any]:
         return {**SYNTHETIC, "storage": str(self.storage), **changes}
