@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sm_llm.contract.events import TrackerOpened, read_file
@@ -24,6 +25,11 @@ CLOSE_SECONDS = 10.0
 """How long a finished training waits for its trackers; a failed one waits less, for others wait for its end."""
 CLOSE_AFTER_ERROR_SECONDS = 2.0
 
+_MODULES = {
+    "tensorboard": "sm_llm.worker.sinks_tensorboard",
+    "mlflow": "sm_llm.worker.sinks_mlflow",
+    "wandb": "sm_llm.worker.sinks_wandb",
+}
 _NAMES = {
     "step": {"loss": "train/loss", "grad_norm": "train/grad_norm", "learning_rate": "train/learning_rate"},
     "validation": {"validation_loss": "validation/loss", "perplexity": "validation/perplexity"},
@@ -68,7 +74,9 @@ def shown_spec(context: WorkerContext) -> dict[str, Any]:
 @contextmanager
 def feeding(context: WorkerContext) -> Iterator[None]:
     """Feed the job's trackers while the block runs, on the first process; a job without trackers costs nothing."""
-    openers = _openers(context)
+    task = context.job.spec.task
+    wanted = context.place.is_leader and isinstance(task, TrainTask)
+    openers = load_openers(task.logging.sinks, context) if wanted and isinstance(task, TrainTask) else {}
     if not openers:
         yield
         return
@@ -82,29 +90,30 @@ def feeding(context: WorkerContext) -> Iterator[None]:
         feed.close(seconds)
 
 
-def _openers(context: WorkerContext) -> dict[str, Opener]:
-    task = context.job.spec.task
-    if not context.place.is_leader or not isinstance(task, TrainTask):
-        return {}
-    return openers(task.logging.sinks, context)
+def load_openers(spec: SinksSpec, context: WorkerContext) -> dict[str, Opener]:
+    """How to open every tracker that is asked for.
 
-
-def openers(spec: SinksSpec, context: WorkerContext) -> dict[str, Opener]:
-    """How to open every tracker that is asked for. Their libraries are imported only then."""
+    Their libraries are imported here, by the main thread: two threads that import parts of one package at once can
+    deadlock. A library that cannot be imported is told, and left.
+    """
     found: dict[str, Opener] = {}
-    if (tensorboard := spec.tensorboard) is not None:
-        from sm_llm.worker.sinks_tensorboard import TensorBoard
-
-        found["tensorboard"] = lambda: TensorBoard(tensorboard, context)
-    if (mlflow := spec.mlflow) is not None:
-        from sm_llm.worker.sinks_mlflow import Mlflow
-
-        found["mlflow"] = lambda: Mlflow(mlflow, context)
-    if (wandb := spec.wandb) is not None:
-        from sm_llm.worker.sinks_wandb import Wandb
-
-        found["wandb"] = lambda: Wandb(wandb, context)
+    for name, module in _MODULES.items():
+        block = getattr(spec, name)
+        if block is None:
+            continue
+        try:
+            found[name] = partial(import_module(module).Tracker, block, context)
+        except Exception as error:
+            _tell(context, name, error)
     return found
+
+
+def _tell(context: WorkerContext, name: str, error: Exception) -> None:
+    words = " ".join(str(error).split())[:300]
+    context.notice(
+        f"{name} gets no more numbers of this attempt ({type(error).__name__}: {words}); the training goes on",
+        "warning",
+    )
 
 
 class Feed:
@@ -114,7 +123,7 @@ class Feed:
         self, context: WorkerContext, openers: Mapping[str, Opener], *, poll_seconds: float = POLL_SECONDS
     ) -> None:
         self._context = context
-        self._openers = openers
+        self._openers = dict(openers)
         self._poll_seconds = poll_seconds
         self._log: Path = context.run.event_file(context.job.attempt, "rank0")
         self._offset = 0
@@ -124,7 +133,7 @@ class Feed:
         self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
 
     def start(self) -> None:
-        """Begin; opening the trackers happens in the thread as well."""
+        """Begin. The trackers are opened with the first event: by then the task has loaded its own libraries."""
         self._thread.start()
 
     def close(self, seconds: float) -> None:
@@ -138,16 +147,20 @@ class Feed:
             )
 
     def _run(self) -> None:
-        for name, opener in self._openers.items():
-            self._try(name, partial(self._open, name, opener))
         ended = False
         while not ended:
             ended = self._ending.wait(self._poll_seconds)  # asked before reading: the last events are never missed
             if events := list(self._new_events()):
-                for name, sink in list(self._sinks.items()):
-                    self._try(name, partial(sink.take, events))
+                self._pass_on(events)
         for name, sink in list(self._sinks.items()):
             self._try(name, partial(sink.close, completed=self._completed))
+
+    def _pass_on(self, events: Sequence[Mapping[str, Any]]) -> None:
+        while self._openers:
+            name, opener = self._openers.popitem()
+            self._try(name, partial(self._open, name, opener))
+        for name, sink in list(self._sinks.items()):
+            self._try(name, partial(sink.take, events))
 
     def _open(self, name: str, opener: Opener) -> None:
         sink = opener()
@@ -169,8 +182,4 @@ class Feed:
             action()
         except Exception as error:
             self._sinks.pop(name, None)
-            words = " ".join(str(error).split())[:300]
-            self._context.notice(
-                f"{name} gets no more numbers of this attempt ({type(error).__name__}: {words}); the training goes on",
-                "warning",
-            )
+            _tell(self._context, name, error)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mlflow.entities import Metric, Param
+from mlflow.tracking import MlflowClient
+
 from sm_llm.worker.sinks import numbers, shown_spec
 
 if TYPE_CHECKING:
@@ -18,12 +21,10 @@ _PARAMS_PER_CALL = 100
 _LONGEST_PARAM = 500
 
 
-class Mlflow:
+class Tracker:
     """Metrics by step with the time they were measured; the specification as parameters when the run is made."""
 
     def __init__(self, spec: MlflowSink, context: WorkerContext) -> None:
-        from mlflow.tracking import MlflowClient
-
         self._client: Any = MlflowClient(tracking_uri=spec.tracking_uri)
         experiment = self._experiment(spec.experiment or context.job.spec.name)
         known = context.job.trackers.get("mlflow") or self._tagged(experiment, context.job.run_id)
@@ -42,8 +43,6 @@ class Mlflow:
         return found[0].info.run_id if found else None
 
     def _make(self, experiment: str, context: WorkerContext) -> str:
-        from mlflow.entities import Param
-
         run_id = context.job.run_id
         made: str = self._client.create_run(experiment, run_name=run_id, tags={RUN_TAG: run_id}).info.run_id
         params = [Param(name, str(value)[:_LONGEST_PARAM]) for name, value in _leaves(shown_spec(context))]
@@ -56,8 +55,6 @@ class Mlflow:
         return f"{root.rstrip('/')}/#/experiments/{experiment}/runs/{self.id}" if root.startswith("http") else root
 
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
-        from mlflow.entities import Metric
-
         metrics = [
             Metric(name, value, int(event["time"] * 1000), event["step"])
             for event in events

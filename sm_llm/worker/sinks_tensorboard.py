@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.tensorboard import SummaryWriter
+
 from sm_llm.worker.sinks import numbers, shown_spec
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 FOLDER = "tensorboard"
 
 
-class TensorBoard:
+class Tracker:
     """Scalars by step. Where training goes back, TensorBoard is told to forget the steps after (``purge_step``)."""
 
     def __init__(self, spec: TensorBoardSink, context: WorkerContext) -> None:
@@ -31,8 +33,6 @@ class TensorBoard:
             self._writer.add_text("specification", f"    {text}".replace("\n", "\n    "))
 
     def _open(self, purge_step: int | None) -> Any:
-        from torch.utils.tensorboard import SummaryWriter
-
         return SummaryWriter(str(self._folder), purge_step=purge_step)
 
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:

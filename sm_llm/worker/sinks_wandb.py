@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import wandb
+
 from sm_llm.worker.sinks import numbers, shown_spec
 
 if TYPE_CHECKING:
@@ -15,12 +17,10 @@ if TYPE_CHECKING:
 STEP = "step"
 
 
-class Wandb:
+class Tracker:
     """Metrics over an axis ``step`` of their own: W&B's internal step only grows, and drops what comes again."""
 
     def __init__(self, spec: WandbSink, context: WorkerContext) -> None:
-        import wandb
-
         self.id = context.job.trackers.get("wandb", context.job.run_id)
         self._run: Any = wandb.init(
             project=spec.project,

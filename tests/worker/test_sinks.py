@@ -124,6 +124,7 @@ def test_a_tracker_that_cannot_be_opened_does_not_stop_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.delitem(sys.modules, "sm_llm.worker.sinks_wandb", raising=False)
     context = context_of(tmp_path / "run", monkeypatch, {"wandb": {"project": "p"}})
     with feeding(context):
         context.emit(step(1, 2.0))
@@ -133,9 +134,10 @@ def test_a_tracker_that_cannot_be_opened_does_not_stop_the_training(
 
 def test_an_error_of_the_training_passes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake()
-    monkeypatch.setattr(sinks, "openers", lambda *_: {"a": lambda: fake})
+    monkeypatch.setattr(sinks, "load_openers", lambda *_: {"a": lambda: fake})
     context = context_of(tmp_path / "run", monkeypatch, {"tensorboard": {}})
     with pytest.raises(ZeroDivisionError), feeding(context):
+        context.emit(step(1, 2.0))
         raise ZeroDivisionError
     assert fake.closed == [False]
 
@@ -182,6 +184,7 @@ class WandbDouble(types.ModuleType):
 def wandb(monkeypatch: pytest.MonkeyPatch) -> WandbDouble:
     double = WandbDouble()
     monkeypatch.setitem(sys.modules, "wandb", double)
+    monkeypatch.delitem(sys.modules, "sm_llm.worker.sinks_wandb", raising=False)
     return double
 
 
