@@ -109,11 +109,8 @@ def load_openers(spec: SinksSpec, context: WorkerContext) -> dict[str, Opener]:
 
 
 def _tell(context: WorkerContext, name: str, error: Exception) -> None:
-    words = " ".join(str(error).split())[:300]
-    context.notice(
-        f"{name} gets no more numbers of this attempt ({type(error).__name__}: {words}); the training goes on",
-        "warning",
-    )
+    cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    context.notice(f"{name} gets no more numbers of this attempt ({cause}); the training goes on", "warning")
 
 
 class Feed:
@@ -156,8 +153,8 @@ class Feed:
             self._try(name, partial(sink.close, completed=self._completed))
 
     def _pass_on(self, events: Sequence[Mapping[str, Any]]) -> None:
-        while self._openers:
-            name, opener = self._openers.popitem()
+        unopened, self._openers = self._openers, {}
+        for name, opener in unopened.items():
             self._try(name, partial(self._open, name, opener))
         for name, sink in list(self._sinks.items()):
             self._try(name, partial(sink.take, events))

@@ -136,8 +136,8 @@ def test_an_error_of_the_training_passes_through(tmp_path: Path, monkeypatch: py
     fake = Fake()
     monkeypatch.setattr(sinks, "load_openers", lambda *_: {"a": lambda: fake})
     context = context_of(tmp_path / "run", monkeypatch, {"tensorboard": {}})
+    context.emit(step(1, 2.0))
     with pytest.raises(ZeroDivisionError), feeding(context):
-        context.emit(step(1, 2.0))
         raise ZeroDivisionError
     assert fake.closed == [False]
 
