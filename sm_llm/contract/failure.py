@@ -13,7 +13,7 @@ LONGEST_MESSAGE = 600
 """Characters of a one-line cause; SageMaker shows the first 1,024 of ``output/failure``."""
 _TRACEBACK = "Traceback (most recent call last)"
 _RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
-_ERROR_LINE = re.compile(r"(?:\[rank ?\d+\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
+_ERROR_LINE = re.compile(r"(?:\[rank ?(\d+)\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
 _OF_TORCHRUN = "ChildFailedError"
 
 
@@ -129,10 +129,12 @@ class Failure:
         if not head.startswith(_TRACEBACK) and _TRACEBACK in rest:
             message = head.strip()
         elif _TRACEBACK in body:
-            message = last_error_line(body.splitlines()) or "failed with a traceback"
+            found = last_error_line(body.splitlines())
+            message = "failed with a traceback" if found is None else found[0]
         else:
             message = one_line(body)
-        return cls(cause_in(message), one_line(message), int(rank[1]) if rank else None)
+        named = next((cause for cause in Cause if message.lower().startswith(cause.value)), None)
+        return cls(named or cause_in(message), one_line(message), int(rank[1]) if rank else None)
 
 
 def message_of(error: BaseException) -> str:
@@ -151,10 +153,10 @@ def one_line(text: str) -> str:
     return " ".join(text.split())[:LONGEST_MESSAGE]
 
 
-def last_error_line(lines: list[str]) -> str | None:
-    """The last line that names an exception, without a rank in front; torchrun's own summary does not count."""
+def last_error_line(lines: list[str]) -> tuple[str, int | None] | None:
+    """The last line that names an exception, and the rank in front of it; torchrun's own summary does not count."""
     for line in reversed(lines):
         match = _ERROR_LINE.match(line)
         if match and _OF_TORCHRUN not in line:
-            return match[1].strip()
+            return match[2].strip(), None if match[1] is None else int(match[1])
     return None

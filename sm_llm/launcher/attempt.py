@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import site
 import socket
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,28 +20,18 @@ from sm_llm.contract.states import RunState
 from sm_llm.launcher import processes
 from sm_llm.launcher.container import PORT, clear_scratch, lay_out
 from sm_llm.launcher.inputs import input_manifests
-from sm_llm.launcher.logs import last_lines
-from sm_llm.launcher.results import has_checkpoint, has_final, link_result, result_folder
+from sm_llm.launcher.results import link_result, result_folder
+from sm_llm.launcher.verdict import Ending, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
 GRACE_SECONDS = 5.0
 """How long the other nodes may take to notice by themselves that one has failed."""
-STOP_SECONDS = 40.0
-"""Time from SIGTERM to SIGKILL; torchrun itself kills its workers 30 s after SIGTERM."""
-_ERROR_LINE = re.compile(r"(?:\[rank ?\d+\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
-_RANK = re.compile(r"rank (\d+): ")
-_LONGEST_CAUSE = 500
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How an attempt ended: our state, why, and the first failing rank where it is known."""
-
-    state: RunState
-    reason: str | None = None
-    rank: int | None = None
+KILL_SECONDS = 5.0
+"""How long after that they may take to end, once told."""
+STOP_MARGIN_SECONDS = 10.0
+"""Beyond ``backend.stop_seconds``, after which torchrun kills its processes and ends itself."""
 
 
 def run_attempt(
@@ -70,8 +58,8 @@ def run_attempt(
         ending = judge(paths, job, ended, interrupted=interrupts.count > 0)
         if folder := result_folder(root, job.run_id):
             link_result(root, folder)
+        clear_scratch(paths, job.attempt)  # first: a full disk has no room for the record
         record_end(ending)
-        clear_scratch(paths, job.attempt)
     return ending
 
 
@@ -148,7 +136,13 @@ def _run_nodes(
             variables = {**environ, **python_path(environ), **node["env"]}
             folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
             nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))
-        ended = processes.wait_for_all(nodes, interrupts, grace_seconds=GRACE_SECONDS, stop_seconds=STOP_SECONDS)
+        ended = processes.wait_for_all(
+            nodes,
+            interrupts,
+            grace_seconds=GRACE_SECONDS,
+            kill_seconds=KILL_SECONDS,
+            stop_seconds=job.spec.backend.stop_seconds + STOP_MARGIN_SECONDS,
+        )
     processes.kill_descendants()
     return ended
 
@@ -163,49 +157,3 @@ def python_path(environ: Mapping[str, str]) -> dict[str, str]:
     if home in installed or home.name == "site-packages":
         return {}
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(home), environ.get("PYTHONPATH")]))}
-
-
-def judge(paths: RunPaths, job: JobFile, ended: processes.Ended, *, interrupted: bool) -> Ending:
-    """The state of a finished attempt. What was published decides, not exit codes: torchrun loses the workers'."""
-    if has_final(paths.root, job.run_id):
-        return Ending(RunState.COMPLETED)
-    if interrupted:
-        if has_checkpoint(paths.root, job.run_id):
-            return Ending(RunState.INTERRUPTED, "asked to stop; the newest checkpoint is safe")
-        return Ending(RunState.STOPPED, "asked to stop before the first checkpoint")
-    if ended.first_failed is None:
-        return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
-    return _failure(paths, job, ended.first_failed, ended.codes)
-
-
-def _failure(paths: RunPaths, job: JobFile, node: int, codes: Sequence[int]) -> Ending:
-    told = [ContainerPaths(paths.node_dir(job.attempt, index)).failure for index in range(len(codes))]
-    written = sorted((path for path in told if path.is_file()), key=lambda path: path.stat().st_mtime)
-    if written:
-        text = written[0].read_text(encoding="utf-8", errors="replace").strip()
-        rank = _RANK.match(text)
-        return Ending(RunState.FAILED, cause_in_text(text), int(rank[1]) if rank else None)
-    cause = cause_in_log(paths.node_log(job.attempt, node))
-    return Ending(RunState.FAILED, cause or f"node {node} ended with exit code {codes[node]}")
-
-
-def cause_in_text(text: str) -> str:
-    """One line for a failure file's text: ``rank 1: `` and the message, or a traceback's exception line."""
-    if "Traceback (most recent call last)" not in text:
-        return " ".join(text.split())[:_LONGEST_CAUSE]
-    rank = _RANK.match(text)
-    cause = _last_error_line(text.splitlines()) or "failed with a traceback"
-    return f"{rank[0] if rank else ''}{cause}"[:_LONGEST_CAUSE]
-
-
-def cause_in_log(log: Path) -> str | None:
-    """The last exception line of a log that is not torchrun's own summary."""
-    return _last_error_line(last_lines(log, 400))
-
-
-def _last_error_line(lines: Sequence[str]) -> str | None:
-    for line in reversed(lines):
-        match = _ERROR_LINE.match(line)
-        if match and "ChildFailedError" not in line:
-            return match[1].strip()
-    return None

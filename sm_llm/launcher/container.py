@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -106,6 +107,7 @@ def node_environment(paths: RunPaths, job: JobFile, node: int, devices: str | No
         JOB_ENVIRONMENT: str(paths.job_file),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(job.spec.backend.stop_seconds)),  # torch 2.13 and newer
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
         **_contract_variables(container, job, hosts, node, 0 if devices is None else devices.count(",") + 1),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import socket
@@ -98,18 +99,22 @@ def wait_for_all(
     interrupts: Interrupts,
     *,
     grace_seconds: float,
+    kill_seconds: float,
     stop_seconds: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Ended:
     """Wait for every node; a job is one thing, so one failed node ends the others.
 
-    The first interrupt sends SIGTERM to all, a second SIGKILL. ``grace_seconds`` after a node failed the others get
-    SIGTERM, and whoever is still there ``stop_seconds`` after any SIGTERM gets SIGKILL.
+    The first interrupt sends SIGTERM to all, a second SIGKILL, and whoever is still there ``stop_seconds`` after the
+    first gets SIGKILL, too. ``grace_seconds`` after a node failed the others get SIGTERM, for which nobody saves any
+    more, and SIGKILL ``kill_seconds`` later.
     """
     passed_on = 0
-    failed_at = told_at = None
+    kill_at: float | None = None
+    failed_at: float | None = None
     first_failed: int | None = None
+    told = False
     while True:
         codes = [node.poll() for node in nodes]
         if first_failed is None:
@@ -119,13 +124,14 @@ def wait_for_all(
         now = clock()
         if interrupts.count > passed_on:
             send(nodes, signal.SIGTERM if passed_on == 0 else signal.SIGKILL)
-            passed_on, told_at = interrupts.count, told_at or now
+            passed_on, kill_at = interrupts.count, kill_at or now + stop_seconds
         if failed_at is None and first_failed is not None:
             failed_at = now
-        if failed_at is not None and told_at is None and now - failed_at >= grace_seconds:
+            kill_at = min(kill_at or math.inf, now + grace_seconds + kill_seconds)
+        if failed_at is not None and not told and now - failed_at >= grace_seconds:
             send(nodes, signal.SIGTERM)
-            told_at = now
-        if told_at is not None and now - told_at >= stop_seconds:
+            told = True
+        if kill_at is not None and now >= kill_at:
             send(nodes, signal.SIGKILL)
         sleep(POLL_SECONDS)
 

@@ -10,10 +10,11 @@ from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.run_record import RunRecord
 from sm_llm.contract.states import RunState
 from sm_llm.errors import SmLlmError
-from sm_llm.launcher.attempt import Ending, recorded, run_attempt
+from sm_llm.launcher.attempt import recorded, run_attempt
 from sm_llm.launcher.local_run import write_submission
 from sm_llm.launcher.results import link_result, result_folder
 from sm_llm.launcher.stage import new_record, stage
+from sm_llm.launcher.verdict import Ending
 from sm_llm.spec.job import WorkflowSpec
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ class Stopper:
         if self.grace_seconds < wanted:
             self._context.notice(
                 f"this torchrun kills its processes {self.grace_seconds:.0f} s after SIGTERM, before the "
-                f"{wanted:.0f} s of backend.stop_seconds: a checkpoint that takes longer is not begun then. torch 2.13 can wait"
+                f"{wanted:.0f} s of backend.stop_seconds: a checkpoint that takes longer is not begun then"
             )
 
     def open(self) -> None:

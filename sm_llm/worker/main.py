@@ -69,6 +69,7 @@ class Frame:
         self.environ = environ
         self.context: WorkerContext | None = None
         self.board: Board | None = None
+        self._told = False
 
     def work(self, kind: str, watched: bool) -> None:
         """Run the task."""
@@ -78,14 +79,14 @@ class Frame:
         with RunLock(context.run.lock):
             try:
                 _check(kind, context)
-                with self.watching(context, watched), feeding(context):
+                with feeding(context), self.watching(context, watched):
                     _task(kind)(context, stage_inputs(context))
             finally:
                 context.close()
 
     @contextmanager
     def watching(self, context: WorkerContext, watched: bool) -> Iterator[None]:
-        """The watchdog of a training job runs as long as its task succeeds: a failure is told before it is closed."""
+        """Watch over a training job. Its failure is told in here: before anything closes and the others notice."""
         task = context.job.spec.task
         if not watched or not isinstance(task, TrainTask):
             yield
@@ -99,7 +100,7 @@ class Frame:
             yield
         except Exception as error:
             self.tell_failure(error)
-            leave(EXIT_CODES[RunState.FAILED])
+            raise
         finally:
             watchdog.close()
 
@@ -120,7 +121,10 @@ class Frame:
             record.write(container_paths(self.environ).stopped)
 
     def tell_failure(self, error: Exception) -> None:
-        """Tell everyone: the other processes, the platform, the event log, the log."""
+        """Tell everyone, once: the other processes, the platform, the event log, the log."""
+        if self._told:
+            return
+        self._told = True
         context = self.context
         place = context.place if context is not None else Place.read(self.environ)
         own = failures.failure_of(error, place, context.pulse.step if context is not None else None)

@@ -58,7 +58,8 @@ class Watchdog:
         self._neighbour = (context.place.rank + 1) % context.place.world_size
         self._heard: tuple[str | None, float] = (None, clock())
         self._inquest: Inquest | None = None
-        self._failed_at: float | None = None
+        self._first: Failure | None = None
+        self._failed_at = 0.0
         self._answered_at = clock()
 
     def start(self) -> Watchdog:
@@ -80,24 +81,28 @@ class Watchdog:
                 return
 
     def _watch(self) -> None:
-        while not self._closed.wait(POLL_SECONDS):
+        pause = POLL_SECONDS
+        while not self._closed.wait(pause):
             try:
                 self._beat()
-                self._answered_at = self._clock()
                 self._look()
-            except RuntimeError as error:
+                self._answered_at, pause = self._clock(), POLL_SECONDS
+            except RuntimeError as error:  # torch prints a page of its own each time
                 self._miss_the_board(error)
+                pause = SILENT_STORE_SECONDS / 4
 
     def _beat(self) -> None:
         if self._spec.enabled:  # tells C stacks, should this very thread be kept from running
             faulthandler.dump_traceback_later(self._spec.stall_seconds, exit=False)
         self._beats += 1
-        if self._board is not None:
+        if self._board is not None and self._first is None:
             self._board.put(f"beat/{self._context.place.rank}", str(self._beats))
 
     def _look(self) -> None:
-        if self._board is not None and (told := self._board.get(failures.FAILED)) is not None:
-            self._end_with(Failure.from_json(told))
+        if self._first is None and self._board is not None and (told := self._board.get(failures.FAILED)) is not None:
+            self._first, self._failed_at = Failure.from_json(told), self._clock()
+        if self._first is not None:  # the board may go now
+            self._end_with(self._first)
         elif self._inquest is not None:
             if (verdict := self._inquest.verdict()) is not None:
                 self._end_at_once(failures.claim(self._board, verdict))
@@ -144,7 +149,6 @@ class Watchdog:
 
     def _end_with(self, first: Failure) -> None:
         """The job has failed. The main thread may come to its own end; if it waits for ever, it ends here."""
-        self._failed_at = self._failed_at or self._clock()
         if first.rank == self._context.place.rank and self._inquest is None:
             return  # the main thread has told it and is on its way out
         if self._clock() - self._failed_at > OWN_END_SECONDS:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.contract.events import read_events
+from sm_llm.contract.failure import Failure
 from sm_llm.contract.liveness import is_anyone_alive
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher import api
-from sm_llm.launcher.attempt import cause_in_text
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -99,7 +99,7 @@ def test_the_first_failure_file_names_the_cause_and_the_rank(fakes: Fakes) -> No
     ],
 )
 def test_a_failure_file_gives_one_line(text: str, cause: str) -> None:
-    assert cause_in_text(text) == cause
+    assert Failure.from_text(text).headline == cause
 
 
 def test_one_failed_node_ends_the_others_within_15_seconds(fakes: Fakes) -> None:

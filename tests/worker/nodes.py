@@ -1,4 +1,4 @@
-"""A job of several pretended nodes, each under its own torchrun, as the local backend runs it but without a launcher."""
+"""A job of several pretended nodes, each under its own torchrun, as the local backend runs it, without a launcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sm_llm.contract.stopped import StopRecord
 from sm_llm.spec.compute import ComputeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 
 class Nodes:
@@ -144,7 +144,3 @@ def children(pid: int) -> list[int]:
 def state(pid: int) -> str:
     """The kernel's letter for what a process is doing."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def ranks_step(events: Sequence[dict[str, Any]]) -> int:
-    return max(event["step"] for event in events)

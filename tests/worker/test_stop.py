@@ -147,13 +147,17 @@ def test_a_request_outside_the_loop_ends_the_process_at_once() -> None:
             signal.signal(number, handler)
 
 
+AFTER = StopRecord(reason="x", step=4, checkpoint=4)
+BEFORE = StopRecord(reason="x", detail="why")
+
+
 @pytest.mark.parametrize(
     ("record", "sentence", "state"),
     [
-        (StopRecord(reason="x", step=4, checkpoint=4), "stopped after step 4 (x); the checkpoint of step 4 is safe", RunState.INTERRUPTED),
-        (StopRecord(reason="x", detail="why"), "stopped before the first step (x); no checkpoint: why", RunState.STOPPED),
+        (AFTER, "stopped after step 4 (x); the checkpoint of step 4 is safe", RunState.INTERRUPTED),
+        (BEFORE, "stopped before the first step (x); no checkpoint: why", RunState.STOPPED),
     ],
-)  # fmt: skip
+)
 def test_a_stop_says_what_is_safe(tmp_path: Path, record: StopRecord, sentence: str, state: RunState) -> None:
     assert (record.sentence, record.state) == (sentence, state)
     record.write(tmp_path / "stopped")
