@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 JOB_ENVIRONMENT = "SM_LLM_JOB_FILE"
 """Environment variable that names job.json inside the container."""
 
+BREAK_ENVIRONMENT = "SM_LLM_BREAK_BEFORE_STEPS"
+"""For proofs of resume: comma-separated steps; before the n-th of them attempt n kills itself with SIGKILL."""
+
 
 class JobFile(BaseModel):
     """One job as the worker reads it. ``spec`` holds resolved inputs: no ``inputs.…`` or ``steps.…`` is left."""

@@ -21,6 +21,9 @@ class CheckpointSpec(SpecModel):
     max_blocking_seconds: float = Field(default=60.0, gt=0)
     """Wait at most this long for an earlier save that is still in flight; then skip the new one and say so."""
 
+    verify_state: bool = False
+    """Hash the live state of every process at each save, and once it is loaded again; stop if they differ."""
+
 
 class PretrainedStart(SpecModel):
     """Start from the weights of a Hugging Face folder, with a fresh optimiser."""

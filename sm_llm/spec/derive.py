@@ -34,6 +34,8 @@ class Derived:
     total_tokens: int | None
     epochs: float | None
     """Passes over the rows."""
+    schedule_steps: int | None
+    """Steps that the learning rate's schedule spans."""
     warmup_steps: int | None
     checkpoint_every: int | None
     validation_every: int | None
@@ -55,6 +57,7 @@ def derive_task(task: TrainTask, world_size: int, rows: int | None = None) -> De
         max_tokens=task.max_tokens,
         max_epochs=task.max_epochs,
         rows=rows,
+        schedule_steps=task.optim.schedule_steps,
         warmup_steps=task.optim.warmup_steps,
         warmup_fraction=task.optim.warmup_fraction,
         checkpoint_every=task.checkpoint.every_steps,
@@ -72,6 +75,7 @@ def derive(
     max_tokens: int | None = None,
     max_epochs: float | None = None,
     rows: int | None = None,
+    schedule_steps: int | None = None,
     warmup_steps: int | None = None,
     warmup_fraction: float | None = None,
     checkpoint_every: int | None = None,
@@ -90,7 +94,8 @@ def derive(
     batch = degree * micro_batch_size if global_batch_size is None else global_batch_size
     faults = _batch_faults(batch, micro_batch_size, degree)
     steps = _total_steps(batch, batch * seq_length, max_steps, max_tokens, max_epochs, rows)
-    faults += _warmup_faults(warmup_steps, steps)
+    span = steps if schedule_steps is None else schedule_steps
+    faults += _warmup_faults(warmup_steps, span)
     if faults:
         raise SpecError(faults)
     return Derived(
@@ -104,7 +109,8 @@ def derive(
         total_steps=steps,
         total_tokens=None if steps is None else steps * batch * seq_length,
         epochs=None if steps is None or not rows else steps * batch / rows,
-        warmup_steps=_warmup(warmup_steps, warmup_fraction, steps),
+        schedule_steps=span,
+        warmup_steps=_warmup(warmup_steps, warmup_fraction, span),
         checkpoint_every=_interval(checkpoint_every, steps),
         validation_every=_interval(validation_every, steps),
     )
@@ -161,7 +167,7 @@ def _batch_faults(batch: int, micro_batch_size: int, degree: int) -> list[Fault]
 def _warmup_faults(warmup_steps: int | None, steps: int | None) -> list[Fault]:
     if warmup_steps is None or steps is None or warmup_steps <= steps:
         return []
-    problem = f"warm-up is longer than the whole training of {steps} steps"
+    problem = f"warm-up is longer than the {steps} steps of the schedule"
     return [Fault("task.optim.warmup_steps", problem, warmup_steps, f"Use at most {steps}, or warmup_fraction")]
 
 

@@ -33,11 +33,14 @@ class OptimSpec(SpecModel):
     warmup_steps: int | None = Field(default=None, ge=0)
     """Linear warm-up in steps. The first step's rate is peak/warmup_steps, never zero."""
     warmup_fraction: float | None = Field(default=None, ge=0, lt=1)
-    """Linear warm-up as a fraction of all steps; give this or ``warmup_steps``."""
+    """Linear warm-up as a fraction of the schedule's steps; give this or ``warmup_steps``."""
+    schedule_steps: int | None = Field(default=None, ge=1)
+    """Steps that the schedule spans, from the first on; null spans the training. Afterwards the rate stays. State it to
+    continue a checkpoint over another number of steps: the old number keeps the course, another one changes it."""
     min_learning_rate: float = Field(default=0.0, ge=0)
-    """Floor, reached at the last step (cosine, linear, wsd, exponential) or never undercut (plateau)."""
+    """Floor, reached at the schedule's last step (cosine, linear, wsd, exponential) or never undercut (plateau)."""
     decay_fraction: float = Field(default=0.2, gt=0, le=1)
-    """wsd only: the last fraction of all steps, in which the rate falls linearly to the floor."""
+    """wsd only: the last fraction of the schedule's steps, in which the rate falls linearly to the floor."""
     plateau_factor: float = Field(default=0.5, gt=0, lt=1)
     """plateau only: multiply the rate by this when validation loss stops falling."""
     plateau_patience: int = Field(default=3, ge=0)

@@ -10,6 +10,7 @@ from sm_llm.spec.base import Source, SpecModel
 from sm_llm.spec.checkpoint import CheckpointSpec, CheckpointStart, PretrainedStart
 from sm_llm.spec.data import DataSpec
 from sm_llm.spec.model import ModelSpec
+from sm_llm.spec.not_finite import NotFiniteSpec
 from sm_llm.spec.optim import OptimSpec
 from sm_llm.spec.parallelism import FsdpSpec, Parallelism
 from sm_llm.spec.sinks import SinksSpec
@@ -82,6 +83,8 @@ class TrainTask(SpecModel):
     """When to save training state, and what to keep."""
     logging: LoggingSpec = Field(default_factory=LoggingSpec)
     """How often to report, and the sample at the end."""
+    not_finite: NotFiniteSpec = Field(default_factory=NotFiniteSpec)
+    """What happens when a loss or gradient is NaN or infinite."""
     watchdog: WatchdogSpec = Field(default_factory=WatchdogSpec)
     """When a job that does not get on is ended."""
     start: Literal["auto", "scratch"] | PretrainedStart | CheckpointStart = "auto"

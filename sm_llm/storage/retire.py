@@ -1,13 +1,15 @@
-"""Takes back the checkpoints after a step, so that a run can go on from that step as if they had never been."""
+"""Takes commits back, so that a run can go on as if they had never been: later ones than a step, or damaged ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.storage.find import commit_keys
+from sm_llm.storage.find import commit_keys, examine
 from sm_llm.storage.layout import COMMITS
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from sm_llm.storage.base import Store
 
 RETIRED = "ckpt/retired/"
@@ -22,8 +24,28 @@ def retire_after(store: Store, step: int, *, label: str) -> list[int]:
     """
     later = [(slot, key) for slot, key in commit_keys(store) if (slot.step or 0) > step]
     for _, key in reversed(later):
-        body = store.get(key)
-        if body is not None:
-            store.put_if_absent(f"{RETIRED}{label}/{key.removeprefix(COMMITS)}", body)
-        store.delete([key])
+        _retire(store, key, label)
     return [slot.step or 0 for slot, _ in later]
+
+
+def retire_damaged(store: Store, steps: Container[int] | None, *, run_id: str, label: str) -> list[int]:
+    """Take away the commits of ``steps`` (None: of every step), which were found damaged; returns their steps.
+
+    Then their slots are free for the run that reaches them again. Left alone: other runs' commits, and commits that
+    cannot be read, since nobody knows what they name. Raises ``StorageError``.
+    """
+    retired = []
+    for slot, key in commit_keys(store):
+        step = slot.step or 0
+        found = examine(store, key, slot, run_id) if steps is None or step in steps else None
+        if found is not None and found.commit is not None and not found.foreign:
+            _retire(store, key, label)
+            retired.append(step)
+    return retired
+
+
+def _retire(store: Store, key: str, label: str) -> None:
+    body = store.get(key)
+    if body is not None:
+        store.put_if_absent(f"{RETIRED}{label}/{key.removeprefix(COMMITS)}", body)
+    store.delete([key])

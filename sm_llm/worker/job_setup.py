@@ -36,6 +36,11 @@ class Setup:
     total_steps: int
 
     @property
+    def schedule_steps(self) -> int:
+        """Steps that the learning rate's schedule spans."""
+        return self.derived.schedule_steps or self.total_steps
+
+    @property
     def tokenizer(self) -> Path | None:
         """The tokenizer's folder."""
         return None if self.task.tokenizer is None else Path(self.task.tokenizer)
@@ -57,12 +62,15 @@ class Setup:
         optim = self.task.optim
         return {
             "total_steps": self.total_steps,
+            "schedule_steps": self.schedule_steps,
             "warmup_steps": self.derived.warmup_steps,
             "schedule": optim.schedule,
             "learning_rate": optim.learning_rate,
             "min_learning_rate": optim.min_learning_rate,
+            "decay_fraction": optim.decay_fraction,
             "global_batch_size": self.derived.global_batch_size,
             "seq_length": self.derived.seq_length,
+            "rows": self.train.count,
             "seed": self.task.seed,
             "data_parallel_degree": self.derived.data_parallel_degree,
         }

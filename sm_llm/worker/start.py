@@ -13,17 +13,20 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 
 from sm_llm.contract.events import StartChosen
-from sm_llm.errors import CheckpointError
+from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
 from sm_llm.storage import publish as publication
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
+from sm_llm.storage.retire import retire_after, retire_damaged
 from sm_llm.storage.uri import join, open_store
 from sm_llm.worker import random_state
 from sm_llm.worker.checkpoint import rank_file
+from sm_llm.worker.continuity import check_continuation, differences
+from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.weights import InitialWeights, PretrainedWeights, WeightReader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from sm_llm.models.family import Tensor
     from sm_llm.spec.tasks import TrainTask
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.publish import Restored
     from sm_llm.worker.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.job_setup import Setup
     from sm_llm.worker.strategies.base import Strategy
 
 _CHECKPOINT_URI = re.compile(r"(?P<run>.+?)(?:@(?P<step>\d+))?")
@@ -69,26 +73,66 @@ class Starter:
         self._control = control
 
     def choose(self) -> Start:
-        """This run's newest valid checkpoint if it has one; else what ``task.start`` says.
+        """This run's newest valid checkpoint if it has one (``job.resume``: that one); else what ``task.start`` says.
 
-        Raises ``CheckpointError`` when checkpoints of this run exist but none is usable (unless ``start: scratch``
-        asks for a new beginning), when another run's checkpoint is asked for and not there, and when processes
+        Checkpoints that were passed over are set aside, so that their steps can be saved again. Raises
+        ``CheckpointError`` when checkpoints of this run exist but none is usable (unless ``start: scratch``
+        asks for a new beginning), when a requested one is not there, this run's or another's, and when processes
         disagree.
         """
-        start = self._own_checkpoint() or self._requested()
+        return self._agreed(self._own_checkpoint() or self._requested())
+
+    def newest(self) -> Start:
+        """This run's newest valid checkpoint, to go back to. Raises ``CheckpointError`` if there is none."""
+        restored = self._restore(self._store, self._context.job.run_id)
+        if restored is None:
+            raise CheckpointError("there is no checkpoint yet to go back to")
+        return self._agreed(self._continued(restored))
+
+    def _agreed(self, start: Start) -> Start:
         self._assert_agreement(start)
         self._tell(start)
         return start
 
     def _own_checkpoint(self) -> Start | None:
+        run_id, resume = self._context.job.run_id, self._context.job.resume
+        step = resume if isinstance(resume, int) else None
         try:
-            restored = self._restore(self._store, self._context.job.run_id)
+            restored = self._restore(self._store, run_id, step)
         except CheckpointError as error:
-            if self._task.start != "scratch":
+            if self._task.start != "scratch" or resume is not None:
                 raise
             self._context.notice(f"{error}\nStarting from scratch all the same, as start: scratch asks", "warning")
+            self._set_aside(lambda label: retire_damaged(self._store, None, run_id=run_id, label=label))
             return None
-        return None if restored is None else self._from_checkpoint("checkpoint", self._store, restored)
+        if restored is not None:
+            if step is not None:
+                self._set_aside(lambda label: retire_after(self._store, step, label=label))
+            return self._continued(restored)
+        if resume is not None:
+            which = "any checkpoint" if step is None else f"a checkpoint of step {step}"
+            raise CheckpointError(f"asked to resume, but {self._store.uri} does not have {which} of {run_id}")
+        return None
+
+    def _continued(self, restored: Restored) -> Start:
+        damaged = {it.step for it in restored.rejected if it.step is not None}
+        if damaged:
+            run_id = self._context.job.run_id
+            self._set_aside(lambda label: retire_damaged(self._store, damaged, run_id=run_id, label=label))
+        return self._from_checkpoint("checkpoint", self._store, restored)
+
+    def _set_aside(self, retire: Callable[[str], list[int]]) -> None:
+        """Rank 0 retires commits; all processes raise if it cannot."""
+        error: StorageError | None = None
+        if self._context.place.is_leader:
+            try:
+                if steps := retire(f"attempt-{self._context.job.attempt}"):
+                    listed = ", ".join(map(str, steps))
+                    self._context.notice(f"checkpoints set aside (ckpt/retired): steps {listed}", "warning")
+            except StorageError as caught:
+                error = caught
+        if fault := self._control.verdict(error):
+            raise StorageError(f"checkpoints could not be set aside: {fault}")
 
     def _requested(self) -> Start:
         if isinstance(self._task.start, PretrainedStart):
@@ -160,6 +204,16 @@ def first_weights(start: Start, tensors: Mapping[str, Tensor], seed: int) -> Wei
     return InitialWeights(tensors, seed)
 
 
+def compare(context: WorkerContext, start: Start, setup: Setup) -> None:
+    """Tell what is not as the checkpoint's job had it; for this run's own, refuse what would break its course."""
+    before, now = start.meta.get("job", {}), setup.fingerprint()
+    changes = differences(before, now)
+    if start.is_own:
+        check_continuation(before, now, start.step, schedule_is_stated=setup.task.optim.schedule_steps is not None)
+    if changes:
+        context.notice(f"continued with changes: {'; '.join(changes)}")
+
+
 def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, control: Agreement) -> dict[str, Any]:
     """Put the fetched checkpoint into model and optimiser and continue the random generators.
 
@@ -174,13 +228,29 @@ def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, co
         raise CheckpointError(f"{start.uri}: does not fit this job's model: {error}") from error
     strategy.state_loaded()
     private = _load_private(context, start)
-    control.barrier()
+    _verify_state(context, start, strategy, private, control)
     if context.place.is_node_leader:
         shutil.rmtree(start.folder, ignore_errors=True)
-    return private
+    stream: dict[str, Any] = private.get("stream", {})
+    return stream
+
+
+def _verify_state(
+    context: WorkerContext, start: Start, strategy: Strategy, private: Mapping[str, Any], control: Agreement
+) -> None:
+    """Compare with the hash that each process saved, where one was (``checkpoint.verify_state``). A collective."""
+    saved = private.get("state_hash")
+    own = {"random": random_state.capture(), "stream": private.get("stream")}
+    differs = saved is not None and state_hash(strategy.state_dict(), own) != saved
+    ranks = [rank for rank, it in enumerate(control.gather(differs)) if it]
+    if ranks:
+        raise CheckpointError(f"{start.uri}: the state restored on ranks {ranks} is not the state that was saved")
+    if saved is not None:
+        context.notice(f"the restored state of step {start.step} is bit for bit the saved one on all processes")
 
 
 def _load_private(context: WorkerContext, start: Start) -> dict[str, Any]:
+    """What this rank alone saved; {} for another number of processes."""
     assert start.folder is not None
     saved_world = start.commit.save.world_size if start.commit else 0
     if saved_world != context.place.world_size:
@@ -194,7 +264,6 @@ def _load_private(context: WorkerContext, start: Start) -> dict[str, Any]:
             "same tokens in the same order, but sums are added in another order and random generators start anew"
         )
         return {}
-    private = json.loads(rank_file(start.folder, context.place.rank).read_text(encoding="utf-8"))
+    private: dict[str, Any] = json.loads(rank_file(start.folder, context.place.rank).read_text(encoding="utf-8"))
     random_state.restore(private["random"])
-    stream: dict[str, Any] = private["stream"]
-    return stream
+    return private

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm_llm.contract.events import AttemptStarted, Sample, Step
+from sm_llm.contract.events import AttemptStarted, Step
 from sm_llm.data.loader import Batches
+from sm_llm.errors import RunFailed
 from sm_llm.models.registry import family
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import open_store
 from sm_llm.worker import random_state
 from sm_llm.worker.agreed_stop import Stopper
+from sm_llm.worker.break_down import break_down, break_step
+from sm_llm.worker.cadence import cadence
 from sm_llm.worker.checkpoint import Checkpointer
 from sm_llm.worker.collectives import Agreement
-from sm_llm.worker.export import export_model
+from sm_llm.worker.deliver import deliver, is_delivered
 from sm_llm.worker.feed import forward_loss, global_targets
+from sm_llm.worker.finite import Action, FiniteWatch, GoBack, Tolerance, not_finite, poisoned
 from sm_llm.worker.job_setup import Setup, set_up
 from sm_llm.worker.metrics import Meter, StepBuffer
-from sm_llm.worker.publish_final import publish_final, result_folder
-from sm_llm.worker.sample import generate
 from sm_llm.worker.schedule import Plateau, learning_rate
-from sm_llm.worker.start import Start, Starter, first_weights, load_checkpoint
+from sm_llm.worker.start import Start, Starter, compare, first_weights, load_checkpoint
+from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.strategies.registry import make_strategy
 from sm_llm.worker.validate import validate
 from sm_llm.worker.versions import versions
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.strategies.base import Strategy
-
-COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
@@ -63,31 +64,79 @@ class Training:
         self.plateau = Plateau()
         self.steps = StepBuffer(strategy.device)
         self.last_step: Step | None = None
+        self.reports = 0
         self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control)
         self.stopper = Stopper(context, self.control)
+        self.starter = Starter(context, self.task, self.store, self.control)
+        self.finite = FiniteWatch(strategy.device)
+        self.tolerance = Tolerance(self.task.not_finite)
+        self.breaks_before = break_step(context.job.attempt)
 
     def run(self) -> None:
         """Every step that is not done yet, then the publication of the model."""
         self.announce()
-        if self.is_published():
+        if is_delivered(self.context, self.store, self.control):
             return
-        start = self.begin()
-        with self.context.requests.deferred(), self.batches, self.checkpointer:
-            self.context.pulse.begin(start.step)
-            for step in range(start.step + 1, self.setup.total_steps + 1):
-                self.stopper.open()
-                self.take_step(step, self.next_batches())
-                self.context.pulse.done(step)
-                if self.stopper.is_asked() and step < self.setup.total_steps:
-                    self.halt(step)
-                if self.is_due(step, self.task.logging.every_steps):
-                    self.report(step)
-                if self.is_due(step, self.setup.derived.validation_every):
-                    self.validate(step)
-                if self.is_due(step, self.setup.derived.checkpoint_every):
-                    self.save(step, required=step == self.setup.total_steps)
+        done = self.begin().step
+        with self.context.requests.deferred(), ExitStack() as stack:
+            stack.callback(lambda: self.batches.close())  # whichever are open by then
+            stack.enter_context(self.checkpointer)
+            self.context.pulse.begin(done)
+            while done < self.setup.total_steps:
+                try:
+                    self.advance(done + 1)
+                    done += 1
+                except GoBack:
+                    done = self.go_back()
         with self.context.pulse.during("publication"):
-            self.publish()
+            deliver(self.context, self.setup, self.strategy, self.store, self.control)
+
+    def advance(self, step: int) -> None:
+        """Take ``step`` and do what is due after it."""
+        if step == self.breaks_before:
+            self.checkpointer.finish()
+            break_down()
+        self.stopper.open()
+        self.take_step(step, self.next_batches())
+        self.context.pulse.done(step)
+        derived, is_last = self.setup.derived, step == self.setup.total_steps
+        halts = self.stopper.is_asked() and not is_last
+        reports = self.is_due(step, self.task.logging.every_steps)
+        validates = self.is_due(step, derived.validation_every)
+        saves = self.is_due(step, derived.checkpoint_every)
+        self.heed_flags(settle=halts or reports or validates or saves)
+        if halts:
+            self.halt(step)
+        if reports:
+            self.report(step)
+        if validates:
+            self.validate(step)
+        if saves:
+            self.save(step, required=is_last)
+
+    def heed_flags(self, *, settle: bool) -> None:
+        """Act on steps that were not finite, as far as they are known; ``settle`` makes them all known."""
+        bad = self.finite.bad_steps(settle=settle)
+        if not bad:
+            return
+        action = self.tolerance.judge(bad, self.flush())
+        if action is not Action.GO_ON:
+            with self.context.pulse.during("checkpoint"):
+                self.checkpointer.finish()
+        if action is Action.FAIL:
+            raise RunFailed(self.tolerance.message)
+        self.context.notice(self.tolerance.message, "warning")
+        if action is Action.GO_BACK:
+            raise GoBack
+
+    def go_back(self) -> int:
+        """Continue from this run's newest checkpoint, in this very attempt; returns its step."""
+        with self.context.pulse.during("start"):
+            self.batches.close()
+            start = self.starter.newest()
+            self.continue_from(start)
+        self.context.pulse.begin(start.step)
+        return start.step
 
     def announce(self) -> None:
         """Tell what runs where."""
@@ -101,30 +150,27 @@ class Training:
             f"{self.setup.derived.tokens_per_step:,} tokens"
         )
 
-    def is_published(self) -> bool:
-        """Whether an earlier attempt published the result already. Rank 0 looks."""
-        run_id, leader = self.context.job.run_id, self.context.place.is_leader
-        published = self.control.broadcast(leader and find_final(self.store, run_id=run_id) is not None)
-        if published:
-            self.context.notice("the result of this run is published already; there is nothing to do")
-        return published
-
     def begin(self) -> Start:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
-        start = Starter(self.context, self.task, self.store, self.control).choose()
+        start = self.starter.choose()
         random_state.seed_everything(self.task.seed, self.context.place.rank)
         tensors = family(self.setup.config).tensors(self.setup.config)
         self.strategy.build(self.setup.config, first_weights(start, tensors, self.task.seed))
         self.strategy.train_mode(True)
+        self.continue_from(start)
+        return start
+
+    def continue_from(self, start: Start) -> None:
+        """Load the checkpoint of ``start``, if it is one, and open the data behind it."""
         stream: dict[str, Any] = {}
         if start.commit is not None:
+            compare(self.context, start, self.setup)
             stream = load_checkpoint(self.context, start, self.strategy, self.control)
             self.plateau.load(start.commit.meta["plateau"])
             if start.is_own:
                 self.checkpointer.protect(start.step)
         self.batches = self.open_batches(start.step, stream)
         self.meter = Meter(self.setup.costs(self.strategy.device), self.strategy.device, start.step)
-        return start
 
     def open_batches(self, done_steps: int, stream: dict[str, Any]) -> Batches:
         """This rank's micro-batches from the first step on that is not done."""
@@ -150,8 +196,8 @@ class Training:
     def take_step(self, step: int, micro_batches: Sequence[Batch]) -> None:
         """One optimiser step. Its loss is the mean over all labels of the global batch that count.
 
-        Gradients are averaged over ranks, so each rank's sum is scaled by the number of ranks. Nothing here waits
-        for the device.
+        Gradients are averaged over ranks, so each rank's sum is scaled by the number of ranks. A step that is not
+        finite changes nothing. Nothing here waits for the device.
         """
         device, degree = self.strategy.device, self.strategy.data_parallel_degree
         targets = global_targets(micro_batches, padded=self.setup.train.padded, degree=degree, device=device)
@@ -159,11 +205,12 @@ class Training:
         for number, batch in enumerate(micro_batches, start=1):
             with self.strategy.accumulate(last=number == len(micro_batches)):
                 loss = forward_loss(self.strategy, batch)
-                torch.autograd.backward(loss * (degree / targets))
+                torch.autograd.backward(loss, poisoned(loss, degree / targets))
             loss_sum += loss.detach()
         norm = self.strategy.clip_grad_norm(self.task.optim.max_grad_norm)
-        rate = self.learning_rate(step)
-        self.strategy.update(rate)
+        rate, bad = self.learning_rate(step), not_finite(norm)
+        self.strategy.update(rate, bad)
+        self.finite.note(step, bad)
         self.steps.record(step, loss_sum, norm, targets, rate)
         if self.steps.is_full:
             self.flush()
@@ -171,23 +218,29 @@ class Training:
     def learning_rate(self, step: int) -> float:
         """The rate that ``step`` uses."""
         warmup = self.setup.derived.warmup_steps or 0
-        return learning_rate(self.task.optim, step, self.setup.total_steps, warmup, self.plateau.scale)
+        return learning_rate(self.task.optim, step, self.setup.schedule_steps, warmup, self.plateau.scale)
 
     def is_due(self, step: int, every: int | None) -> bool:
         """Whether something that happens every so many steps happens now: always at the last step."""
         return step == self.setup.total_steps or (every is not None and step % every == 0)
 
-    def flush(self) -> None:
-        """Write the events of all steps recorded so far. Waits for the device."""
-        for step in self.steps.flush():
+    def flush(self) -> list[Step]:
+        """Write, and return, the events of all steps recorded so far. Waits for the device."""
+        steps = self.steps.flush()
+        for step in steps:
             self.context.emit(step)
             self.last_step = step
+        return steps
 
     def report(self, step: int) -> None:
         """The training line of a logged step."""
         self.flush()
         window = self.meter.read(step, self.batches.wait_seconds)
         self.context.emit(window)
+        if not self.reports:
+            sentence, warns = cadence(self.setup.derived.checkpoint_every, self.setup.total_steps, window.step_seconds)
+            self.context.notice(sentence, "warning" if warns else "info")
+        self.reports += 1
         if self.last_step is not None:
             self.context.say(self.meter.line(self.last_step, window, self.setup.total_steps))
 
@@ -211,14 +264,17 @@ class Training:
         """Begin a checkpoint, or wait for a ``required`` one. Events first: whatever a commit covers is in the log."""
         with self.meter.paused(), self.context.pulse.during("checkpoint"):
             self.flush()
-            private = {"random": random_state.capture(), "stream": self.batches.state()}
+            state = self.strategy.state_dict()
+            private: dict[str, Any] = {"random": random_state.capture(), "stream": self.batches.state()}
+            if self.task.checkpoint.verify_state:
+                private["state_hash"] = state_hash(state, private)
             meta = {
                 "plateau": self.plateau.state(),
                 "job": self.setup.fingerprint(),
                 "spec_digest": self.context.job.spec_digest,
                 "versions": versions(),
             }
-            self.checkpointer.save(step, self.strategy.state_dict(), private, meta, required=required)
+            self.checkpointer.save(step, state, private, meta, required=required)
 
     def halt(self, step: int) -> None:
         """Stop after ``step``, as somebody asked: save if that fits in, and raise ``Stopping`` on all processes."""
@@ -231,31 +287,3 @@ class Training:
             stopping = self.stopper.stopping(step, decision, self.store)
         self.strategy.close()
         raise stopping
-
-    def publish(self) -> None:
-        """Export the model as a Hugging Face folder, publish it, and show what it writes."""
-        folder = result_folder(self.context)
-        dtype = COMPUTE_DTYPES[self.task.precision.compute]
-        is_leader = self.context.place.is_leader
-        export_model(self.strategy, self.setup.config, dtype, self.setup.tokenizer, folder, is_leader=is_leader)
-        meta = {"kind": "model", "steps": self.setup.total_steps, "spec_digest": self.context.job.spec_digest}
-        uri = publish_final(self.context, self.store, folder, self.control.gather, meta)
-        self.write_sample()
-        self.context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
-
-    def write_sample(self) -> None:
-        """Generate from the prompt of ``logging.sample_prompt``, if there is one and a tokenizer to read it."""
-        prompt, tokenizer = self.task.logging.sample_prompt, self.setup.tokenizer
-        if prompt is None or tokenizer is None:
-            return
-        text = generate(
-            self.strategy,
-            self.control,
-            tokenizer,
-            prompt,
-            tokens=self.task.logging.sample_tokens,
-            context_length=self.setup.derived.seq_length,
-            seed=self.task.seed,
-        )
-        self.context.emit(Sample(prompt, text))
-        self.context.say(f"sample: {prompt}{text}")

@@ -46,8 +46,12 @@ class Strategy(Protocol):
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
         """Clip by, and return, the global gradient norm as a device scalar (no host synchronisation)."""
 
-    def update(self, learning_rate: float) -> None:
-        """One optimiser step at this rate; gradients are gone afterwards."""
+    def update(self, learning_rate: float, skip: torch.Tensor) -> None:
+        """One optimiser step at this rate; gradients are gone afterwards.
+
+        Where ``skip``, an fp32 scalar on ``device``, is 1, neither parameters nor optimiser state change, whatever the
+        gradients hold. The host does not read it.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Sharded model and optimiser state by flat name, for torch.distributed.checkpoint.

@@ -118,8 +118,10 @@ class FsdpStrategy:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), max_norm, norm)
         return norm
 
-    def update(self, learning_rate: float) -> None:
+    def update(self, learning_rate: float, skip: torch.Tensor) -> None:
         set_learning_rate(self.optimizer, learning_rate)
+        # What gradient scalers tell fused optimisers: their kernels return early where it is 1, and no step is counted.
+        self.optimizer.found_inf = skip  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._masters.refresh()
