@@ -104,7 +104,7 @@ class Tolerance:
             self._in_a_row = self._in_a_row + 1 if step - 1 == self._last else 1
             self._last = step
             if self._in_a_row >= self._spec.limit:
-                return self._fail(f"the {self._in_a_row}th step in a row; task.not_finite.limit allows no more")
+                return self._fail(f"{self._in_a_row} in a row, which is task.not_finite.limit")
         self.message += f"; skipped: {', '.join(map(str, bad))}"
         return Action.GO_ON
 

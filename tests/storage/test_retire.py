@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.storage.layout import Slot
 from sm_llm.storage.publish import find_newest, list_checkpoints
-from sm_llm.storage.retire import retire_after
+from sm_llm.storage.retire import retire_after, retire_damaged
 
 Bench = Any
 
@@ -52,3 +52,24 @@ def test_a_crash_in_between_leaves_an_earlier_timeline_and_the_same_call_ends_it
     assert steps(bench) == [1, 2, 3]
     retire_after(bench.store, 1, label="attempt-2")
     assert steps(bench) == [1]
+
+
+def test_damaged_commits_are_set_aside_and_their_slots_are_free_again(bench: Bench) -> None:
+    for step in (6, 12, 18):
+        bench.publish(step)
+    bench.store.delete([next(it.key for it in bench.store.list(Slot(12).prefix) if "/data/" in it.key)])
+    assert retire_damaged(bench.store, {12}, run_id=bench.run_id, label="attempt-2") == [12]
+    assert steps(bench) == [6, 18]
+    bench.publish(12)
+    assert [it.valid for it in list_checkpoints(bench.store)] == [True] * 3
+
+
+def test_what_cannot_be_judged_is_not_set_aside(bench: Bench) -> None:
+    for step in (6, 12, 18):
+        bench.publish(step)
+    key = Slot(12).commit_key
+    bench.store.delete([key])
+    bench.store.put_if_absent(key, b'{"version": 99}')
+    assert retire_damaged(bench.store, None, run_id="another", label="attempt-2") == []
+    assert retire_damaged(bench.store, None, run_id=bench.run_id, label="attempt-2") == [6, 18]
+    assert bench.store.get(key) == b'{"version": 99}'

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import resume_configurations
 from worker_jobs import job_environment, job_file, result_folder, train_task
 
 from sm_llm.worker import train as train_module
@@ -36,18 +38,31 @@ class Harness:
         self.world = dist.get_world_size()
         self.results: dict[str, Any] = {}
 
-    def run(self, name: str, task: dict[str, Any], *, attempt: int = 1, break_at: int | None = None) -> None:
-        """One attempt; ``break_at`` raises before that step is taken."""
+    def run(
+        self,
+        name: str,
+        task: dict[str, Any],
+        *,
+        attempt: int = 1,
+        break_at: int | None = None,
+        resume: int | str | None = None,
+        fails: bool = False,
+    ) -> None:
+        """One attempt; ``break_at`` raises before that step is taken. Notes which rows every step has seen."""
         run = self.folder / name
         dist.barrier()
-        environ = job_environment(job_file(task, run, self.world, attempt))
+        job = job_file(task, run, self.world, attempt).model_copy(update={"resume": resume})
+        environ = job_environment(job)
         dist.barrier()
         original = train_module.Training.take_step
+        samples = self.results.setdefault("samples", {}).setdefault(name, {})
 
         def take_step(training: train_module.Training, step: int, batches: Any) -> None:
             if step == break_at:
                 training.checkpointer.finish()
                 raise Broken(f"step {step}")
+            rows = training.control.gather([zlib.crc32(row.tobytes()) for batch in batches for row in batch.input_ids])
+            samples[step] = sorted(row for of_rank in rows for row in of_rank)
             original(training, step, batches)
 
         train_module.Training.take_step = take_step  # type: ignore[method-assign]
@@ -55,7 +70,7 @@ class Harness:
             code = main("train", environ)
         finally:
             train_module.Training.take_step = original  # type: ignore[method-assign]
-        assert code == (0 if break_at is None else 1), f"{name}: exit code {code}"
+        assert code == (1 if fails or break_at is not None else 0), f"{name}: exit code {code}"
 
 
 class SpyStrategy(FsdpStrategy):
@@ -158,6 +173,7 @@ def run_all(folder: Path) -> None:
     common(harness)
     {1: one, 2: two}.get(harness.world, lambda _: None)(harness)
     continue_other_world(harness)
+    resume_configurations.of_world(harness)
     if dist.get_rank() == 0:
         (folder / "results.json").write_text(json.dumps(harness.results))
     dist.barrier()

@@ -1,0 +1,162 @@
+"""Runs that are broken, poisoned, tampered with or changed, and continued: part of ``run_configurations``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from worker_jobs import train_task
+
+from sm_llm.storage import publish as publication
+from sm_llm.worker import start as start_module
+from sm_llm.worker import train as train_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+TAMPERINGS = ("truncated", "missing", "altered", "swapped")
+
+
+@contextmanager
+def poison(steps: dict[int, str], times: int = 1000) -> Iterator[None]:
+    """On the last rank, make the ``loss`` or its ``gradient`` infinite at these steps, so many times each."""
+    original_step, original_loss = train_module.Training.take_step, train_module.forward_loss
+    current, done = [0], dict.fromkeys(steps, 0)
+
+    def take_step(training: Any, step: int, batches: Any) -> None:
+        current[0] = step
+        original_step(training, step, batches)
+
+    def forward_loss(strategy: Any, batch: Any) -> Any:
+        loss = original_loss(strategy, batch)
+        step = current[0]
+        if step not in steps or done[step] >= times or dist.get_rank() != dist.get_world_size() - 1:
+            return loss
+        done[step] += 1
+        if steps[step] == "loss":
+            return loss + float("inf")  # with finite gradients
+        loss = loss.clone()
+        loss.register_hook(lambda gradient: gradient * float("inf"))
+        return loss
+
+    train_module.Training.take_step, train_module.forward_loss = take_step, forward_loss  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        train_module.Training.take_step = original_step  # type: ignore[method-assign]
+        train_module.forward_loss = original_loss
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def copy_of_half(harness: Any, place: str, change: Callable[[Path], None] = lambda run: None) -> str:
+    """The run that stopped before step 13, with checkpoints 6 and 12, once more (a run keeps its name)."""
+    name = f"{place}/half"
+    if dist.get_rank() == 0:
+        shutil.copytree(harness.folder / "half", harness.folder / name)
+        change(harness.folder / name)
+    dist.barrier()
+    return name
+
+
+def data_files(run: Path, step: int) -> list[Path]:
+    """The tensors of one checkpoint."""
+    commit = json.loads((run / "ckpt" / "commits" / f"step-{step:08d}.json").read_text())
+    return sorted((run / "ckpt" / f"step-{step:08d}" / commit["save"]["save_id"]).rglob("*.distcp"))
+
+
+def tamper(run: Path, step: int, how: str) -> None:
+    """Break one file of the checkpoint of ``step``."""
+    file = data_files(run, step)[-1]
+    body = bytearray(file.read_bytes())
+    if how == "truncated":
+        file.write_bytes(body[:-1])
+    elif how == "missing":
+        file.unlink()
+    elif how == "altered":
+        body[len(body) // 2] ^= 1
+        file.write_bytes(body)
+    else:  # another checkpoint's file of the same name and size
+        shutil.copy(data_files(run, 6 if step == 12 else 12)[-1], file)
+
+
+def of_world(harness: Any) -> None:
+    """What the world size of ``harness`` runs."""
+    three_legs(harness)
+    {1: one, 2: two}.get(harness.world, lambda _: None)(harness)
+
+
+def three_legs(harness: Any) -> None:
+    verified = train_task(checkpoint={"every_steps": 6, "verify_state": True})
+    harness.run("legs", verified, break_at=9)  # mid-epoch: an epoch has 12 steps
+    harness.run("legs", verified, attempt=2, break_at=20)
+    harness.run("legs", verified, attempt=3)
+
+
+def one(harness: Any) -> None:
+    """On a single process: what happens to files and to requests."""
+    for how in TAMPERINGS:
+        harness.run(copy_of_half(harness, how, lambda run, how=how: tamper(run, 12, how)), train_task(), attempt=2)
+
+    def ruin(run: Path) -> None:
+        tamper(run, 12, "missing")
+        tamper(run, 6, "altered")
+
+    harness.run(copy_of_half(harness, "ruined", ruin), train_task(), attempt=2, fails=True)
+    harness.run("ruined/half", train_task(start="scratch"), attempt=3)
+    harness.run(copy_of_half(harness, "wanted-6"), train_task(), attempt=2, resume=6)
+    harness.run(copy_of_half(harness, "wanted-7"), train_task(), attempt=2, resume=7, fails=True)
+    harness.run("wanted-none", train_task(), resume="newest", fails=True)
+    if dist.get_rank() == 0:
+        shutil.copytree(harness.folder / "half", harness.folder / "stranger")
+    harness.run("stranger", train_task(), attempt=2)
+    requests(harness)
+
+
+def requests(harness: Any) -> None:
+    longer: dict[str, Any] = {"max_steps": 26}
+    harness.run(copy_of_half(harness, "longer"), train_task(**longer), attempt=2, fails=True)
+    harness.run(copy_of_half(harness, "kept"), train_task(**longer, optim={"schedule_steps": 20}), attempt=2)
+    harness.run(copy_of_half(harness, "new"), train_task(**longer, optim={"schedule_steps": 26}), attempt=2)
+    harness.run(copy_of_half(harness, "batch"), train_task(global_batch_size=4), attempt=2, fails=True)
+    verified = train_task(checkpoint={"every_steps": 6, "verify_state": True})
+    harness.run("doubted", verified, break_at=9)
+    with replaced(start_module, "state_hash", lambda *_: "another"):
+        harness.run("doubted", verified, attempt=2, fails=True)
+
+
+def two(harness: Any) -> None:
+    """On two processes: only one of them sees what is wrong."""
+    with poison({9: "gradient"}):
+        harness.run("nan-stop", train_task(), fails=True)
+    harness.run("nan-stop", train_task(), attempt=2)
+    skip = train_task(not_finite={"policy": "skip", "limit": 3})
+    with poison({9: "loss", 15: "gradient"}):
+        harness.run("nan-skip", skip)
+        harness.run("nan-skip-broken", skip, break_at=14)
+        harness.run("nan-skip-broken", skip, attempt=2)
+    with poison({9: "loss", 10: "gradient", 11: "loss"}):
+        harness.run("nan-limit", skip, fails=True)
+    rollback = train_task(not_finite={"policy": "rollback"}, checkpoint={"every_steps": 6, "verify_state": True})
+    with poison({15: "gradient"}, times=1):
+        harness.run("nan-back", rollback)
+    with poison({15: "gradient"}):
+        harness.run("nan-back-again", rollback)
+        harness.run("nan-15", skip)
+    with poison({3: "loss"}):
+        harness.run("nan-nowhere", rollback, fails=True)
+    find: Callable[..., Any] = (lambda *_, **__: None) if dist.get_rank() else publication.restore
+    with replaced(start_module.publication, "restore", find):
+        harness.run(copy_of_half(harness, "torn"), train_task(), attempt=2, fails=True)
