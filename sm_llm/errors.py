@@ -21,13 +21,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.redaction import redact
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _UNSET: Any = object()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fault:
     """One thing that is wrong: ``path`` (dotted), what is wrong, the value seen, what to do, where it was written."""
 
@@ -41,10 +43,14 @@ class Fault:
         origin = f" ({self.origin})" if self.origin else ""
         seen = "" if self.seen is _UNSET else f" (got {_shorten(repr(self.seen))})"
         remedy = f". {self.remedy}" if self.remedy else ""
-        return f"{self.path}{origin}: {self.problem}{seen}{remedy}"
+        return redact(f"{self.path}{origin}: {self.problem}{seen}{remedy}")
+
+    def __repr__(self) -> str:
+        return f"Fault({self})"
 
 
 def _shorten(text: str, longest: int = 120) -> str:
+    text = redact(text)  # before it is cut: half a token has no shape any more
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 

@@ -42,7 +42,7 @@ def _job_faults(job: JobSpec) -> Iterator[Fault]:
 def _workflow_faults(workflow: WorkflowSpec) -> Iterator[Fault]:
     yield from _name_faults("name", workflow.name)
     yield from _place_faults("storage", workflow.storage)
-    yield from _environment_faults(workflow.environment)
+    yield from _environment_faults(workflow.environment, workflow.secrets)
     earlier: list[str] = []
     for name, step in workflow.steps.items():
         prefix = f"steps.{name}"
@@ -69,7 +69,7 @@ def _order_faults(
 
 
 def _body_faults(job: JobSpec) -> Iterator[Fault]:
-    yield from _environment_faults(job.environment)
+    yield from _environment_faults(job.environment, job.secrets)
     yield from _input_faults(job)
     for path, place in {**sources(job), **{f"inputs.{name}": place for name, place in job.inputs.items()}}.items():
         yield from _place_faults(path, place)
@@ -162,7 +162,9 @@ def _place_faults(path: str, place: str) -> Iterator[Fault]:
         yield Fault(path, "names no valid bucket", place, "Write s3://bucket/prefix")
 
 
-def _environment_faults(environment: dict[str, str]) -> Iterator[Fault]:
+def _environment_faults(environment: dict[str, str], secrets: dict[str, str]) -> Iterator[Fault]:
     for name in environment:
         if not _VARIABLE.fullmatch(name):
             yield Fault(f"environment.{name}", "not a name of an environment variable")
+        if name in secrets:
+            yield Fault(f"environment.{name}", "is set here and by secrets; keep one")

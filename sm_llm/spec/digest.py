@@ -11,10 +11,12 @@ if TYPE_CHECKING:
 
 
 def spec_digest(spec: JobSpec | WorkflowSpec) -> str:
-    """SHA-256 (64 hex digits) of the canonical JSON of ``spec`` without ``name`` and where it is stored.
+    """SHA-256 (64 hex digits) of the canonical JSON of ``spec`` without ``name``, where it is stored, and ``secrets``.
 
     Defaults are part of it: two specifications are equal if they mean the same, however they were written.
     """
-    body = spec.model_dump(mode="json", exclude={"name", "storage", "storage_options"})
+    body = spec.model_dump(mode="json", exclude={"name", "storage", "storage_options", "secrets"})
+    for step in body.get("steps", {}).values():
+        del step["secrets"]
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -32,6 +32,9 @@ class JobSpec(SpecModel):
     """Named inputs; elsewhere in the task ``inputs.NAME[/sub/folder]`` refers to one."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the worker processes."""
+    secrets: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the worker by reference: NAME -> env:NAME, file:/PATH, secretsmanager:ARN, ssm:NAME or
+    k8s:SECRET/KEY; only the worker reads the values."""
 
 
 class StepSpec(SpecModel):
@@ -47,6 +50,8 @@ class StepSpec(SpecModel):
     """Named inputs of this step."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of this step, over the workflow's."""
+    secrets: dict[str, str] = Field(default_factory=dict)
+    """Secrets of this step by reference, over the workflow's."""
 
 
 class WorkflowSpec(SpecModel):
@@ -66,3 +71,5 @@ class WorkflowSpec(SpecModel):
     """How S3 is reached, for the storage and for every source in S3."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the worker processes of all steps."""
+    secrets: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of all steps by reference, as in a job."""

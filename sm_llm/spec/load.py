@@ -16,6 +16,7 @@ from sm_llm.spec.faults import did_you_mean, validate
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.overrides import parse_fields, parse_overrides
 from sm_llm.spec.recipes import recipe_files
+from sm_llm.spec.secrets import conceal
 from sm_llm.spec.tree import Path, Tree, from_python
 from sm_llm.spec.yaml_text import from_yaml
 
@@ -59,8 +60,11 @@ def load(
     given, field_faults = parse_fields(fields or {})
     for path, value in [*typed, *given]:
         tree.put(path, value, kind)
+    concealed = conceal(tree)
     spec, type_faults = validate(kind, tree)
-    faults += [*field_faults, *type_faults, *_further_faults(spec, tree, type_faults)]
+    told = {fault.path for fault in concealed}
+    type_faults = [fault for fault in type_faults if fault.path not in told]
+    faults += [*field_faults, *concealed, *type_faults, *_further_faults(spec, tree, [*type_faults, *concealed])]
     if spec is None or faults:
         raise SpecError(faults)
     origins = {".".join(path): origin for path, origin in tree.origins.items() if path}

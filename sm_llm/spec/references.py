@@ -58,7 +58,7 @@ def sources(job: JobSpec) -> dict[str, str]:
 def workflow_job(workflow: WorkflowSpec, step: str) -> JobSpec:
     """One step of a workflow as a job of its own, named ``<workflow>-<step>``.
 
-    Compute comes from the step or else the workflow; the step's environment goes over the workflow's.
+    Compute comes from the step or else the workflow; the step's environment and secrets go over the workflow's.
     References to other steps stay in it until ``resolve``.
     """
     spec = workflow.steps[step]
@@ -71,6 +71,7 @@ def workflow_job(workflow: WorkflowSpec, step: str) -> JobSpec:
         storage_options=workflow.storage_options,
         inputs=spec.inputs,
         environment={**workflow.environment, **spec.environment},
+        secrets={**workflow.secrets, **spec.secrets},
     )
 
 

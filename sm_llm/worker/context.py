@@ -11,6 +11,7 @@ from sm_llm.contract.events import Event, EventWriter, Notice
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.errors import RunFailed
+from sm_llm.redaction import Hidden
 from sm_llm.storage.uri import parse
 from sm_llm.worker.pulse import Pulse
 from sm_llm.worker.stop import StopRequests
@@ -84,6 +85,8 @@ class WorkerContext:
     pulse: Pulse = field(default_factory=Pulse)
     """How far it has come."""
     _events: EventWriter | None = field(default=None, repr=False)
+    hidden: Hidden = field(default_factory=Hidden)
+    """Keeps the values of the job's secrets out of the event log."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> WorkerContext:
@@ -115,7 +118,7 @@ class WorkerContext:
     def emit(self, event: Event) -> None:
         """Append to the event log (leader only; nothing elsewhere)."""
         if self._events is not None:
-            self._events.write(event)
+            self._events.write(self.hidden.inside(event))
 
     def say(self, message: str) -> None:
         """Print one line (leader only)."""

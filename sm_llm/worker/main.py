@@ -19,6 +19,7 @@ from sm_llm.worker import failure as failures
 from sm_llm.worker.context import Place, WorkerContext, container_paths
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.parent import end_with_parent
+from sm_llm.worker.secrets import secrets_at_hand
 from sm_llm.worker.sinks import feeding
 from sm_llm.worker.stop import Stopping, leave
 from sm_llm.worker.sync import stage_inputs
@@ -56,7 +57,9 @@ def main(kind: str, environ: Mapping[str, str] = os.environ, *, watched: bool = 
     except Stopping as stopping:
         frame.tell_stop(stopping.record)
         return EXIT_CODES[stopping.record.state]
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch has errors that are no Exception
         frame.tell_failure(error)
         return EXIT_CODES[RunState.FAILED]
     return EXIT_CODES[RunState.COMPLETED]
@@ -79,7 +82,8 @@ class Frame:
         with RunLock(context.run.lock):
             try:
                 _check(kind, context)
-                with feeding(context), self.watching(context, watched):
+                secrets = secrets_at_hand(context.job.spec.secrets)
+                with secrets as context.hidden, feeding(context), self.watching(context, watched):
                     _task(kind)(context, stage_inputs(context))
             finally:
                 context.close()
@@ -98,7 +102,9 @@ class Frame:
         watchdog = Watchdog(context, task.watchdog, self.board).start()
         try:
             yield
-        except Exception as error:
+        except (Stopping, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
             self.tell_failure(error)
             raise
         finally:
@@ -120,7 +126,7 @@ class Frame:
         with suppress(OSError):
             record.write(container_paths(self.environ).stopped)
 
-    def tell_failure(self, error: Exception) -> None:
+    def tell_failure(self, error: BaseException) -> None:
         """Tell everyone, once: the other processes, the platform, the event log, the log."""
         if self._told:
             return
@@ -128,6 +134,7 @@ class Frame:
         context = self.context
         place = context.place if context is not None else Place.read(self.environ)
         own = failures.failure_of(error, place, context.pulse.step if context is not None else None)
+        own = own if context is None else context.hidden.inside(own)
         first = failures.claim(self.board, own)
         failures.print_failure(own, first)
         if context is not None:

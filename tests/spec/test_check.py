@@ -93,7 +93,8 @@ def test_what_is_fine_is_let_through(overrides: list[str]) -> None:
 
 
 def test_a_tokenizer_is_given_or_trained() -> None:
-    assert "not both" in faults({"name": "p", "task": {**PREPARE, "tokenizer": "/t", "train_tokenizer": {}}})[0]
+    both = {**PREPARE, "tokenizer": "/t", "train_tokenizer": {"vocab_size": 300}}
+    assert "not both" in faults({"name": "p", "task": both})[0]
 
 
 def test_references_point_to_earlier_steps() -> None:

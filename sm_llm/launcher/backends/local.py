@@ -54,8 +54,8 @@ class LocalBackend:
     name: str = "local"
 
     def check(self, job: JobSpec) -> list[Fault]:
-        """What this machine cannot do: more processes than GPUs, and trackers that are not installed."""
-        return [*self._device_faults(job), *_tracker_faults(job)]
+        """What this machine cannot do: more processes than GPUs, trackers that are not installed, a pod's secrets."""
+        return [*self._device_faults(job), *_tracker_faults(job), *_secret_faults(job)]
 
     def _device_faults(self, job: JobSpec) -> list[Fault]:
         """NCCL needs one GPU per process."""
@@ -156,6 +156,16 @@ def _tracker_faults(job: JobSpec) -> list[Fault]:
         Fault(f"task.logging.sinks.{name}", f"{name} is not installed", remedy=f"pip install 'sm_llm[{name}]'")
         for name in wanted
         if find_spec(name) is None
+    ]
+
+
+def _secret_faults(job: JobSpec) -> list[Fault]:
+    """Kubernetes mounts its secrets into pods; there are none here."""
+    remedy = "Use env:, file:, secretsmanager: or ssm:"
+    return [
+        Fault(f"secrets.{name}", "a secret of Kubernetes cannot be read on this machine", reference, remedy)
+        for name, reference in job.secrets.items()
+        if reference.startswith("k8s:")
     ]
 
 

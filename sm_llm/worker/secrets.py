@@ -1,0 +1,139 @@
+"""Resolves a job's secrets, in the worker alone: into its environment, and out of everything it writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from sm_llm.errors import RunFailed
+from sm_llm.redaction import Hidden
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
+
+K8S_MOUNT = Path("/var/run/secrets/sm-llm")
+"""A Kubernetes manifest of ours mounts the secret SECRET as the folder SECRET here, with a file for each KEY."""
+
+
+@contextmanager
+def secrets_at_hand(
+    references: Mapping[str, str], environ: MutableMapping[str, str] = os.environ, k8s_mount: Path = K8S_MOUNT
+) -> Iterator[Hidden]:
+    """Set every secret as a variable of this process while the block runs, and keep the values out of its output.
+
+    Yields what hides the values in a text. Raises ``RunFailed``, naming secrets and references but no value, for all
+    that cannot be had.
+    """
+    if not references:
+        yield Hidden()
+        return
+    values = resolve(references, environ, k8s_mount)
+    hidden = Hidden(tuple(values.values()))
+    before = {name: environ.get(name) for name in values}
+    streams = sys.stdout, sys.stderr
+    environ.update(values)
+    sys.stdout, sys.stderr = (cast("TextIO", _Discreet(stream, hidden)) for stream in streams)
+    try:
+        yield hidden
+    finally:
+        sys.stdout, sys.stderr = streams
+        for name, value in before.items():
+            environ.pop(name, None)
+            if value is not None:
+                environ[name] = value
+
+
+def resolve(references: Mapping[str, str], environ: Mapping[str, str], k8s_mount: Path = K8S_MOUNT) -> dict[str, str]:
+    """Name -> value of every secret. Raises ``RunFailed`` for all that cannot be had, at once."""
+    ways: dict[str, Callable[[str], str]] = {
+        "env": lambda name: _from_environment(name, environ),
+        "file": lambda path: _from_file(Path(path).expanduser()),
+        "secretsmanager": _from_secrets_manager,
+        "ssm": _from_parameter_store,
+        "k8s": lambda place: _from_file(k8s_mount / place),
+    }
+    values, problems = {}, []
+    for name, reference in references.items():
+        kind, _, place = reference.partition(":")
+        try:
+            value = ways[kind](place)
+            if not value:
+                raise _UnavailableError("is empty")
+            values[name] = value
+        except _UnavailableError as error:
+            problems.append(f"secrets.{name}: {reference} {error}")
+    if problems:
+        raise RunFailed("; ".join(problems))
+    return values
+
+
+class _UnavailableError(Exception):
+    """Why a secret cannot be had, as the end of a sentence that begins with its reference."""
+
+
+def _from_environment(name: str, environ: Mapping[str, str]) -> str:
+    if name not in environ:
+        raise _UnavailableError(f"is not set where the worker runs. Set the variable {name} before you launch")
+    return environ[name]
+
+
+def _from_file(path: Path) -> str:
+    """The text without the line end that editors and ``echo`` leave behind it."""
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise _UnavailableError(f"cannot be read where the worker runs: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _UnavailableError("is not text") from None
+
+
+def _from_secrets_manager(arn: str) -> str:
+    region = arn.split(":")[3]
+    answer = _ask_aws("secretsmanager", lambda client: client.get_secret_value(SecretId=arn), region)
+    if "SecretString" not in answer:
+        raise _UnavailableError("holds bytes, not text")
+    return str(answer["SecretString"])
+
+
+def _from_parameter_store(name: str) -> str:
+    region = name.split(":")[3] if name.startswith("arn:") else None
+    answer = _ask_aws("ssm", lambda client: client.get_parameter(Name=name, WithDecryption=True), region)
+    return str(answer["Parameter"]["Value"])
+
+
+def _ask_aws(service: str, ask: Callable[[Any], Mapping[str, Any]], region: str | None) -> Mapping[str, Any]:
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise _UnavailableError("needs boto3 where the worker runs. pip install 'sm_llm[s3]'") from None
+    try:
+        return ask(boto3.client(service, region_name=region))
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "unknown error")
+        action = {"secretsmanager": "secretsmanager:GetSecretValue", "ssm": "ssm:GetParameter"}[service]
+        raise _UnavailableError(f"was not given ({code}). The worker's role needs {action} for it") from None
+    except BotoCoreError as error:
+        raise _UnavailableError(f"cannot be asked for ({error})") from None
+
+
+class _Discreet:
+    """A text stream that writes what it is given without the secrets in it."""
+
+    def __init__(self, stream: TextIO, hidden: Hidden) -> None:
+        self._stream = stream
+        self._hidden = hidden
+
+    def write(self, text: str) -> int:
+        self._stream.write(self._hidden(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

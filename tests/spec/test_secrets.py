@@ -1,0 +1,108 @@
+"""Secrets are referred to; whatever looks like one elsewhere is refused, and never shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.errors import SpecError
+from sm_llm.spec.digest import spec_digest
+from sm_llm.spec.job import WorkflowSpec
+from sm_llm.spec.load import load
+from sm_llm.spec.references import workflow_job
+
+TOKEN = "hf_" + "qW7" * 12
+DATA = {"format": "synthetic", "seq_length": 8}
+JOB: dict[str, Any] = {
+    "name": "job",
+    "task": {"kind": "train", "model": {"preset": "tiny"}, "data": DATA, "max_steps": 1},
+}
+
+
+def refusal(source: dict[str, Any], *overrides: str, **fields: Any) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        load(source, overrides, fields)
+    assert TOKEN not in str(caught.value)
+    assert TOKEN not in repr(caught.value.faults)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "env:MY_TOKEN",
+        "file:/run/secrets/token",
+        "file:~/.cache/token",
+        "secretsmanager:arn:aws:secretsmanager:eu-west-1:123456789012:secret:hub-token-AbCdEf",
+        "ssm:/team/hub-token",
+        "k8s:hub/token",
+    ],
+)
+def test_references_are_taken_as_they_are(reference: str) -> None:
+    assert load(JOB, [f"secrets.HF_TOKEN={reference}"]).spec.secrets == {"HF_TOKEN": reference}
+
+
+@pytest.mark.parametrize("value", ["hunter2hunter2", TOKEN, "file:relative/path", "vault:x", 12345678, ["hunter2x"]])
+def test_anything_else_is_refused_and_not_shown(value: Any) -> None:
+    error = refusal({**JOB, "secrets": {"HF_TOKEN": value}})
+    assert {fault.path.removesuffix(".0") for fault in error.faults} == {"secrets.HF_TOKEN"}
+    assert "expected env:NAME" in str(error)
+    assert str(value) not in str(error)
+
+
+def test_a_mapping_in_place_of_a_reference_shows_nothing_either() -> None:
+    assert "hunter2hunter2" not in str(refusal({**JOB, "secrets": {"HF_TOKEN": {"value": "hunter2hunter2"}}}))
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("environment.ANYTHING", {**JOB, "environment": {"ANYTHING": TOKEN}}),
+        ("hf_token", {**JOB, "hf_token": TOKEN}),
+        ("task.hyperparameters.hf_token", {**JOB, "task": {**JOB["task"], "hyperparameters": {"hf_token": TOKEN}}}),
+        ("task.model.config.x", {**JOB, "task": {**JOB["task"], "model": {"preset": "tiny", "config": {"x": TOKEN}}}}),
+        ("task.max_steps", {**JOB, "task": {**JOB["task"], "max_steps": TOKEN}}),
+        ("name", {**JOB, "name": TOKEN}),
+    ],
+)
+def test_HP21_a_token_anywhere_is_refused_and_shown_nowhere(path: str, source: dict[str, Any]) -> None:
+    error = refusal(source)
+    assert path in [fault.path for fault in error.faults]
+    assert "secrets." in str(error)
+
+
+def test_HP21_a_token_in_an_override_or_a_python_field_is_refused_too() -> None:
+    assert "(override)" in str(refusal(JOB, f"environment.HF={TOKEN}"))
+    assert "(Python argument)" in str(refusal(JOB, environment={"HF": TOKEN}))
+    refusal(JOB, f"environment.HF:{TOKEN}")
+    refusal(JOB, f"{TOKEN}=1")
+
+
+def test_HP21_a_variable_whose_name_says_secret_is_refused_whatever_its_shape() -> None:
+    error = refusal({**JOB, "environment": {"WANDB_API_KEY": "0123456789abcdef", "TOKENIZERS_PARALLELISM": "false"}})
+    assert [fault.path for fault in error.faults] == ["environment.WANDB_API_KEY"]
+    assert "secrets.WANDB_API_KEY=env:WANDB_API_KEY" in str(error)
+    assert "0123456789abcdef" not in str(error)
+
+
+def test_HP21_a_token_in_a_file_is_named_by_its_line(tmp_path: Any) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"name: job\nenvironment:\n  HF: {TOKEN}\ntask: {JOB['task']}\n".replace("'", '"'))
+    with pytest.raises(SpecError, match=r"job\.yaml:3") as caught:
+        load(file)
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_name_is_a_variable_and_set_once() -> None:
+    assert "not a name" in str(refusal({**JOB, "secrets": {"a-b": "env:A"}}))
+    assert "keep one" in str(refusal({**JOB, "secrets": {"A": "env:A"}, "environment": {"A": "1"}}))
+
+
+def test_steps_inherit_secrets_and_the_digest_ignores_where_they_are_kept() -> None:
+    steps = {"a": {"task": JOB["task"], "secrets": {"B": "env:STEP"}}}
+    flow = load({"name": "w", "steps": steps, "secrets": {"A": "env:A", "B": "env:B"}}).spec
+    assert isinstance(flow, WorkflowSpec)
+    assert workflow_job(flow, "a").secrets == {"A": "env:A", "B": "env:STEP"}
+    assert spec_digest(flow) == spec_digest(load({"name": "w", "steps": {"a": {"task": JOB["task"]}}}).spec)
+    refusal({"name": "w", "steps": {"a": {"task": JOB["task"], "secrets": {"B": TOKEN}}}})
