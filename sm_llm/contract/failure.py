@@ -137,6 +137,11 @@ class Failure:
         return cls(named or cause_in(message), one_line(message), int(rank[1]) if rank else None)
 
 
+def line_in(text: str, cause: Cause) -> str:
+    """The last line of an error's text that speaks of ``cause``; all of it, on one line, where none does."""
+    return one_line(next((line for line in reversed(text.splitlines()) if cause_in(line) is cause), text))
+
+
 def message_of(error: BaseException) -> str:
     """One line for an exception. Ours say all there is to say; others need their type."""
     text = str(error)

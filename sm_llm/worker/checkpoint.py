@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
 
 from sm_llm.contract.events import CheckpointPublished
+from sm_llm.contract.failure import Cause, cause_of, line_in
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.uri import join
@@ -112,7 +114,7 @@ class Checkpointer:
         blocked = None if waits else time.perf_counter() - began
         job = _Job(save, staged, private, meta, began, blocked)
         self._last_saved = step
-        self._in_flight = self._thread.submit(self._write_and_publish, job)
+        self._in_flight = self._thread.submit(self._named, job)
         if waits:
             self._settle(required)
         return time.perf_counter() - began
@@ -150,12 +152,24 @@ class Checkpointer:
             self._failures = 0
         except StorageError as error:
             self._failures += 1
-            if required or self._failures > 1:
-                raise
+            if required or self._failures > 1 or cause_of(error) is Cause.DISK_FULL:
+                raise  # a full disk does not mend itself
             self._context.notice(f"{error}. Training goes on; the checkpoint before it stands", "warning")
 
+    def _named(self, job: _Job) -> Published:
+        """Background thread. A full disk is told as what it is, whichever layer found it."""
+        try:
+            return self._write_and_publish(job)
+        except (Exception, CheckpointException) as error:  # DCP's own is no Exception
+            if cause_of(error) is Cause.DISK_FULL:
+                words = line_in(str(error), Cause.DISK_FULL)
+                raise CheckpointError(f"disk full in the save of step {job.save.step}: {words}") from error
+            if isinstance(error, CheckpointException):
+                raise CheckpointError(f"the checkpoint of step {job.save.step} was not written: {error}") from error
+            raise
+
     def _write_and_publish(self, job: _Job) -> Published:
-        """Background thread, on every rank alike."""
+        """On every rank alike."""
         working = self._context.scratch / "saving" / job.save.save_id
         sealed = working.with_name(f"{job.save.save_id}.sealed")
         place = self._context.place

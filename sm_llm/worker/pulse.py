@@ -29,7 +29,7 @@ class Pulse:
 
     def begin(self, step: int) -> None:
         """Steps follow, after ``step`` that are done."""
-        self.step, self._stepping, self._mark = step, True, self._clock()
+        self.step, self._stepping, self._warm, self._mark = step, True, False, self._clock()
 
     def done(self, step: int) -> None:
         """One more step is done. The first of an attempt does not count: it compiles and warms up."""

@@ -25,6 +25,7 @@ from sm_llm.worker.finite import Action, FiniteWatch, GoBack, Tolerance, not_fin
 from sm_llm.worker.job_setup import Setup, set_up
 from sm_llm.worker.metrics import Meter, StepBuffer
 from sm_llm.worker.schedule import Plateau, learning_rate
+from sm_llm.worker.space import check_space
 from sm_llm.worker.start import Start, Starter, compare, first_weights, load_checkpoint
 from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.strategies.registry import make_strategy
@@ -157,6 +158,7 @@ class Training:
         tensors = family(self.setup.config).tensors(self.setup.config)
         self.strategy.build(self.setup.config, first_weights(start, tensors, self.task.seed))
         self.strategy.train_mode(True)
+        check_space(self.context, self.control, self.strategy.state_dict(), self.task.checkpoint.keep_last)
         self.continue_from(start)
         return start
 

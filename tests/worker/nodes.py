@@ -112,7 +112,7 @@ class Nodes:
         deadline = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < deadline, f"waited in vain\n{self.log()}"
-            time.sleep(0.02)
+            time.sleep(0.1)
 
     def until_step(self, step: int) -> None:
         self.until(lambda: any(event["step"] >= step for event in self.events("step")))

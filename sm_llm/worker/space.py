@@ -1,0 +1,76 @@
+"""Looks before training whether checkpoints will have room, so that a full disk is found now and not after hours."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import DTensor
+
+from sm_llm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.worker.collectives import Agreement
+    from sm_llm.worker.context import WorkerContext
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Disk:
+    """The file system below ``path``: ``name`` tells whether two paths share one, ``free`` is in bytes."""
+
+    name: str
+    path: str
+    free: int
+
+
+def disk_of(path: Path) -> Disk:
+    """The disk of ``path``, or of the nearest folder above it that exists. Raises ``OSError``."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return Disk(f"{socket.gethostname()}:{path.stat().st_dev}", str(path), shutil.disk_usage(path).free)
+
+
+def own_bytes(state: Mapping[str, Any]) -> int:
+    """Bytes of this process's part of a sharded state."""
+    tensors = (value.to_local() if isinstance(value, DTensor) else value for value in state.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def check_space(context: WorkerContext, control: Agreement, state: Mapping[str, Any], keep_last: int) -> None:
+    """Raise ``CheckpointError``, on all processes alike, where a disk has no room for one save. A collective.
+
+    A save is written to each node's scratch and copied to the run's storage. Storage that cannot hold ``keep_last``
+    of them and the one being written is warned of.
+    """
+    told = control.gather((disk_of(context.scratch), disk_of(context.run.root), own_bytes(state)))
+    whole, storage = sum(size for _, _, size in told), told[0][1]
+    if fault := lacking([(scratch, size) for scratch, _, size in told], storage, whole):
+        raise CheckpointError(f"{fault}. Free some space, or put the run elsewhere")
+    if storage.free < whole * (keep_last + 1):
+        context.notice(
+            f"{storage.path} has {storage.free / _GIB:.2f} GiB free: fewer than the checkpoints that "
+            f"checkpoint.keep_last={keep_last} keeps ({whole / _GIB:.2f} GiB each), with the one being written",
+            "warning",
+        )
+
+
+def lacking(scratches: Sequence[tuple[Disk, int]], storage: Disk, whole: int) -> str | None:
+    """What has no room for one save: each process's bytes in its scratch, ``whole`` in storage, maybe on one disk."""
+    needed: Counter[str] = Counter({storage.name: whole})
+    for disk, size in scratches:
+        needed[disk.name] += size
+    for disk in (storage, *(disk for disk, _ in scratches)):
+        if disk.free < needed[disk.name]:
+            return (
+                f"no room for a checkpoint: {disk.path} has {disk.free / _GIB:.2f} GiB free, "
+                f"a save needs {needed[disk.name] / _GIB:.2f} GiB there"
+            )
+    return None

@@ -1,0 +1,130 @@
+"""Jobs that do not get on: the silent or late rank is named, all stacks are told, and the job ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from nodes import Nodes
+from test_failure import breaking
+
+from sm_llm.contract.failure import Cause
+from sm_llm.worker.inquest import Answer, _behind
+from sm_llm.worker.pulse import Pulse
+from sm_llm.worker.stacks import stacks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(200)
+EAGER = {"stall_seconds": 4.0, "stall_factor": 2.0}
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_stopped_rank_is_named_and_the_others_tell_their_stacks(tmp_path: Path, rank: int) -> None:
+    with Nodes(tmp_path / "run", watchdog=EAGER) as job:
+        job.until_step(10)
+        pid = job.workers(rank)[0]
+        os.kill(pid, signal.SIGSTOP)
+        other = job.torchruns[1 - rank]
+        job.until(lambda: other.poll() is not None, 30)
+        failure = job.container(1 - rank).failure.read_text()
+        (stalled,) = job.events("stalled")
+        told = job.events("stacks")
+    assert stalled["silent"] == [rank]
+    assert f"rank {rank} does not answer: its process {pid} is stopped (SIGSTOP)" in failure, job.log()
+    assert failure.startswith(f"rank {rank}: stalled after step ")
+    assert [event["rank"] for event in told] == [1 - rank]
+    assert told[0]["text"].startswith("thread MainThread:")
+    assert "worker/train.py" in told[0]["text"]
+
+
+def test_a_rank_that_is_behind_is_named_with_its_stack(tmp_path: Path) -> None:
+    late = breaking(1, "import time; time.sleep(100)")
+    with Nodes(tmp_path / "run", before=late, watchdog=EAGER) as job:
+        job.until(lambda: job.events("stalled"), 60)
+        assert job.ended() < 15
+        (stalled,) = job.events("stalled")
+        told = {event["rank"]: event for event in job.events("stacks")}
+        failures = job.failures()
+    assert set(told) == {0, 1}
+    assert "time.sleep(100)" in told[1]["text"], "the stack of the rank that sleeps"
+    assert stalled["silent"] == []
+    assert {it.cause for it in failures} == {Cause.STALLED}, job.log()
+    assert failures[0].headline == failures[1].headline
+
+
+def test_a_rank_whose_data_never_come_is_named(tmp_path: Path) -> None:
+    starving = (
+        "import os, time\nfrom sm_llm.worker import train\nreal = train.Batches.__next__\n"
+        "def starve(self):\n    starve.calls += 1\n"
+        "    if starve.calls == 6 and os.environ['RANK'] == '1': time.sleep(100)\n    return real(self)\n"
+        "starve.calls = 0\ntrain.Batches.__next__ = starve\n"
+    )
+    with Nodes(tmp_path / "run", before=starving, watchdog=EAGER) as job:
+        job.until(lambda: job.events("stalled"), 60)
+        job.ended()
+        (stalled,) = job.events("stalled")
+        failures = job.failures()
+    assert stalled["behind"] == [1], job.log()
+    assert "behind the others: rank 1 (waiting for data)" in failures[0].message
+
+
+def test_a_watchdog_that_is_off_lets_a_job_wait(tmp_path: Path) -> None:
+    late = breaking(1, "import time; time.sleep(8)")
+    with Nodes(tmp_path / "run", before=late, watchdog={**EAGER, "enabled": False}, max_steps=8) as job:
+        job.ended()
+        assert [it.returncode for it in job.torchruns] == [0, 0], job.log()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_pulse_knows_the_usual_step_and_leaves_pauses_out() -> None:
+    clock = Clock()
+    pulse = Pulse(clock)
+    clock.now = 100
+    assert pulse.seconds_without_step() is None, "the start is no step"
+    pulse.begin(7)
+    for step, seconds in enumerate([60, 1, 2, 3], start=8):  # the first warms up
+        clock.now += seconds
+        pulse.done(step)
+    assert (pulse.step, pulse.median_seconds) == (11, 2)
+    with pulse.during("validation"):
+        clock.now += 50
+        assert pulse.seconds_without_step() is None
+        assert pulse.phase == "validation"
+    clock.now += 2
+    assert pulse.seconds_without_step() == 2
+    pulse.done(12)
+    assert pulse.median_seconds == 2
+
+
+@pytest.mark.parametrize(
+    ("places", "behind"),
+    [
+        ([(5, "step"), (5, "step")], []),
+        ([(5, "step"), (4, "step"), (5, "step")], [1]),
+        ([(5, "step"), (5, "waiting for data")], [1]),
+        ([(5, "waiting for data"), (5, "waiting for data")], []),
+        ([(6, "waiting for data"), (5, "step")], [1]),
+    ],
+)
+def test_who_is_behind(places: list[tuple[int, str]], behind: list[int]) -> None:
+    answers = [Answer(rank, step, phase, "") for rank, (step, phase) in enumerate(places)]
+    assert _behind(answers) == behind
+
+
+def test_stacks_show_every_thread_but_the_one_that_looks() -> None:
+    text = stacks()
+    assert text.startswith("thread MainThread:")
+    assert "test_stacks_show_every_thread" in text
+    import threading
+
+    assert "test_stacks_show_every_thread" not in stacks(skip=threading.get_ident())
