@@ -48,13 +48,13 @@ def attempts(run: RunName = None, as_json: AsJson = False) -> None:
     """Show every start of a run: when, where from, how it ended."""
     from sm_llm.launcher.find_runs import attach
 
-    record = attach(run).record
+    found = attach(run)
     if as_json:
-        print_json([it.model_dump(mode="json") for it in record.attempts])
+        print_json([it.model_dump(mode="json") for it in found.attempts])
         return
     from sm_llm.launcher.report import attempts_table
 
-    console().print(attempts_table(record))
+    console().print(attempts_table(found))
 
 
 @app.command()

@@ -123,7 +123,7 @@ def wait_for_all(
             return Ended(tuple(code or 0 for code in codes), first_failed)
         now = clock()
         if interrupts.count > passed_on:
-            send(nodes, signal.SIGTERM if passed_on == 0 else signal.SIGKILL)
+            send(nodes, signal.SIGTERM if interrupts.count == 1 else signal.SIGKILL)
             passed_on, kill_at = interrupts.count, kill_at or now + stop_seconds
         if failed_at is None and first_failed is not None:
             failed_at = now

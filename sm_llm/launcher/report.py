@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from sm_llm.contract.run_record import Attempt, RunRecord
     from sm_llm.launcher.find_runs import Listed
     from sm_llm.launcher.metrics import MetricRow
     from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.run import Run
     from sm_llm.launcher.status import Status
     from sm_llm.storage.publish import CheckpointInfo
 
@@ -164,20 +164,31 @@ def runs_table(runs: Sequence[Listed]) -> Table:
         step = f"{run.step:,}{total}" if run.step or total else ""
         loss = "" if run.loss is None else f"{run.loss:.4f}"
         began = "" if run.created is None else moment(run.created)
-        table.add_row(run.run_id, _state(run.state), run.kind, step, loss, str(run.attempts), began, _took(run))
+        table.add_row(
+            run.run_id,
+            _state(run.state),
+            run.kind,
+            step,
+            loss,
+            str(run.attempts),
+            began,
+            _took(run.started, run.ended, run.state),
+        )
     return table
 
 
-def attempts_table(record: RunRecord) -> Table:
-    """Every start of a run."""
+def attempts_table(run: Run) -> Table:
+    """Every start of a run; one that has not ended is in the run's state."""
+    record, now = run.record, run.state
     table = _columns("attempt", "state", "began", "took", "from step", "process", "reason")
     for it in record.attempts:
         start = "" if it.start is None else str(it.start.step)
         changes = ", ".join(record.changes.get(it.number, ()))
         words = "; ".join(filter(None, [it.reason, f"resumed with {changes}" if changes else None]))
         process = f"{it.host}/{it.native_id}" if it.host else it.native_id
-        state = "not ended" if it.state is None else _state(it.state)
-        table.add_row(str(it.number), state, moment(it.started), _took(it), start, process, escape(words))
+        state = it.state or (now if it.number == record.attempts[-1].number else RunState.INTERRUPTED)
+        took = _took(it.started, it.ended, state)
+        table.add_row(str(it.number), _state(state), moment(it.started), took, start, process, escape(words))
     return table
 
 
@@ -196,14 +207,12 @@ def _state(state: RunState) -> str:
     return f"[{style}]{state.value}[/]" if style else state.value
 
 
-def _took(it: Listed | Attempt) -> str:
-    if it.started is None:
+def _took(started: float | None, ended: float | None, state: RunState) -> str:
+    if started is None:
         return ""
-    if it.ended is not None:
-        return duration(it.ended - it.started)
-    state = it.state
-    goes_on = state is not None and not state.is_final
-    return f"{duration(time.time() - it.started)}, still running" if goes_on else ""
+    if ended is not None:
+        return duration(ended - started)
+    return "" if state.is_final else f"{duration(time.time() - started)}, still running"
 
 
 def _columns(*names: str) -> Table:

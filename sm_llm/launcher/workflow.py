@@ -76,5 +76,9 @@ def _run_step(
     paths = RunPaths(folder)
     if not paths.record.is_file():
         new_record(run_id, plan.job, plan.digest, {}, [plan.to_json()], created=time.time()).write(paths.record)
+    elif RunRecord.read(paths.record).spec_digest != plan.digest:
+        # The workflow was resumed with changes: the step's record follows.
+        changed = {"spec": plan.job.model_dump(mode="json"), "spec_digest": plan.digest, "plan": [plan.to_json()]}
+        RunRecord.update(paths.record, lambda record: record.model_copy(update=changed))
     write_submission(stage(plan, folder, RunRecord.read(paths.record)))
     return run_attempt(folder, interrupts)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -192,8 +193,10 @@ def test_a_rerun_from_the_record_has_the_same_digest_and_reads_the_same_folders(
     assert again.record.made_from == run.id
     assert job_of(again).spec.task.sources == [str(here / "texts")]  # type: ignore[union-attr]
     assert again.attempts[0].inputs == run.attempts[0].inputs
+    fakes.use(SLEEP)
     third = again.rerun("task.seed=1")
-    third.wait()
+    assert os.readlink(f"/proc/{third.attempts[0].native_id}/cwd") == str(here), "a workflow plans its steps there"
+    third.stop(now=True, wait=True)
     assert third.record.spec_digest != run.record.spec_digest
     assert third.record.origins["task.seed"] == "override"
     assert job_of(third).spec.task.sources == [str(here / "texts")]  # type: ignore[union-attr]
@@ -314,7 +317,9 @@ def test_stop_now_kills_what_ignores_a_request(fakes: Fakes) -> None:
     fakes.use(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
     run = fakes.launch()
     fakes.wait_until(lambda: up(run))
+    began = time.monotonic()
     assert run.stop(now=True, wait=True).is_final
+    assert time.monotonic() - began < 10, "it does not wait for the time that a request gets"
     with pytest.raises(SubmitError, match="is not running"):
         run.stop()
 

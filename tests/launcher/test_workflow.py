@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,14 +11,15 @@ import pytest
 from sm_llm.contract.job_file import JobFile
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.states import RunState
+from sm_llm.errors import CheckpointError, SubmitError
 from sm_llm.launcher import api, processes, workflow
+from sm_llm.launcher.backends.local import LocalBackend
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
 from sm_llm.spec.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 Fakes = Any
 
@@ -109,3 +112,59 @@ def test_a_dry_run_shows_every_step_and_writes_nothing(fakes: Fakes) -> None:
     assert two.job.spec.task.data.format == "rows"
     assert two.job.spec.task.data.train == "steps.one.output/train", "not published yet, so not invented"
     assert not fakes.storage.exists()
+
+
+@pytest.fixture
+def at_once(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    """``fakes`` whose workflows run in this process, in the folder that their supervisor would be given."""
+    monkeypatch.setattr(processes, "kill_descendants", lambda: 0)
+
+    def submit_workflow(self: Any, run_uri: str, attempt: int, on_claimed: Callable[[], None]) -> str:
+        on_claimed()
+        root = Path(run_uri)
+        with contextlib.chdir(Run(root).record.host["folder"]):
+            workflow.run_workflow(root, processes.Interrupts())
+        return str(attempt)
+
+    monkeypatch.setattr(LocalBackend, "submit_workflow", submit_workflow)
+    return fakes
+
+
+def test_a_workflow_is_resumed_from_another_folder_with_changes(
+    at_once: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "texts").mkdir(parents=True)
+    there.mkdir()
+    monkeypatch.chdir(here)
+    spec = flow(at_once)
+    spec["steps"]["one"]["task"]["sources"] = ["texts"]
+    at_once.use("raise OSError('no space left')")
+    run = api.launch(spec)
+    assert run.state is RunState.FAILED
+    with pytest.raises(CheckpointError, match="no finished step and no checkpoint"):
+        run.resume()
+    at_once.use(PREPARE % 16 + "put(2); raise OSError('no space left')")
+    assert api.launch(spec).continued_attempt == 2
+    monkeypatch.chdir(there)
+    at_once.use(PREPARE % 16 + "assert job.spec.task.seed == 7, job.spec.task; put(None)")
+    with pytest.raises(SubmitError, match=r"name the training run below it: .*/steps/two"):
+        run.resume(step=2)
+    again = api.attach(run.uri).resume("steps.two.task.seed=7")
+    assert again.state is RunState.COMPLETED, again.status().reason
+    one, two = again.steps.values()
+    assert sources(one) == [str(here / "texts")]
+    assert two.record.spec["task"]["seed"] == 7
+    assert JobFile.read(two.paths.job_file).spec_digest == two.record.spec_digest
+    assert again.record.changes == {3: ("steps.two.task.seed=7",)}
+    assert two.storage == at_once.storage
+    rerun = again.rerun()
+    assert rerun.record.spec_digest == again.record.spec_digest
+    assert sources(rerun.steps["one"]) == [str(here / "texts")]
+
+
+def sources(run: Run) -> list[str]:
+    """What a prepare step read."""
+    task = JobFile.read(run.paths.job_file).spec.task
+    assert task.kind == "prepare"
+    return task.sources
