@@ -61,6 +61,10 @@ Look at it from anywhere:
 S3, in and out:
   sm-llm sync SRC DST, sm-llm doctor --storage s3://bucket/runs
 
+\b
+Proof that a broken job goes on exactly:
+  sm-llm doctor --resume-proof job.yaml
+
 RUN is a run's folder, its id or its name below ./runs, or its native job (local://host/process). Where it may be left
 out, the newest run is meant.""",
 )

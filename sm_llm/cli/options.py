@@ -24,6 +24,11 @@ GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Folder, id, name o
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
 New = Annotated[bool, typer.Option("--new", help="Start another run, even if an unfinished one could go on.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Watch until it ends, or leave it in the background.")]
+Endpoint = Annotated[str | None, typer.Option("--endpoint-url", help="Another S3 endpoint.")]
+Region = Annotated[str | None, typer.Option("--region", help="Region of the bucket.")]
+KmsKey = Annotated[str | None, typer.Option("--kms-key-id", help="Encrypt what is written with this KMS key.")]
+StorageClass = Annotated[str | None, typer.Option("--storage-class", help="S3 storage class of what is written.")]
+Owner = Annotated[str | None, typer.Option("--expected-bucket-owner", help="Account id that must own the bucket.")]
 
 
 def console(*, stderr: bool = False) -> Console:

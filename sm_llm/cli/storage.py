@@ -1,4 +1,4 @@
-"""The verbs about storage itself: sync and doctor."""
+"""The verb that copies to and from storage, and the options of storage."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, console, print_json
+from sm_llm.cli.options import AsJson, Endpoint, KmsKey, Owner, Region, StorageClass, console, print_json
 from sm_llm.errors import StorageError
-
-Endpoint = Annotated[str | None, typer.Option("--endpoint-url", help="Another S3 endpoint.")]
-Region = Annotated[str | None, typer.Option("--region", help="Region of the bucket.")]
-KmsKey = Annotated[str | None, typer.Option("--kms-key-id", help="Encrypt what is written with this KMS key.")]
-StorageClass = Annotated[str | None, typer.Option("--storage-class", help="S3 storage class of what is written.")]
-Owner = Annotated[str | None, typer.Option("--expected-bucket-owner", help="Account id that must own the bucket.")]
 
 
 @app.command()
@@ -69,33 +63,6 @@ def sync(
         return
     for line in report_lines(report, dry_run=dry_run):
         typer.echo(line)
-
-
-@app.command()
-def doctor(
-    storage: Annotated[str, typer.Option(help="Folder or s3:// address that runs are to be kept in.")],
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    kms_key_id: KmsKey = None,
-    storage_class: StorageClass = None,
-    expected_bucket_owner: Owner = None,
-    as_json: AsJson = False,
-) -> None:
-    """Try whether a storage can do what runs need of it, and print the IAM policy that is missing.
-
-    \b
-    Example:
-      sm-llm doctor --storage s3://bucket/runs
-    """
-    from sm_llm.storage.probe import probe_storage
-    from sm_llm.storage.s3_options import S3Options
-
-    report = probe_storage(storage, S3Options(endpoint_url, region, kms_key_id, storage_class, expected_bucket_owner))
-    if as_json:
-        print_json(report.to_json())
-    else:
-        typer.echo(report.text())
-    raise typer.Exit(0 if report.ok else 1)
 
 
 def _bytes(text: str) -> int:

@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.trouble import Failed, Stacks, Stalled, Stopped
+from sm_llm.contract.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -170,6 +170,7 @@ class AttemptEnded:
 Event = (
     AttemptStarted
     | StartChosen
+    | StateVerified
     | Step
     | Throughput
     | Validation

@@ -1,4 +1,4 @@
-"""The events of a job that stops, fails or stalls (a part of ``contract.events``)."""
+"""The events of a job that stops, fails, stalls or goes on again (a part of ``contract.events``)."""
 
 from __future__ import annotations
 
@@ -54,3 +54,11 @@ class Stacks:
     phase: str
     text: str
     kind: str = "stacks"
+
+
+@dataclass(frozen=True)
+class StateVerified:
+    """The state restored from the checkpoint of ``step`` has the hash it was saved with, on all processes."""
+
+    step: int
+    kind: str = "state_verified"

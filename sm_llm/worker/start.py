@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 
 from sm_llm.contract.events import StartChosen
+from sm_llm.contract.trouble import StateVerified
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
 from sm_llm.storage import publish as publication
@@ -246,7 +247,8 @@ def _verify_state(
     if ranks:
         raise CheckpointError(f"{start.uri}: the state restored on ranks {ranks} is not the state that was saved")
     if saved is not None:
-        context.notice(f"the restored state of step {start.step} is bit for bit the saved one on all processes")
+        context.emit(StateVerified(start.step))
+        context.say(f"the restored state of step {start.step} is bit for bit the saved one on all processes")
 
 
 def _load_private(context: WorkerContext, start: Start) -> dict[str, Any]:

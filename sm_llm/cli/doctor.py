@@ -1,0 +1,64 @@
+"""The verb that tries out whether things are as runs need them: a storage, or exact resume."""
+
+from __future__ import annotations
+
+from typing import Annotated, NoReturn
+
+import typer
+
+from sm_llm.cli.app import app
+from sm_llm.cli.options import AsJson, Endpoint, KmsKey, Overrides, Owner, Region, StorageClass, print_json
+
+
+@app.command()
+def doctor(
+    overrides: Overrides = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Try a folder or s3:// address that runs are to be kept in.")
+    ] = None,
+    resume_proof: Annotated[
+        str | None, typer.Option("--resume-proof", metavar="RECIPE|FILE", help="Break a training job and compare.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="With --resume-proof: train so many steps, twice.")] = 24,
+    endpoint_url: Endpoint = None,
+    region: Region = None,
+    kms_key_id: KmsKey = None,
+    storage_class: StorageClass = None,
+    expected_bucket_owner: Owner = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try whether things are as runs need them.
+
+    --storage tries whether a storage can do what runs need of it, and prints the IAM policy that is missing.
+    --resume-proof runs the first steps of a training job twice, once broken by SIGKILL twice and continued, and
+    compares losses, learning rates and hashes of all that is restored.
+
+    \b
+    Examples:
+      sm-llm doctor --storage s3://bucket/runs
+      sm-llm doctor --resume-proof job.yaml --steps 60 task.deterministic=true
+    """
+    if (storage is None) == (resume_proof is None):
+        raise typer.BadParameter("give --storage or --resume-proof")
+    if resume_proof is not None:
+        from sm_llm.launcher.resume_proof import prove_resume
+
+        tell = lambda text: typer.echo(text, err=True)  # noqa: E731
+        proof = prove_resume(resume_proof, *overrides or (), steps=steps, tell=tell)
+        _answer(proof.to_json(), proof.text(), proof.ok, as_json)
+    assert storage is not None
+    if overrides:
+        raise typer.BadParameter("--storage takes no KEY=VALUE")
+    from sm_llm.storage.probe import probe_storage
+    from sm_llm.storage.s3_options import S3Options
+
+    report = probe_storage(storage, S3Options(endpoint_url, region, kms_key_id, storage_class, expected_bucket_owner))
+    _answer(report.to_json(), report.text(), report.ok, as_json)
+
+
+def _answer(values: object, text: str, ok: bool, as_json: bool) -> NoReturn:
+    if as_json:
+        print_json(values)
+    else:
+        typer.echo(text)
+    raise typer.Exit(0 if ok else 1)
