@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +16,9 @@ from sm_llm.contract.trouble import Failed
 from sm_llm.launcher.processes import Ended
 from sm_llm.launcher.verdict import Ending, judge
 from sm_llm.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BOTH_FAILED = Ended((1, 1), 0)
 SUMMARY = """

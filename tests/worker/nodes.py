@@ -42,13 +42,14 @@ class Nodes:
         before: str = "",
         environ: dict[str, str] | None = None,
         stop_seconds: float = 60.0,
+        gpus: bool = False,
         **task: Any,
     ) -> None:
         self.paths = RunPaths(run)
         self.attempt = attempt
         self._before = before
         self._environ = environ or {}
-        self._nodes, self._processes = nodes, processes
+        self._nodes, self._processes, self._gpus = nodes, processes, gpus
         job = job_file(train_task(**{"max_steps": 4000, "logging": {"every_steps": 5}, **task}), run, 1, attempt)
         compute = ComputeSpec(instance_count=nodes, processes_per_instance=processes)
         backend = job.spec.backend.model_copy(update={"stop_seconds": stop_seconds})
@@ -80,6 +81,7 @@ class Nodes:
         command += [f"--master-port={port}", "--local-addr=127.0.0.1", str(script)]
         environ = {
             "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": str(node) if self._gpus else "",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "60",
             JOB_ENVIRONMENT: str(base / "job.json"),
             "SAGEMAKER_BASE_DIR": str(base),
