@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         StorageError,
         SubmitError,
     )
-    from sm_llm.launcher.api import attach, launch, load_spec, prepare
+    from sm_llm.launcher.api import attach, launch, load_spec, ls, prepare
     from sm_llm.launcher.plan import Plan, plan
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.sync import sync
@@ -56,13 +56,14 @@ __all__ = [
     "attach",
     "launch",
     "load_spec",
+    "ls",
     "plan",
     "prepare",
     "sync",
 ]
 
 _HOMES = {
-    "sm_llm.launcher.api": ("attach", "launch", "load_spec", "prepare"),
+    "sm_llm.launcher.api": ("attach", "launch", "load_spec", "ls", "prepare"),
     "sm_llm.launcher.plan": ("Plan", "plan"),
     "sm_llm.launcher.run": ("Run",),
     "sm_llm.launcher.sync": ("sync",),

@@ -130,7 +130,7 @@ def checkpoints(
     verify: Annotated[bool, typer.Option("--verify", help="Read all the data and compare checksums.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List a run's checkpoints: step, size, age, and whether they can be continued from."""
+    """List a run's checkpoints: size, age, usable or not."""
     from sm_llm.launcher.find_runs import attach
 
     found = attach(run).checkpoints(deep=verify)

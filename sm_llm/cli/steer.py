@@ -31,7 +31,9 @@ def attach(run: RunName = None) -> None:
 
 @app.command()
 def wait(run: RunName = None, as_json: AsJson = False) -> None:
-    """Wait silently until a run has ended; the exit code tells how, and a failure is told with its cause.
+    """Wait silently until a run has ended.
+
+    The exit code tells how; a failure is told with the first failing rank and its cause.
 
     \b
     Example:
@@ -77,7 +79,7 @@ def stop(
 def resume(
     run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = True, as_json: AsJson = False
 ) -> None:
-    """Continue a run from its newest checkpoint, or from an earlier one.
+    """Continue a run from its newest, or an earlier checkpoint.
 
     With --step the later checkpoints are taken back. Changes hold from here on. A run without a checkpoint is refused.
 
@@ -93,7 +95,10 @@ def resume(
 
 @app.command()
 def finish(run: RunName = None, wait: Wait = True, as_json: AsJson = False) -> None:
-    """Publish the result of a run that did all its steps, but ended before it had published."""
+    """Publish the result of a run that has done all steps.
+
+    For a run that ended after its last step, before its result was published (completed-unpublished).
+    """
     from sm_llm.launcher.find_runs import attach as find
 
     carry_on(find(run).finish(), wait=wait, as_json=as_json)
@@ -101,9 +106,9 @@ def finish(run: RunName = None, wait: Wait = True, as_json: AsJson = False) -> N
 
 @app.command()
 def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = True, as_json: AsJson = False) -> None:
-    """Repeat a run as a new one, from its record: same specification, same digest, same inputs.
+    """Repeat a run, from its record, as a new one.
 
-    Says what has changed since: packages, this program, the git commit.
+    It has the same specification, digest and inputs. What has changed since is said: packages, this program, the commit.
 
     \b
     Example:
@@ -122,7 +127,9 @@ def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = True, as_json
 def branch(
     run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = True, as_json: AsJson = False
 ) -> None:
-    """Begin a new run from a checkpoint of another, which stays as it is.
+    """Begin a new run from a checkpoint of another.
+
+    The other run stays as it is.
 
     \b
     Example:

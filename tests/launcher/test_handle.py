@@ -18,6 +18,7 @@ from sm_llm.contract.states import RunState
 from sm_llm.errors import CheckpointError, RunFailed, SmLlmError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.begin import differences
+from sm_llm.launcher.metrics import to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -454,3 +455,20 @@ if node == 0: put(None)
 """)
     run = fakes.launch("compute.instance_count=3")
     assert fakes.end(run) is RunState.COMPLETED, "\n".join(run.logs())
+
+
+def test_OB01_OB03_metrics_keep_every_digit_and_what_is_no_number(fakes: Fakes) -> None:
+    fakes.use(
+        EVENTS + "values = [7e-5, 1e-4, 1.2e3, -3e-2, .5, 1234.5, 0.1 + 0.2, float('nan'), float('inf')]\n"
+        "for step, value in enumerate(values, 1): log.write(Step(step, value, 1.0, value, 64))\nput(None)"
+    )
+    run = fakes.launch()
+    run.wait()
+    rows = run.metrics()
+    wanted = [7e-5, 1e-4, 1.2e3, -3e-2, 0.5, 1234.5, 0.1 + 0.2]
+    assert [row["loss"] for row in rows[:-2]] == [row["learning_rate"] for row in rows[:-2]] == wanted
+    assert [repr(row["loss"]) for row in rows[-2:]] == ["nan", "inf"]
+    shown = json.loads(json.dumps([to_json(row) for row in rows], allow_nan=False))
+    assert [row["loss"] for row in shown] == [*wanted, "nan", "inf"]
+    assert json.loads(json.dumps(run.status().to_json(), allow_nan=False))["progress"]["loss"] == "inf"
+    assert json.dumps([it.to_json() for it in api.ls(fakes.storage)], allow_nan=False)
