@@ -108,7 +108,7 @@ def finish(run: RunName = None, wait: Wait = True, as_json: AsJson = False) -> N
 def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = True, as_json: AsJson = False) -> None:
     """Repeat a run, from its record, as a new one.
 
-    It has the same specification, digest and inputs. What has changed since is said: packages, this program, the commit.
+    It has the same specification, digest and inputs. What has changed since is told: packages, this code, the commit.
 
     \b
     Example:
