@@ -9,7 +9,7 @@ import torch
 
 from sm_llm.contract.events import AttemptStarted, Step
 from sm_llm.data.loader import Batches
-from sm_llm.errors import RunFailed
+from sm_llm.errors import CheckpointError, RunFailed
 from sm_llm.models.registry import family
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.uri import open_store
@@ -134,7 +134,10 @@ class Training:
         """Continue from this run's newest checkpoint, in this very attempt; returns its step."""
         with self.context.pulse.during("start"):
             self.batches.close()
-            start = self.starter.newest()
+            try:
+                start = self.starter.newest()
+            except CheckpointError as error:
+                raise RunFailed(f"{self.tolerance.message}, but {error}") from error
             self.continue_from(start)
         self.context.pulse.begin(start.step)
         return start.step
