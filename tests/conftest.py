@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+pytest_plugins = ["tests.fixtures.s3_server", "tests.fixtures.fault_proxy", "tests.fixtures.hub_double"]
+
 _left_out: list[pytest.Item] = []
 
 

@@ -10,9 +10,9 @@ from sm_llm.storage.arrival import clear_leftovers, is_half_fetched
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines import s5cmd
 from sm_llm.storage.engines.classic import ClassicTransfer
-from sm_llm.storage.engines.common import MIB, abort_own_uploads, s3
+from sm_llm.storage.engines.common import MIB, DiskError, abort_own_uploads, s3
 from sm_llm.storage.engines.crt import CrtTransfer
-from sm_llm.storage.engines.ranges import DiskError, RangesTransfer
+from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.s3_client import is_expired
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.storage.base import MissingObjectError
-from sm_llm.storage.engines.common import part_size, s3, stored, upload_arguments
+from sm_llm.storage.engines.common import DiskError, part_size, s3, stored, upload_arguments
 from sm_llm.storage.s3_client import code_of, told
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class ClassicTransfer:
                         if action == "fetch" and code_of(error) in ("NoSuchKey", "404"):
                             raise MissingObjectError(f"{store.uri}: {copy.key!r} does not exist") from error
                         raise
+                    except OSError as error:
+                        raise DiskError(f"{store.uri}: cannot {action} {copy.key!r} ({copy.path}): {error}") from error
 
 
 class _Counter:

@@ -25,6 +25,10 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
+class DiskError(StorageError):
+    """The local disk failed: moving the bytes again would not help."""
+
+
 def s3(store: Store) -> S3Store:
     """``store``, which must be in S3: engines for it are never given another."""
     assert isinstance(store, S3Store)

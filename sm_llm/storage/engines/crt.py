@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
@@ -70,6 +71,10 @@ class CrtTransfer:
             for copy in copies:
                 listener.key = copy.key
                 running.append(submit(manager, copy))
+            # Not by the manager's own waiting, which turns an interruption into an error of the transfer.
+            wait(listener.futures, return_when=FIRST_EXCEPTION)
+            if all(future.done() and not future.exception() for future in listener.futures):
+                manager.shutdown()  # files get their names in callbacks that come after the result
             for copy, future in zip(copies, running, strict=True):
                 _await(store, copy, future, action)
         except BaseException:

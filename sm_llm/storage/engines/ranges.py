@@ -15,7 +15,7 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.arrival import is_half_fetched, journal_of
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.checksum import CHUNK_BYTES
-from sm_llm.storage.engines.common import MIB, s3
+from sm_llm.storage.engines.common import MIB, DiskError, s3
 from sm_llm.storage.s3 import whole_checksum
 from sm_llm.storage.s3_client import code_of, is_expired, status_of, told
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 RANGE_BYTES = 32 * MIB
 _TRIES = 5
-
-
-class DiskError(StorageError):
-    """The local disk failed: fetching again would not help."""
 
 
 class _Stopped(Exception):
