@@ -25,6 +25,7 @@ FAILED = "failed"
 WAIT_SECONDS = 1.5
 """How long whoever only lost a peer waits for that peer's own word, and how long the first lets others read its own."""
 _LOOK_SECONDS = 0.1
+_ROOM_BYTES = 131_072
 
 
 def failure_of(error: BaseException, place: Place, step: int | None = None) -> Failure:
@@ -72,11 +73,28 @@ def publish(context: WorkerContext, first: Failure) -> None:
         log.close()
 
 
-def leave_note(path: Path, failure: Failure) -> None:
-    """Write ``output/failure`` unless somebody has: another process of the node, or a script that knows better."""
+def reserve_room(path: Path) -> None:
+    """Keep some bytes on the disk of ``output/failure``, so that a full disk can still be told of."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_new(path, failure.to_text().encode())
+        _room_beside(path).write_bytes(b"\0" * _ROOM_BYTES)
+
+
+def _room_beside(path: Path) -> Path:
+    return path.with_name(".room")
+
+
+def leave_note(path: Path, failure: Failure) -> None:
+    """Write ``output/failure`` unless somebody has: another process of the node, or a script that knows better."""
+    text = failure.to_text().encode()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _room_beside(path).unlink(missing_ok=True)
+        try:
+            write_new(path, text)
+        except FileExistsError:
+            if path.stat().st_size == 0:  # a disk without room gives a file and takes no bytes
+                path.write_bytes(text)
 
 
 def print_failure(own: Failure, first: Failure) -> None:

@@ -79,6 +79,8 @@ class Frame:
         context = self.context = WorkerContext.read(self.environ)
         if watched:
             context.requests.install(self.end_now)
+            if context.place.is_node_leader:
+                failures.reserve_room(context.container.failure)
         with RunLock(context.run.lock):
             try:
                 _check(kind, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(200)
 
 
+def fill_up(disk: Path, room: int) -> Path:
+    """Leave only ``room`` bytes."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError):
+        filler.write_bytes(b"x" * (shutil.disk_usage(disk).free - room))
+    return filler
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB."""
@@ -38,22 +47,29 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_CK34_a_disk_full_in_a_save_fails_the_job_by_name_and_leaves_the_commit_before(small_disk: Path) -> None:
     run = small_disk / "run"
-    task = {"checkpoint": {"every_steps": 400}, "logging": {"every_steps": 20}}
+    task = {"checkpoint": {"every_steps": 150}, "validation": {"every_steps": 4000}}
     with Nodes(run, **task) as job:
         job.until(lambda: job.events("checkpoint_published"))
         before = find_newest(open_store(run), run_id="run").commit
-        fill = small_disk / "filler"
-        free = shutil.disk_usage(small_disk).free - 150_000
-        fill.write_bytes(b"x" * free)
+        filler = fill_up(small_disk, 700_000)
         job.ended()
         failures = job.failures()
     assert before is not None
     assert {it.cause for it in failures} == {Cause.DISK_FULL}, job.log()
-    assert "disk full in the save of step 800" in failures[0].headline
-    fill.unlink()
+    assert "disk full in the save of step " in failures[0].headline
+    filler.unlink()
     after = find_newest(open_store(run), run_id="run").commit
     assert after is not None
     assert after.save_id == before.save_id
+
+
+def test_CK34_a_disk_without_any_room_left_can_still_be_told_of(small_disk: Path) -> None:
+    with Nodes(small_disk / "run", checkpoint={"every_steps": 4000}, validation={"every_steps": 4000}) as job:
+        job.until_step(5)
+        fill_up(small_disk, 0)
+        job.ended()
+        failures = job.failures()
+    assert {it.cause for it in failures} == {Cause.DISK_FULL}, job.log()
 
 
 def test_CK34_a_disk_that_cannot_hold_one_checkpoint_is_told_before_the_first_step(
