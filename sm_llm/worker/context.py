@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import Event, EventWriter, Notice
+from sm_llm.contract.hosts import Hosts
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.errors import RunFailed
@@ -114,6 +115,18 @@ class WorkerContext:
                 f"{self.place.world_size} processes have started, but compute asks for {requested} "
                 f"({compute.instance_count} x {compute.processes_per_instance}): the launcher's command is wrong"
             )
+
+    def check_hosts(self) -> None:
+        """Raise ``RunFailed`` where the platform's hosts are not those of the job, or rank 0 is not on the first."""
+        hosts = Hosts.read(self.container.resource_config)
+        if hosts is None:
+            return
+        requested = self.job.spec.compute.instance_count
+        if len(hosts.names) != requested:
+            listed = ", ".join(hosts.names)
+            raise RunFailed(f"compute.instance_count asks for {requested} hosts, the platform gave {listed}")
+        if self.place.node == 0 and hosts.current != hosts.leader:
+            raise RunFailed(f"rank 0 runs on {hosts.current}, but the first host of the job is {hosts.leader}")
 
     def emit(self, event: Event) -> None:
         """Append to the event log (leader only; nothing elsewhere)."""

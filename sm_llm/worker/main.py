@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.hosts import await_host
 from sm_llm.contract.liveness import RunLock
 from sm_llm.contract.states import EXIT_CODES, RunState
 from sm_llm.contract.stopped import StopRecord
@@ -100,6 +101,8 @@ class Frame:
         from sm_llm.worker.board import connect
         from sm_llm.worker.watchdog import Watchdog
 
+        if (address := self.environ.get("MASTER_ADDR")) is not None:
+            await_host(address)
         self.board = connect(f"{context.job.run_id}/{context.job.attempt}", self.environ)
         watchdog = Watchdog(context, task.watchdog, self.board).start()
         try:
@@ -151,6 +154,7 @@ def _check(kind: str, context: WorkerContext) -> None:
     if wanted != kind:
         raise RunFailed(f"this entrypoint runs {kind} jobs, but job.json holds a {wanted} job")
     context.check_world_size()
+    context.check_hosts()
 
 
 def _task(kind: str) -> Task:

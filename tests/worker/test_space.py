@@ -63,6 +63,7 @@ def test_CK34_a_disk_full_in_a_save_fails_the_job_by_name_and_leaves_the_commit_
     assert after.save_id == before.save_id
 
 
+@pytest.mark.integration
 def test_CK34_a_disk_without_any_room_left_can_still_be_told_of(small_disk: Path) -> None:
     with Nodes(small_disk / "run", checkpoint={"every_steps": 4000}, validation={"every_steps": 4000}) as job:
         job.until_step(5)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(200)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.integration)])
 def test_CK18_a_signal_to_one_process_stops_both_nodes_at_the_same_step_with_a_checkpoint(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -45,6 +45,7 @@ def test_CK18_a_signal_to_one_process_stops_both_nodes_at_the_same_step_with_a_c
     assert job.events("stopped")[0]["checkpoint"] == record.step
 
 
+@pytest.mark.integration
 def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(tmp_path: Path) -> None:
     short = {"max_steps": 40, "checkpoint": {"every_steps": 1000}, "validation": {"every_steps": 1000}}
     with Nodes(tmp_path / "whole", **short) as whole:
@@ -68,6 +69,7 @@ def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(tmp_
     assert exact_steps(tmp_path / "run") == exact_steps(tmp_path / "whole")
 
 
+@pytest.mark.integration
 def test_CK18_a_save_longer_than_the_grace_time_is_not_begun(tmp_path: Path) -> None:
     slow = (
         "import time\nfrom sm_llm.storage import publish\nreal = publish.publish\n"
@@ -88,6 +90,7 @@ def test_CK18_a_save_longer_than_the_grace_time_is_not_begun(tmp_path: Path) -> 
     assert record.state is RunState.INTERRUPTED
 
 
+@pytest.mark.integration
 def test_a_signal_before_the_first_step_ends_the_job_without_a_failure(tmp_path: Path) -> None:
     waits = (
         "import time, pathlib, os\nfrom sm_llm.worker import train\n"

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(200)
 EAGER = {"stall_seconds": 4.0, "stall_factor": 2.0}
 
 
-@pytest.mark.parametrize("rank", [1, 0])
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.integration)])
 def test_a_stopped_rank_is_named_and_the_others_tell_their_stacks(tmp_path: Path, rank: int) -> None:
     with Nodes(tmp_path / "run", watchdog=EAGER) as job:
         job.until_step(10)
@@ -41,6 +41,7 @@ def test_a_stopped_rank_is_named_and_the_others_tell_their_stacks(tmp_path: Path
     assert "worker/train.py" in told[0]["text"]
 
 
+@pytest.mark.integration
 def test_a_rank_that_is_behind_is_named_with_its_stack(tmp_path: Path) -> None:
     late = breaking(1, "import time; time.sleep(100)")
     with Nodes(tmp_path / "run", before=late, watchdog=EAGER) as job:
@@ -56,6 +57,7 @@ def test_a_rank_that_is_behind_is_named_with_its_stack(tmp_path: Path) -> None:
     assert failures[0].headline == failures[1].headline
 
 
+@pytest.mark.integration
 def test_a_rank_whose_data_never_come_is_named(tmp_path: Path) -> None:
     starving = (
         "import os, time\nfrom sm_llm.worker import train\nreal = train.Batches.__next__\n"
@@ -72,6 +74,7 @@ def test_a_rank_whose_data_never_come_is_named(tmp_path: Path) -> None:
     assert "behind the others: rank 1 (waiting for data)" in failures[0].message
 
 
+@pytest.mark.integration
 def test_a_watchdog_that_is_off_lets_a_job_wait(tmp_path: Path) -> None:
     late = breaking(1, "import time; time.sleep(8)")
     with Nodes(tmp_path / "run", before=late, watchdog={**EAGER, "enabled": False}, max_steps=8) as job:
