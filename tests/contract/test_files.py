@@ -70,6 +70,6 @@ def test_entrypoints_are_guarded_programs(kind: str) -> None:
     source = entrypoint_source(kind)
     compile(source, f"{kind}.py", "exec")
     assert 'if __name__ == "__main__":' in source
-    assert f'main("{kind}")' in source
+    assert f'program("{kind}")' in source
     with pytest.raises(ValueError, match="no task kind"):
         entrypoint_source("dance")
