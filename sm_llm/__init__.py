@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.api import attach, launch, load_spec, ls, prepare
     from sm_llm.launcher.plan import Plan, plan
     from sm_llm.launcher.run import Run
-    from sm_llm.launcher.sync import sync
+    from sm_llm.launcher.sync import fetch, sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 __version__ = "0.1.0"
@@ -54,6 +54,7 @@ __all__ = [
     "SubmitError",
     "WorkflowSpec",
     "attach",
+    "fetch",
     "launch",
     "load_spec",
     "ls",
@@ -66,7 +67,7 @@ _HOMES = {
     "sm_llm.launcher.api": ("attach", "launch", "load_spec", "ls", "prepare"),
     "sm_llm.launcher.plan": ("Plan", "plan"),
     "sm_llm.launcher.run": ("Run",),
-    "sm_llm.launcher.sync": ("sync",),
+    "sm_llm.launcher.sync": ("fetch", "sync"),
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -31,6 +31,7 @@ VERBS = {
     "rerun": "sm_llm.launcher.run:Run.rerun",
     "branch": "sm_llm.launcher.run:Run.branch",
     "sync": "sm_llm.launcher.sync:sync",
+    "fetch": "sm_llm.launcher.sync:fetch",
     "doctor": "sm_llm.storage.probe:probe_storage",
 }
 """Every verb and the Python function that does its work."""
@@ -59,7 +60,7 @@ Look at it from anywhere:
 
 \b
 S3, in and out:
-  sm-llm sync SRC DST, sm-llm doctor --storage s3://bucket/runs
+  sm-llm fetch hf://org/name@revision DST, sm-llm sync SRC DST, sm-llm doctor --storage s3://bucket/runs
 
 \b
 Proof that a broken job goes on exactly:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import get_args
 
-from sm_llm.spec.tasks import PrepareTask, TrainTask
+from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask
 
 TASK_KINDS: tuple[str, ...] = tuple(
-    get_args(task.model_fields["kind"].annotation)[0] for task in (TrainTask, PrepareTask)
+    get_args(task.model_fields["kind"].annotation)[0] for task in (TrainTask, PrepareTask, FetchTask)
 )
 """Task kinds that have an entrypoint of their own name."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.data.documents import usable
 from sm_llm.errors import DataError, SmLlmError
+from sm_llm.storage.hub import is_hub, parse_hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +43,14 @@ def open_dataset(data: StreamData, split: str, rank: int, degree: int) -> Any:
         from datasets.distributed import split_dataset_by_node
     except ImportError as error:
         raise DataError(f"task.data.format: stream needs datasets ({error}). Install sm_llm[stream]") from error
+    name, revision = data.dataset, None
+    if is_hub(name):
+        address = parse_hub(name)
+        name, revision = address.repository, address.revision
     try:
-        dataset = load_dataset(data.dataset, data.config_name, data_files=data.data_files, split=split, streaming=True)
+        dataset = load_dataset(
+            name, data.config_name, data_files=data.data_files, split=split, revision=revision, streaming=True
+        )
         return split_dataset_by_node(dataset, rank=rank, world_size=degree)
     except Exception as error:  # the library raises whatever its network and file layers do
         raise DataError(

@@ -41,7 +41,7 @@ def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
 
 
 def check_train(
-    task: TrainTask, model: ModelFacts | None, rows: RowsInfo | None, upstream: Mapping[str, Upstream]
+    task: TrainTask, model: ModelFacts | None, rows: RowsInfo | None, upstream: Mapping[str, Upstream | None]
 ) -> list[Fault]:
     """Every fault in how model, tokenizer and data of a training task fit together.
 
@@ -74,7 +74,7 @@ def _value(task: TrainTask, path: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _upstream(task: TrainTask, upstream: Mapping[str, Upstream]) -> Upstream | None:
+def _upstream(task: TrainTask, upstream: Mapping[str, Upstream | None]) -> Upstream | None:
     match = _STEP_OUTPUT.fullmatch(_value(task, "task.data.train") or "")
     return upstream.get(match["step"]) if match else None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sm_llm.errors import Fault, SpecError, StorageError
 from sm_llm.models.config import model_config
 from sm_llm.models.registry import family
 from sm_llm.spec.checkpoint import PretrainedStart
+from sm_llm.storage.hub import config_file, is_hub, parse_hub
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
@@ -36,12 +38,25 @@ def pretrained_source(task: TrainTask) -> str | None:
     return task.start.pretrained if isinstance(task.start, PretrainedStart) else None
 
 
+def _readable(source: str | None, where: str) -> str | None:
+    """The config of a model on the hub, in the hub's cache; other sources as they are."""
+    if source is None or not is_hub(source):
+        return source
+    try:
+        return str(config_file(parse_hub(source)))
+    except StorageError as error:
+        raise SpecError([Fault(where, str(error))]) from None
+
+
 def model_facts(task: TrainTask) -> ModelFacts:
     """Facts of the model that ``task`` trains. Raises ``SpecError`` for an unknown family, preset or config field."""
+    pretrained = pretrained_source(task)
+    if task.model.path is None and task.model.preset is None:
+        pretrained = _readable(pretrained, "task.start.pretrained")
     config = model_config(
         preset=task.model.preset,
-        path=task.model.path,
-        pretrained=pretrained_source(task),
+        path=_readable(task.model.path, "task.model.path"),
+        pretrained=pretrained,
         overrides=task.model.config,
     )
     kind = family(config)

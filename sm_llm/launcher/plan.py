@@ -114,7 +114,7 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
     # Outputs do not exist yet: a reference stays itself, and facts come from what the earlier step was told to do.
     outputs = {name: f"steps.{name}.output" for name in workflow.steps}
     tasks = {name: step.task for name, step in workflow.steps.items()}
-    upstream = {name: Upstream.of(task) for name, task in tasks.items() if isinstance(task, PrepareTask)}
+    upstream = {name: Upstream.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()}
     for name in workflow.steps:
         prefix = f"steps.{name}."
         own = {path.removeprefix(prefix): text for path, text in (origins or {}).items() if path.startswith(prefix)}
@@ -133,7 +133,7 @@ def plan_job(
     job: JobSpec,
     *,
     origins: Mapping[str, str] | None = None,
-    upstream: Mapping[str, Upstream] | None = None,
+    upstream: Mapping[str, Upstream | None] | None = None,
     step: str | None = None,
     after: Sequence[str] = (),
 ) -> Plan:
@@ -149,8 +149,11 @@ def plan_job(
     numbers = _Numbers()
     if isinstance(job.task, TrainTask):
         numbers = _train_numbers(job.task, world_size, upstream or {}, faults)
+        if numbers.model is None and job.secrets:
+            _forgive_refusals(faults, numbers)
     elif world_size > 1:
-        numbers.warnings.append(f"prepare uses one process; the other {world_size - 1} will have nothing to do")
+        kind = job.task.kind
+        numbers.warnings.append(f"{kind} uses one process; the other {world_size - 1} will have nothing to do")
     if faults:
         raise PlanError(faults)
     return Plan(
@@ -176,7 +179,9 @@ class _Numbers:
     warnings: list[str] = field(default_factory=list)
 
 
-def _train_numbers(task: TrainTask, world_size: int, upstream: Mapping[str, Upstream], faults: list[Fault]) -> _Numbers:
+def _train_numbers(
+    task: TrainTask, world_size: int, upstream: Mapping[str, Upstream | None], faults: list[Fault]
+) -> _Numbers:
     """Numbers of a training task; what is wrong goes to ``faults``, so that all is told at once."""
     numbers = _Numbers()
     if not is_reference(task.model.path) and not is_reference(pretrained_source(task)):
@@ -187,6 +192,13 @@ def _train_numbers(task: TrainTask, world_size: int, upstream: Mapping[str, Upst
     faults += check_train(task, numbers.model, found, upstream)
     numbers.warnings += _warnings(task, numbers)
     return numbers
+
+
+def _forgive_refusals(faults: list[Fault], numbers: _Numbers) -> None:
+    """A config that the hub shows to the worker alone, which has the secrets, is no fault of the plan."""
+    for fault in [it for it in faults if it.problem.startswith("hf://")]:
+        faults.remove(fault)
+        numbers.warnings.append(f"{fault}; the worker asks again, with its secrets. Nothing is known of the model here")
 
 
 def _rows(task: TrainTask, faults: list[Fault]) -> RowsInfo | None:

@@ -60,6 +60,8 @@ def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     if plan.job.task.kind == "prepare":
         yield "reads", ", ".join(plan.job.task.sources)
         yield "writes", f"rows of {plan.job.task.seq_length:,} tokens"
+    if plan.job.task.kind == "fetch":
+        yield "fetches", plan.job.task.source
     yield "storage", plan.job.storage
     yield "spec digest", plan.digest[:16]
     for node, argv in enumerate(plan.command):

@@ -1,4 +1,4 @@
-"""The user's sync: copies as the storage room does, shown while it goes on and stopped cleanly by a signal."""
+"""The user's sync and fetch: copies as the storage room does, shown while they go on, stopped cleanly by a signal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sm_llm.launcher.lines import duration
+from sm_llm.storage.hub_fetch import FetchReport, fetch
 from sm_llm.storage.sync import SyncReport, sync
 
 if TYPE_CHECKING:
@@ -16,7 +17,16 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["SyncReport", "report_lines", "shown", "stopping_on_signals", "sync"]
+__all__ = [
+    "FetchReport",
+    "SyncReport",
+    "fetch",
+    "fetch_lines",
+    "report_lines",
+    "shown",
+    "stopping_on_signals",
+    "sync",
+]
 
 _PLAIN_SECONDS = 10.0
 """Without a terminal, how often a long copy says where it is."""
@@ -82,6 +92,17 @@ def report_lines(report: SyncReport, *, dry_run: bool = False) -> Iterator[str]:
     speed = f", {size(int(report.copied_size / report.seconds))}/s" if report.seconds > 0 and not dry_run else ""
     did = "would copy" if dry_run else "copied and verified"
     yield f"{did}: {len(report.copied)} files, {size(report.copied_size)}{speed} -> {report.destination}"
+
+
+def fetch_lines(report: FetchReport) -> Iterator[str]:
+    """What a fetch did, in words."""
+    yield f"{report.source} is commit {report.commit}"
+    for it in report.left_out:
+        yield f"left out ({it.reason}): {it.files} files, {size(it.size)}"
+    if report.unchanged:
+        yield f"there already: {report.unchanged} files, {size(report.unchanged_size)}"
+    speed = f", {size(int(report.copied_size / report.seconds))}/s" if report.seconds > 0 else ""
+    yield f"fetched and verified: {len(report.copied)} files, {size(report.copied_size)}{speed} -> {report.destination}"
 
 
 def size(count: int) -> str:

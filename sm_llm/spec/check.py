@@ -12,7 +12,7 @@ from sm_llm.spec.data import StreamData
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 from sm_llm.spec.references import references, sources, workflow_job
-from sm_llm.spec.tasks import PrepareTask, TrainTask, TrainTokenizer
+from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask, TrainTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,7 @@ NAME_LENGTH = 63
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3")
+_HUB = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:@(?:refs/(?:pr|convert)/)?[^/@]+)?(?:/(?P<path>.*))?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/|$)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -72,11 +73,13 @@ def _body_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _environment_faults(job.environment, job.secrets)
     yield from _input_faults(job)
     for path, place in {**sources(job), **{f"inputs.{name}": place for name, place in job.inputs.items()}}.items():
-        yield from _place_faults(path, place)
+        yield from _place_faults(path, place, hub=path != "task.start.checkpoint")
     if isinstance(job.task, TrainTask):
         yield from _train_faults(job.task, job.compute.world_size)
-    else:
+    elif isinstance(job.task, PrepareTask):
         yield from _prepare_faults(job.task)
+    else:
+        yield from _fetch_faults(job.task)
 
 
 def _input_faults(job: JobSpec) -> Iterator[Fault]:
@@ -90,6 +93,8 @@ def _input_faults(job: JobSpec) -> Iterator[Fault]:
 
 
 def _train_faults(task: TrainTask, world_size: int) -> Iterator[Fault]:
+    if isinstance(task.data, StreamData) and _SCHEME.match(task.data.dataset):
+        yield from _stream_faults(task.data.dataset)
     yield from _length_faults(task)
     yield from _model_faults(task)
     yield from _optim_faults(task)
@@ -151,12 +156,30 @@ def _name_faults(path: str, name: str, suffix_of: str = "") -> Iterator[Fault]:
         yield Fault(path, f"a name has at most {NAME_LENGTH} characters", whole, f"This one has {len(whole)}")
 
 
-def _place_faults(path: str, place: str) -> Iterator[Fault]:
+def _stream_faults(dataset: str) -> Iterator[Fault]:
+    match = _HUB.fullmatch(dataset)
+    if not dataset.startswith("hf://datasets/") or match is None or match["path"]:
+        remedy = "Write hf://datasets/org/name@revision, and files of it as data_files"
+        yield Fault("task.data.dataset", "is no data set on the hub", dataset, remedy)
+
+
+def _fetch_faults(task: FetchTask) -> Iterator[Fault]:
+    if _HUB.fullmatch(task.source):
+        return
+    remedy = "Write hf://org/name@revision; files elsewhere are read where they are, or copied by sm-llm sync"
+    yield Fault("task.source", "is no address on the hub", task.source, remedy)
+
+
+def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault]:
+    """``hub``: whether the place may be on the Hugging Face hub."""
     scheme = _SCHEME.match(place)
     if not place.strip():
         yield Fault(path, "is empty", place)
+    elif scheme and scheme[1] == "hf" and hub:
+        if not _HUB.fullmatch(place):
+            yield Fault(path, "is no address on the hub", place, "Write hf://org/name@revision or hf://datasets/…")
     elif scheme and scheme[1] not in _SCHEMES:
-        known = ", ".join(f"{it}://" for it in _SCHEMES)
+        known = ", ".join(f"{it}://" for it in (*_SCHEMES, *(["hf"] if hub else [])))
         yield Fault(path, f"{scheme[1]}:// is not supported", place, f"Give a folder, or one of {known}")
     elif scheme and scheme[1] == "s3" and not _BUCKET.match(place):
         yield Fault(path, "names no valid bucket", place, "Write s3://bucket/prefix")

@@ -55,7 +55,8 @@ class StreamData(_Data):
     format: Literal["stream"] = "stream"
     """The format of the data."""
     dataset: str
-    """Hub id, or the builder name (``json``, ``parquet``, ``text``) when ``data_files`` are given."""
+    """``hf://datasets/org/name@revision`` (pinned when the run first reads it), a plain hub id, or the builder's name
+    (``json``, ``parquet``, ``text``) when ``data_files`` are given."""
     config_name: str | None = None
     """Configuration of the dataset, e.g. ``en`` of C4."""
     data_files: str | list[str] | None = None

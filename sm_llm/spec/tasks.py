@@ -133,4 +133,19 @@ class PrepareTask(SpecModel):
     """Seed of the held-out choice."""
 
 
-Task = Annotated[TrainTask | PrepareTask, Field(discriminator="kind")]
+class FetchTask(SpecModel):
+    """Bring a model or data set of the Hugging Face hub into the run's storage: pinned, verified, by one process."""
+
+    kind: Literal["fetch"] = "fetch"
+    """The task kind."""
+    source: str
+    """``hf://org/name@revision``, ``hf://datasets/org/name@revision``, or a file or folder below one of them."""
+    include: list[str] = Field(default_factory=list)
+    """Take only what these patterns match: a folder, a suffix such as .json, or a glob."""
+    exclude: list[str] = Field(default_factory=lambda: ["original"])
+    """Leave out what these match; they win."""
+    one_weight_format: bool = True
+    """Where the weights are there as safetensors, leave other formats of them out."""
+
+
+Task = Annotated[TrainTask | PrepareTask | FetchTask, Field(discriminator="kind")]

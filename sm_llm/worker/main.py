@@ -163,6 +163,10 @@ def _task(kind: str) -> Task:
         from sm_llm.worker.train import run as train
 
         return train
+    if kind == "fetch":
+        from sm_llm.worker.fetch import run as fetch
+
+        return fetch
     from sm_llm.worker.prepare import run as prepare
 
     return prepare

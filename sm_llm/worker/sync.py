@@ -12,8 +12,10 @@ from sm_llm.spec.references import sources
 from sm_llm.storage.base import Copy, Store, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.files import write_atomically
+from sm_llm.storage.hub import is_hub
 from sm_llm.storage.transfer import CopyTransfer
 from sm_llm.storage.uri import open_store
+from sm_llm.worker.hub_source import bring_from_hub, hub_stream, pinned, with_pinned_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,9 +33,9 @@ def stage_inputs(context: WorkerContext) -> JobSpec:
     """The job with every source replaced by a folder or file on this node.
 
     A source that the backend mounted as a channel is read from there and a plain path where it lies. Anything with
-    a scheme (``file://…``) is copied into scratch through its store and verified. A checkpoint to start from stays an
-    address: it is found and verified by its commit, not copied as files. Raises ``StorageError``, on every
-    process of the node, if a copy fails.
+    a scheme (``file://…``, ``hf://…``) is copied into scratch and verified; a stream from the hub gets the commit that
+    its revision stands for in this run. A checkpoint to start from stays an address: it is found and verified by its
+    commit, not copied as files. Raises ``StorageError``, on every process of the node, if a copy fails.
     """
     mounted = {uri: name for name, uri in context.job.channels.items()}
     places: dict[str, str] = {}
@@ -44,7 +46,10 @@ def stage_inputs(context: WorkerContext) -> JobSpec:
             places[uri] = str(context.container.channel(mounted[uri]))
         elif "://" in uri:
             places[uri] = str(stage(context, uri))
-    return _with_sources(context.job.spec, places)
+    job = _with_sources(context.job.spec, places)
+    if (stream := hub_stream(job)) is None:
+        return job
+    return with_pinned_stream(job, once_per_node(context, f"{stream}.commit", lambda: pinned(context, stream).commit))
 
 
 def _with_sources(job: JobSpec, places: dict[str, str]) -> JobSpec:
@@ -65,23 +70,41 @@ def _put(tree: Any, path: list[str], value: str) -> None:
 def stage(context: WorkerContext, uri: str, *, wait_seconds: float = WAIT_SECONDS) -> Path:
     """A copy of the file ``uri``, or of everything below the folder ``uri``, in this node's scratch.
 
-    The node's first process copies and then writes a marker; the others wait for it at most ``wait_seconds``. The
-    marker carries the outcome, so that nobody waits for a copy that has failed.
+    The node's first process copies, the others wait for it at most ``wait_seconds``.
     """
-    target = context.scratch / "inputs" / hashlib.sha256(uri.encode()).hexdigest()[:16]
-    marker = target.with_suffix(f".{context.job.attempt}.done")
+    target = _place(context, uri)
+
+    def copy() -> str:
+        return bring_from_hub(context, uri, target) if is_hub(uri) else _copy(uri, target, _reporter(context, uri))
+
+    return target / once_per_node(context, uri, copy, wait_seconds=wait_seconds)
+
+
+def once_per_node(
+    context: WorkerContext, what: str, action: Callable[[], str], *, wait_seconds: float = WAIT_SECONDS
+) -> str:
+    """The result of ``action`` in the node's first process, on all processes of the node.
+
+    The first one then writes a marker, for which the others wait. It carries the outcome, so that nobody waits for
+    what has failed.
+    """
+    marker = _place(context, what).with_suffix(f".{context.job.attempt}.done")
     if context.place.is_node_leader:
         try:
-            name = _copy(uri, target, _reporter(context, uri))
+            result = action()
         except (StorageError, OSError) as error:
-            write_atomically(marker, f"failed: {error}")
+            write_atomically(marker, f"failed: {context.hidden(str(error))}")
             raise
-        write_atomically(marker, f"complete: {name}")
-        return target / name
+        write_atomically(marker, f"complete: {result}")
+        return result
     outcome, _, detail = _await(marker, wait_seconds).partition(": ")
     if outcome != "complete":
-        raise StorageError(f"staging {uri} failed in the node's first process: {detail}")
-    return target / detail
+        raise StorageError(f"staging {what} failed in the node's first process: {detail}")
+    return detail
+
+
+def _place(context: WorkerContext, what: str) -> Path:
+    return context.scratch / "inputs" / hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def _copy(uri: str, target: Path, progress: Callable[[int, int], None]) -> str:
