@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ENGINES = ("s5cmd", "crt", "boto3", "ranges")
+slow = pytest.mark.integration
+FEW = ("crt", pytest.param("s5cmd", marks=slow), pytest.param("boto3", marks=slow))
+"""Every engine in the whole proof, one in the daily tests."""
+
 SIZE = 18 * MIB
 """Several parts with every engine."""
 
@@ -97,6 +101,7 @@ def test_what_goes_up_comes_down(far: S3Store, tmp_path: Path, engine: str) -> N
     assert sum(counted) == SIZE + 1000
 
 
+@slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("action", ["503", "reset", "cut"])
 @pytest.mark.usefixtures("small_ranges")
@@ -127,7 +132,7 @@ def test_I9_one_flipped_bit_is_caught_and_repaired_with_every_engine(
     assert [it.name for it in (tmp_path / "out").iterdir()] == ["large"]
 
 
-@pytest.mark.parametrize("engine", ["s5cmd", "crt", "boto3"])
+@pytest.mark.parametrize("engine", FEW)
 def test_I1_a_file_that_stays_wrong_is_an_error_and_never_gets_its_name(
     far: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, bucket: str, engine: str
 ) -> None:
@@ -138,7 +143,7 @@ def test_I1_a_file_that_stays_wrong_is_an_error_and_never_gets_its_name(
     assert not (tmp_path / "out" / "small").exists()
 
 
-@pytest.mark.parametrize("engine", ["s5cmd", "crt", "boto3"])
+@pytest.mark.parametrize("engine", FEW)
 def test_two_swapped_shards_are_caught_with_every_engine(s3_bench: Any, tmp_path: Path, engine: str) -> None:
     from sm_llm.storage.publish import fetch, find_newest
 
@@ -153,13 +158,13 @@ def test_two_swapped_shards_are_caught_with_every_engine(s3_bench: Any, tmp_path
     assert not [it for it in (tmp_path / "out").rglob("*") if it.is_file()]
 
 
-@pytest.mark.parametrize("engine", ["s5cmd", "crt", "boto3"])
+@pytest.mark.parametrize("engine", FEW)
 def test_a_missing_object_is_a_missing_object_with_every_engine(far: S3Store, tmp_path: Path, engine: str) -> None:
     with pytest.raises(MissingObjectError):
         EngineTransfer(engine).download(far, [Copy("gone", tmp_path / "gone.part", 10, "")], lambda _: None)
 
 
-@pytest.mark.parametrize("engine", ["s5cmd", "crt", "boto3"])
+@pytest.mark.parametrize("engine", FEW)
 @pytest.mark.parametrize(
     ("match", "action"),
     [
@@ -246,7 +251,7 @@ def test_credentials_that_expire_inside_a_file_are_read_anew(
     assert near.client is not before
 
 
-@pytest.mark.parametrize("engine", ["s5cmd", "crt", "boto3"])
+@pytest.mark.parametrize("engine", FEW)
 def test_credentials_that_expire_under_an_engine_are_read_anew(
     far: S3Store, near: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str
 ) -> None:
@@ -268,6 +273,7 @@ def test_credentials_that_stay_expired_are_told_as_that(
         RangesTransfer().download(near, copies, lambda _: None)
 
 
+@slow
 def test_a_bandwidth_cap_is_kept_and_taken_by_an_engine_that_can(far: S3Store, tmp_path: Path) -> None:
     copies = fill(far, tmp_path, a=3_000_000, b=3_000_000)
     said: list[str] = []
@@ -381,7 +387,7 @@ def small_disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("engine", ["s5cmd", "crt", "boto3", "auto"])
+@pytest.mark.parametrize("engine", ["auto", *FEW])
 def test_a_disk_that_fills_up_during_a_fetch_is_told_with_every_engine(
     far: S3Store, small_disk: Path, engine: str
 ) -> None:
@@ -410,6 +416,7 @@ def test_parts_are_few_and_large_enough(size: int) -> None:
     assert -(-size // part_size(size)) <= MAX_PARTS
 
 
+@slow
 def test_an_interrupted_upload_leaves_no_open_parts(
     far: S3Store, near: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MODES = ("before", "after")
+SWEEP = ("before", pytest.param("after", marks=pytest.mark.integration))
 
 
 @dataclass
@@ -65,7 +66,7 @@ def usable_steps(bench: Any) -> list[int]:
     return [it.step for it in infos]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SWEEP)
 def test_I1_I2_a_save_killed_at_any_request(s3_bench: Any, guillotine: Any, killed: Any, mode: str) -> None:
     s3_bench.publish(1)
     probe = guillotine()
@@ -86,7 +87,7 @@ def test_I1_I2_a_save_killed_at_any_request(s3_bench: Any, guillotine: Any, kill
     assert verify(s3_bench.store, find_newest(s3_bench.store).commit, deep=True) == []
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SWEEP)
 def test_I5_a_collection_killed_at_any_request(s3_bench: Any, guillotine: Any, killed: Any, mode: str) -> None:
     def collect(store: Any) -> None:
         collect_garbage(store, run_id=s3_bench.run_id, keep_last=2, clock=lambda: time.time() + 7200)
@@ -232,6 +233,7 @@ def test_a_node_whose_clock_is_an_hour_ahead_collects_nothing_that_is_young(
     assert collect_garbage(s3_bench.store, run_id=s3_bench.run_id, keep_last=1).orphans == ()
 
 
+@pytest.mark.integration
 def test_CK07_a_commit_waits_for_every_part(s3_bench: Any) -> None:
     from sm_llm.storage.publish import commit, new_save, upload_part, write_part
 
@@ -244,6 +246,7 @@ def test_CK07_a_commit_waits_for_every_part(s3_bench: Any) -> None:
     assert commit(s3_bench.store, save).won
 
 
+@pytest.mark.integration
 def test_CK02_each_of_eight_nodes_uploads_its_own_and_nothing_twice(
     s3_bench: Any, together: Any, fault_proxy: Any
 ) -> None:
