@@ -140,13 +140,13 @@ def library(address: HubAddress) -> Any:
     return hub
 
 
-def patiently(ask: Callable[[], _Result], *, network: bool = True) -> _Result:
-    """``ask``, again after a pause while the hub is busy or (``network``) not reached; the last error is raised."""
+def patiently(ask: Callable[[], _Result]) -> _Result:
+    """``ask``, again after a pause while the hub is busy or not reached; the last error is raised."""
     for attempt in range(1, _TRIES + 1):
         try:
             return ask()
         except Exception as error:  # the library passes on whatever its network layer raises
-            if attempt == _TRIES or not (_is_busy(error) or (network and _is_network(error))):
+            if attempt == _TRIES or not (_is_busy(error) or _is_network(error)):
                 raise
             time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
     raise AssertionError("unreachable")

@@ -31,8 +31,7 @@ def download(snapshot: HubSnapshot, file: HubFile, target: Path, part: Path, pro
     length = _Length(progress)
     with told(snapshot.address):
         for _ in range(_TRIES):
-            # Broken connections are the library's own business: it tries again until nothing comes any more.
-            patiently(lambda: _continue(snapshot, file, part, length), network=False)
+            patiently(lambda: _continue(snapshot, file, part, length))
             fsync_path(part)  # pages that are still dirty cannot be dropped, and would be compared from memory
             if has_content(part, file):
                 target.parent.mkdir(parents=True, exist_ok=True)

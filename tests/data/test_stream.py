@@ -234,3 +234,19 @@ def test_faults_of_a_stream_are_data_errors(
     (tmp_path / "broken.json").write_text('{"text": "good"}\n{"text": \n')
     with pytest.raises(DataError, match="the stream broke off after"):
         steps(data.model_copy(update={"data_files": str(tmp_path / "broken.json")}), tokenizer, 100)
+
+
+def test_a_stream_from_the_hub_is_opened_at_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A contract double of ``load_dataset``: which repository and which commit it is asked for."""
+    asked: list[Any] = []
+
+    def load_dataset(name: str, config: str | None, **more: Any) -> Any:
+        asked.append((name, config, more["revision"], more["streaming"]))
+        raise ValueError("enough")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    for dataset in ("hf://datasets/org/texts@" + "0a" * 20, "org/texts"):
+        data = StreamData(dataset=dataset, config_name="en", seq_length=8)
+        with pytest.raises(DataError, match="enough"):
+            open_dataset(data, "train", 0, 1)
+    assert asked == [("org/texts", "en", "0a" * 20, True), ("org/texts", "en", None, True)]

@@ -61,7 +61,7 @@ def test_a_good_job_has_none() -> None:
         (["storage_options.endpoint_url=s3.local"], "storage_options.endpoint_url (override)"),
         (["storage="], "storage (override): is empty"),
         (["task.tokenizer=s3://B/t"], "names no valid bucket (got 's3://B/t'). Write s3://bucket/prefix"),
-        (["task.start={pretrained: 'hf://org/name'}"], "hf:// is not supported (got 'hf://org/name'). Give a folder"),
+        (["task.start={pretrained: 'gs://org/name'}"], "gs:// is not supported (got 'gs://org/name'). Give a folder"),
         (["task.tokenizer=inputs.tok/x"], "there is no such input (got 'tok'). Known inputs: none"),
         (["inputs.a=inputs.b", "inputs.b=/b"], "an input cannot refer to another input"),
         (["task.tokenizer=steps.p.output"], "a job alone has no steps. Write a workflow"),
@@ -131,3 +131,37 @@ def test_cross_checks_are_silent_beside_a_field_that_is_faulty_itself() -> None:
 def test_cross_checks_speak_beside_faults_elsewhere() -> None:
     found = train("task.optim.epz=1", "task.model.path=/m")
     assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["task.model={preset: null, path: 'hf://org/name@main'}"],
+        ["task.tokenizer=hf://org/name@refs/pr/1/sub"],
+        ["task.data={format: stream, dataset: 'hf://datasets/org/name@v1', seq_length: 8}"],
+    ],
+)
+def test_the_hub_is_a_source(overrides: list[str]) -> None:
+    assert train(*overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (["task.tokenizer=hf://name"], "task.tokenizer"),
+        (["task.tokenizer=hf://org/name@"], "task.tokenizer"),
+        (["storage=hf://org/name"], "storage"),
+        (["task.start={checkpoint: 'hf://org/name'}"], "task.start.checkpoint"),
+        (["task.data={format: stream, dataset: 'hf://org/name', seq_length: 8}"], "task.data.dataset"),
+        (["task.data={format: stream, dataset: 'hf://datasets/org/name/a.json', seq_length: 8}"], "task.data.dataset"),
+    ],
+)
+def test_but_no_place_to_write_to_and_no_run(overrides: list[str], path: str) -> None:
+    assert [text.partition(":")[0].partition(" ")[0] for text in train(*overrides)] == [path]
+
+
+def test_what_is_fetched_is_on_the_hub() -> None:
+    assert faults({"name": "f", "task": {"kind": "fetch", "source": "hf://datasets/org/name@v1/en"}}) == []
+    (text,) = faults({"name": "f", "task": {"kind": "fetch", "source": "s3://bucket/model"}})
+    assert "task.source" in text
+    assert "sm-llm sync" in text

@@ -17,6 +17,7 @@ from sm_llm.storage.hub import HubAddress, config_file, parse_hub
 from sm_llm.storage.hub_fetch import StoreSink, bring_files, fetch, select
 from sm_llm.storage.hub_ledger import Ledger, ledger_prefix
 from sm_llm.storage.selection import Selection
+from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,6 +205,7 @@ def test_what_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
 
 def test_offline_is_said_at_once(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub.forget_connections()
     with pytest.raises(StorageError, match=r"HF_HUB_OFFLINE is set.*name a folder or s3://"):
         fetch("hf://org/name", tmp_path)
     with pytest.raises(StorageError, match="HF_HUB_OFFLINE is set"):
@@ -289,3 +291,22 @@ def test_a_store_gets_file_after_file_and_a_killed_attempt_is_gone_on_with(
     entries = {it.path: it.crc64nvme for it in sink.entries(files)}
     assert entries == {path: crc64_bytes(MODEL[path]) for path in WANTED}
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_s3_gets_the_files_and_the_same_call_goes_on(
+    hub: Hub, tmp_path: Path, monkeypatch: Any, s3_server: Any, bucket: str
+) -> None:
+    """SeaweedFS in S3's place: real parts from the hub's library to the store."""
+    hub.add("org/name", MODEL)
+    options = {"endpoint_url": s3_server.endpoint, "region": "us-east-1"}
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    report = fetch("hf://org/name", f"s3://{bucket}/models/name", options=options)
+    store = open_store(f"s3://{bucket}/models/name", options)
+    listed = {it.key: it.size for it in store.list("") if not it.key.startswith(".fetch/")}
+    assert listed == {path: len(MODEL[path]) for path in WANTED}
+    assert store.checksum(WANTED[-1]) == crc64_bytes(MODEL[WANTED[-1]])
+    assert json.loads(store.get(".fetch/source.json") or b"")["commit"] == report.commit
+    assert not list(tmp_path.glob("fetch-*")), "nothing stays on the local disk"
+    store.delete(["config.json"])
+    again = fetch("hf://org/name", f"s3://{bucket}/models/name", options=options)
+    assert (again.copied, again.unchanged) == (["config.json"], len(WANTED) - 1)
