@@ -28,9 +28,7 @@ _TRIES = 5
 
 def new_save(run_id: str, step: int | None, *, world_size: int, node_count: int) -> Save:
     """A fresh save of ``step`` (None: the final result). Rank 0 draws it and tells the others."""
-    return Save(
-        run_id=run_id, step=step, save_id=secrets.token_hex(16), world_size=world_size, node_count=node_count
-    )
+    return Save(run_id=run_id, step=step, save_id=secrets.token_hex(16), world_size=world_size, node_count=node_count)
 
 
 def seal(working: Path, sealed: Path) -> Path:

@@ -106,9 +106,7 @@ def test_threads_share_a_writer_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "attempt-1-rank0.jsonl"
     writer = EventWriter(path, attempt=1)
     message = "x" * 5000
-    threads = [
-        threading.Thread(target=lambda: [writer.write(Notice(message)) for _ in range(50)]) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: [writer.write(Notice(message)) for _ in range(50)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

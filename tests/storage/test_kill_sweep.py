@@ -82,9 +82,7 @@ def check_collected(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_collection_killed_at_any_operation(
-    crowded: Callable[[], Any], faulty: Any, killed: Any, mode: str
-) -> None:
+def test_a_collection_killed_at_any_operation(crowded: Callable[[], Any], faulty: Any, killed: Any, mode: str) -> None:
     probe = faulty(crowded().store)
     collect(crowded(), probe)
     assert len(probe.calls) > 20
@@ -164,9 +162,7 @@ def test_a_real_sigkill_at_every_change_of_the_disk_in_a_collection(crowded: Cal
     assert usable_steps(bench) == [3, 4]
 
 
-def test_a_lost_answer_in_a_collection_never_costs_a_kept_checkpoint(
-    crowded: Callable[[], Any], faulty: Any
-) -> None:
+def test_a_lost_answer_in_a_collection_never_costs_a_kept_checkpoint(crowded: Callable[[], Any], faulty: Any) -> None:
     probe = faulty(crowded().store)
     collect(crowded(), probe)
     for at in range(len(probe.calls)):

@@ -176,9 +176,7 @@ def test_none_usable_is_an_error_on_all(bench: Any, together: Any, tmp_path: Pat
     assert "step 10" in str(results[3])
 
 
-def test_a_storage_error_on_one_node_is_an_error_on_all(
-    bench: Any, together: Any, faulty: Any, tmp_path: Path
-) -> None:
+def test_a_storage_error_on_one_node_is_an_error_on_all(bench: Any, together: Any, faulty: Any, tmp_path: Path) -> None:
     bench.publish(10)
     for rank in (0, 2):
         results = everywhere(

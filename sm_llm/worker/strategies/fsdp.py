@@ -17,7 +17,13 @@ from torch.distributed.tensor import DTensor
 from sm_llm.models.registry import family
 from sm_llm.worker.optim import MOMENTS, build_adamw, set_learning_rate
 from sm_llm.worker.strategies.master import MasterWeights
-from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise, named_parameters
+from sm_llm.worker.strategies.model import (
+    build_on_meta,
+    causal_attention,
+    decoder_layers,
+    materialise,
+    named_parameters,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,7 +70,7 @@ class FsdpStrategy:
             self._mesh = init_device_mesh(self.device.type, (self._place.world_size,), mesh_dim_names=("shard",))
 
     def build(self, config: Mapping[str, Any], weights: WeightReader) -> None:
-        self._model = build_on_meta(config)
+        self._model = build_on_meta(config, causal_attention(config, self._task.data.seq_length))
         self._prepare_layers(config)
         if self._mesh is not None:
             self._shard(config, self._mesh)

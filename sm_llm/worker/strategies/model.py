@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
     from sm_llm.worker.weights import WeightReader
 
+_MASKLESS = "sdpa_without_mask"
 _WRAPPER_WORDS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
-def build_on_meta(config: Mapping[str, Any]) -> torch.nn.Module:
+def build_on_meta(config: Mapping[str, Any], attention: str = "sdpa") -> torch.nn.Module:
     """The causal language model of a canonical config, in fp32 on the meta device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,9 +29,25 @@ def build_on_meta(config: Mapping[str, Any]) -> torch.nn.Module:
     hf_config.use_cache = False
     with torch.device("meta"):
         model: torch.nn.Module = AutoModelForCausalLM.from_config(
-            hf_config, dtype=torch.float32, attn_implementation="sdpa"
+            hf_config, dtype=torch.float32, attn_implementation=attention
         )
     return model
+
+
+def causal_attention(config: Mapping[str, Any], seq_length: int) -> str:
+    """The attention implementation for whole rows of ``seq_length`` tokens: the same kernel, without a mask to make.
+
+    For "sdpa" transformers looks at the position ids for packed sequences, and so waits for the device once in every
+    forward pass. Under a name that it has no mask function for it makes no mask, and the kernel is told to be causal.
+    A sliding window shorter than the row needs its mask.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if family(config).attention_span(config, seq_length) < seq_length:
+        return "sdpa"
+    AttentionInterface.register(_MASKLESS, sdpa_attention_forward)
+    return _MASKLESS
 
 
 def decoder_layers(model: torch.nn.Module, config: Mapping[str, Any]) -> list[tuple[torch.nn.Module, str]]:
