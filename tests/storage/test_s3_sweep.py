@@ -288,7 +288,7 @@ def test_no_history_in_s3_loses_or_invents_a_checkpoint(
     run_state_machine_as_test(
         history.machine(bench, faulty, killed),
         settings=settings(
-            max_examples=6,
+            max_examples=20,
             stateful_step_count=10,
             deadline=None,
             print_blob=True,
