@@ -17,6 +17,8 @@ MetricRow = dict[str, Any]
 
 _KINDS = ("step", "throughput", "validation")
 _ENVELOPE = ("kind", "time", "attempt")
+_RENAMED = {("validation", "tokens"): "validation_tokens"}
+"""A step's event and a validation's both say ``tokens``: those of the step keep the name."""
 
 
 def metric_rows(events_folder: Path) -> list[MetricRow]:
@@ -26,7 +28,7 @@ def metric_rows(events_folder: Path) -> list[MetricRow]:
     for kind in _KINDS:
         for event in newest_per_step(iter(events), kind):
             row = rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]})
-            row.update((name, value) for name, value in event.items() if name not in _ENVELOPE)
+            row.update((_RENAMED.get((kind, it), it), value) for it, value in event.items() if it not in _ENVELOPE)
     return [rows[step] for step in sorted(rows)]
 
 

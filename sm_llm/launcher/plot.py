@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.metrics import metric_rows
+from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,10 +32,9 @@ def plot_run(events_folder: Path, target: Path, *, title: str) -> Path:
     if not any("loss" in row for row in rows):
         raise SmLlmError(f"{title}: no training step is recorded yet, so there is nothing to plot")
     figure = draw(rows, title)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=150, facecolor="white")
-    temporary.replace(target)
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=150, facecolor="white")
+    write_atomically(target, image.getvalue())
     return target
 
 
