@@ -101,7 +101,7 @@ def test_a_killed_rank_ends_the_job_on_both_nodes_within_15_seconds(runs: Fakes)
 
 
 @pytest.mark.integration
-def test_two_runs_at_once_do_not_collide(runs: Fakes) -> None:
+def test_DL18_two_runs_at_once_do_not_collide(runs: Fakes) -> None:
     both = [runs.launch("compute.instance_count=2", new=True) for _ in range(2)]
     assert [end(run) for run in both] == [RunState.COMPLETED] * 2
     assert exact(both[0]) == exact(both[1])

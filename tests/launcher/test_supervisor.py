@@ -221,7 +221,7 @@ def test_of_two_launches_at_once_one_continues_and_one_is_refused(fakes: Fakes) 
     fakes.end(first)
 
 
-def test_runs_at_once_get_ports_of_their_own(fakes: Fakes) -> None:
+def test_DL18_runs_at_once_get_ports_of_their_own(fakes: Fakes) -> None:
     fakes.use("print(sys.argv[3]); time.sleep(1); put(None)")
     runs = [fakes.launch(new=True) for _ in range(4)]
     for run in runs:
