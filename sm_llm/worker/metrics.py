@@ -39,7 +39,10 @@ class StepBuffer:
         row = self._values[len(self._recorded)]
         row[_LOSS] = loss_sum
         row[_NORM] = norm
-        row[_TARGETS] = targets
+        if isinstance(targets, int):
+            row[_TARGETS].fill_(targets)  # an assignment would copy the number, and wait for the copy
+        else:
+            row[_TARGETS] = targets
         self._recorded.append((step, rate))
 
     def flush(self) -> list[Step]:

@@ -129,4 +129,6 @@ def test_a_step_makes_no_host_synchronisation(tmp_path: Path, monkeypatch: pytes
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(train.Training, "take_step", take_step)
-    assert run(tmp_path / "run", train_task(precision={"compute": "bf16"}, deterministic=False)) == 0
+    late = {"every_steps": 1000}  # the thread that writes a checkpoint waits for the device, as it should
+    task = train_task(precision={"compute": "bf16"}, deterministic=False, checkpoint=late)
+    assert run(tmp_path / "run", task) == 0
