@@ -107,6 +107,7 @@ def prepare(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Text files and folders, then KEY=VALUE.")],
     seq_length: Annotated[int, typer.Option(help="Tokens per row.")],
     tokenizer: Annotated[str | None, typer.Option(help="Folder of a tokenizer; one is trained if left out.")] = None,
+    validation_fraction: Annotated[float, typer.Option(help="Share of documents held out as validation/ rows.")] = 0.0,
     name: Annotated[str, typer.Option(help="Name of the run.")] = "prepare",
     as_json: AsJson = False,
     new: New = False,
@@ -114,18 +115,28 @@ def prepare(
 ) -> None:
     """Turn text into packed rows of token ids.
 
-    The result holds train/ and validation/ rows, the tokenizer, and an account of every token.
+    The result holds train/ rows (and validation/ rows, if some are held out), the tokenizer, and an account of every
+    document and token.
 
     \b
     Examples:
-      sm-llm prepare texts/ --seq-length 2048
+      sm-llm prepare texts/ --seq-length 2048 --validation-fraction 0.05
       sm-llm prepare a.jsonl b.parquet --seq-length 2048 --tokenizer my-tokenizer task.text_field=body
     """
     from sm_llm.launcher.api import prepare as start
 
     overrides = [it for it in sources if it.startswith(("task.", "compute.", "storage=", "environment.")) and "=" in it]
     texts = [it for it in sources if it not in overrides]
-    run = start(*texts, seq_length=seq_length, tokenizer=tokenizer, name=name, overrides=overrides, new=new, wait=False)
+    held_out = f"task.validation_fraction={validation_fraction}"
+    run = start(
+        *texts,
+        seq_length=seq_length,
+        tokenizer=tokenizer,
+        name=name,
+        overrides=[held_out, *overrides],
+        new=new,
+        wait=False,
+    )
     carry_on(run, wait=wait, as_json=as_json)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sm_llm.data.describe import RowsInfo
     from sm_llm.launcher.model_facts import ModelFacts
-    from sm_llm.spec.tasks import TrainTask
+    from sm_llm.spec.tasks import PrepareTask, TrainTask
 
 _STEP_OUTPUT = re.compile(r"steps\.(?P<step>[\w-]+)\.output(?:/.*)?")
 
@@ -63,8 +63,22 @@ def _missing_inputs(task: TrainTask) -> list[Fault]:
     for path in ("task.data.train", "task.data.validation", "task.tokenizer"):
         value = _value(task, path)
         folder = local_folder(value)
+        hint = "a folder with tokenizer.json" if path == "task.tokenizer" else "the prepare task writes rows"
         if folder is not None and not folder.exists():
-            faults.append(Fault(path, "is not there", value, "Check the path; the prepare task writes rows"))
+            faults.append(Fault(path, "is not there", value, f"Check the path; {hint}"))
+        elif path == "task.tokenizer" and folder is not None and not (folder / "tokenizer.json").is_file():
+            faults.append(Fault(path, "has no tokenizer.json", value, f"Give {hint}"))
+    return faults
+
+
+def check_prepare(task: PrepareTask) -> list[Fault]:
+    """Faults of sources and tokenizer that can be seen from here."""
+    faults = []
+    named = {f"task.sources.{number}": source for number, source in enumerate(task.sources)}
+    for path, value in (*named.items(), ("task.tokenizer", task.tokenizer)):
+        place = local_folder(value)
+        if place is not None and not place.exists():
+            faults.append(Fault(path, "is not there", value, "Check the path"))
     return faults
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.data.describe import RowsInfo, describe_rows
 from sm_llm.errors import DataError, Fault, PlanError, SpecError
-from sm_llm.launcher.checks import check_train, is_reference, local_folder
+from sm_llm.launcher.checks import check_prepare, check_train, is_reference, local_folder
 from sm_llm.launcher.model_facts import ModelFacts, model_facts, pretrained_source
 from sm_llm.launcher.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
@@ -151,7 +151,9 @@ def plan_job(
         numbers = _train_numbers(job.task, world_size, upstream or {}, faults)
         if numbers.model is None and job.secrets:
             _forgive_refusals(faults, numbers)
-    elif world_size > 1:
+    if isinstance(job.task, PrepareTask):
+        faults += check_prepare(job.task)
+    if not isinstance(job.task, TrainTask) and world_size > 1:
         kind = job.task.kind
         numbers.warnings.append(f"{kind} uses one process; the other {world_size - 1} will have nothing to do")
     if faults:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import threading
+from functools import cache
 from typing import TYPE_CHECKING
 
 from sm_llm.storage.files import drop_cache
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 CHUNK_BYTES = 1 << 18
 """Bytes read at a time: enough for full speed, little enough to stay in the processor's cache."""
+
+
+_IMPORTING = threading.Lock()
+
+
+def _crc64nvme() -> Callable[[bytes | memoryview, int], int]:
+    # awscrt's modules import each other in a circle: a second thread could see one that is half imported.
+    with _IMPORTING:
+        return _import_crc64nvme()
+
+
+@cache
+def _import_crc64nvme() -> Callable[[bytes | memoryview, int], int]:
+    from awscrt.checksums import crc64nvme
+
+    return crc64nvme  # type: ignore[no-any-return]
 
 
 class Crc64:
@@ -18,11 +37,10 @@ class Crc64:
 
     def __init__(self) -> None:
         self._value = 0
+        self._crc64nvme = _crc64nvme()
 
     def update(self, data: bytes | memoryview) -> None:
-        from awscrt.checksums import crc64nvme
-
-        self._value = crc64nvme(data, self._value)
+        self._value = self._crc64nvme(data, self._value)
 
     def hexdigest(self) -> str:
         return f"{self._value:016x}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import Account, AttemptStarted, Progress
 from sm_llm.data.prepare import prepare
@@ -14,6 +14,8 @@ from sm_llm.worker.publish_final import publish_final, result_folder
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sm_llm.spec.job import JobSpec
     from sm_llm.worker.context import WorkerContext
 
@@ -34,8 +36,21 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     folder = result_folder(context)
     account = prepare(task, folder, _Reporter(context))
     context.emit(Account(account))
+    for message in _worth_a_notice(account):
+        context.notice(message, level="warning")
     meta = {"kind": "rows", "seq_length": task.seq_length, "spec_digest": context.job.spec_digest}
     publish_final(context, store, folder, lambda value: [value], meta)
+
+
+def _worth_a_notice(account: Mapping[str, Any]) -> list[str]:
+    """What a person should see of an account: documents that were not used, with an example, and its own notices."""
+    documents = account["documents"]
+    rejected = [
+        f"{count} rejected: {reason.replace('_', ' ')}, first in {documents['first_rejected'][reason]}"
+        for reason, count in documents["rejected"].items()
+        if count
+    ]
+    return [*rejected, *account["notices"]]
 
 
 class _Reporter:

@@ -43,7 +43,8 @@ def stage_inputs(context: WorkerContext) -> JobSpec:
         if path == CHECKPOINT_SOURCE or uri in places:
             continue
         if uri in mounted:
-            places[uri] = str(context.container.channel(mounted[uri]))
+            # A link is followed: its own name has no suffix, and messages shall name the user's file.
+            places[uri] = str(context.container.channel(mounted[uri]).resolve())
         elif "://" in uri:
             places[uri] = str(stage(context, uri))
     job = _with_sources(context.job.spec, places)

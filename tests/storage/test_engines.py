@@ -429,6 +429,6 @@ def test_an_interrupted_upload_leaves_no_open_parts(
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             EngineTransfer(engine).upload(near, copies, lambda _: None)
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60  # well inside the two minutes a platform grants
         assert open_uploads(far) == []
         assert far.list("") == []
