@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import threading
 import time
@@ -421,6 +422,8 @@ def test_an_interrupted_upload_leaves_no_open_parts(
     far: S3Store, near: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path
 ) -> None:
     copies = local_files(tmp_path, large=SIZE)
+    # Whoever starts the tests in the background of a shell has them ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for engine in ("crt", "boto3"):
         fault_proxy.set(rule("PUT .*partNumber=2", "hang", count=99, seconds=3))
 
