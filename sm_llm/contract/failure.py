@@ -44,7 +44,8 @@ class Cause(StrEnum):
 _PATTERNS: tuple[tuple[Cause, re.Pattern[str]], ...] = tuple(
     (cause, re.compile(pattern, re.IGNORECASE))
     for cause, pattern in (
-        (Cause.DISK_FULL, r"No space left on device|Disk quota exceeded|disk full"),
+        # The last is torch's zip writer, which meets a short write before anybody sees errno 28.
+        (Cause.DISK_FULL, r"No space left on device|Disk quota exceeded|disk full|inline_container.*unexpected pos"),
         (Cause.DEVICE_MEMORY, r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory|CUBLAS_STATUS_ALLOC"),
         (Cause.HOST_MEMORY, r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|std::bad_alloc"),
         (

@@ -16,6 +16,7 @@ from sm_llm.errors import CheckpointError, DataError, RunFailed, StorageError
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", Cause.DEVICE_MEMORY),
         ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", Cause.HOST_MEMORY),
         ("OSError: [Errno 28] No space left on device: '/x'", Cause.DISK_FULL),
+        ("RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598", Cause.DISK_FULL),
         ("OSError: [Errno 122] Disk quota exceeded", Cause.DISK_FULL),
         (
             "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)",
