@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.data import SyntheticData
+from sm_llm.spec.layout import divisors, layout, listed, option_faults, sequence_faults
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
@@ -41,15 +42,25 @@ class Derived:
     validation_every: int | None
 
 
-def derive_task(task: TrainTask, world_size: int, rows: int | None = None) -> Derived:
-    """``derive`` for a training task; ``rows`` is the number of training rows where it is known.
+def derive_task(
+    task: TrainTask, world_size: int, rows: int | None = None, *, node_size: int | None = None
+) -> Derived:
+    """``derive`` for a training task on ``world_size`` processes, ``node_size`` (None: all) of them on each node.
 
-    Raises ``SpecError`` as ``derive`` does.
+    ``rows`` is the number of training rows where it is known. Raises ``SpecError`` as ``derive`` and ``layout`` do.
     """
     if rows is None and isinstance(task.data, SyntheticData):
         rows = task.data.rows
+    faults = [*option_faults(task.parallelism), *sequence_faults(task.parallelism, task.data.seq_length)]
+    try:
+        degree = layout(task.parallelism, world_size, node_size).data
+    except SpecError as error:
+        raise SpecError([*faults, *error.faults]) from None
+    if faults:
+        raise SpecError(faults)
     return derive(
         world_size=world_size,
+        data_parallel_degree=degree,
         micro_batch_size=task.micro_batch_size,
         global_batch_size=task.global_batch_size,
         seq_length=task.data.seq_length,
@@ -70,6 +81,7 @@ def derive(
     world_size: int,
     micro_batch_size: int,
     seq_length: int,
+    data_parallel_degree: int | None = None,
     global_batch_size: int | None = None,
     max_steps: int | None = None,
     max_tokens: int | None = None,
@@ -83,14 +95,14 @@ def derive(
 ) -> Derived:
     """Derive every number of a training job from the few that are typed.
 
-    With ``data_parallel_degree`` d (= world size), micro-batch m, sequence s and global batch g:
+    With ``data_parallel_degree`` d (None: the world size), micro-batch m, sequence s and global batch g:
     ``accumulation_steps = g / (m d)``, ``tokens_per_step = g s``; steps are ``max_steps``, or
     ``ceil(max_tokens / tokens_per_step)``, or ``max(1, floor(max_epochs rows / g))``.
 
     Raises:
         SpecError: every fault found, each with the arithmetic and values that would work.
     """
-    degree = world_size
+    degree = data_parallel_degree or world_size
     batch = degree * micro_batch_size if global_batch_size is None else global_batch_size
     faults = _batch_faults(batch, micro_batch_size, degree)
     steps = _total_steps(batch, batch * seq_length, max_steps, max_tokens, max_epochs, rows)
@@ -156,7 +168,7 @@ def _batch_faults(batch: int, micro_batch_size: int, degree: int) -> list[Fault]
     batches = [str(value) for value in (lower, lower + unit) if value]
     remedy = f"A global batch of {' or '.join(batches)} works"
     if batch % degree == 0:
-        remedy += f"; so does a micro-batch of {_list(_divisors(batch // degree))}"
+        remedy += f"; so does a micro-batch of {listed(divisors(batch // degree))}"
     problem = (
         f"not divisible by micro_batch_size x data_parallel_degree = {micro_batch_size} x {degree} = {unit}: "
         f"{batch} / {unit} leaves {batch % unit}"
@@ -169,12 +181,3 @@ def _warmup_faults(warmup_steps: int | None, steps: int | None) -> list[Fault]:
         return []
     problem = f"warm-up is longer than the {steps} steps of the schedule"
     return [Fault("task.optim.warmup_steps", problem, warmup_steps, f"Use at most {steps}, or warmup_fraction")]
-
-
-def _divisors(number: int) -> list[int]:
-    return [value for value in range(1, number + 1) if number % value == 0]
-
-
-def _list(values: list[int], longest: int = 8) -> str:
-    shown = values if len(values) <= longest else values[:longest]
-    return ", ".join(map(str, shown)) + (", ..." if shown is not values else "")
