@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from sm_llm.spec.schema import tag_values
+from sm_llm.spec.tasks import Task
 
-from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask
-
-TASK_KINDS: tuple[str, ...] = tuple(
-    get_args(task.model_fields["kind"].annotation)[0] for task in (TrainTask, PrepareTask, FetchTask)
-)
+TASK_KINDS: tuple[str, ...] = tuple(tag_values(Task))
 """Task kinds that have an entrypoint of their own name."""
 
 _TEMPLATE = '''"""Entry point of {kind} jobs: everything it needs to know is in job.json."""

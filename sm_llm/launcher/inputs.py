@@ -15,6 +15,7 @@ from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.references import sources, workflow_job
 
 if TYPE_CHECKING:
+    from sm_llm.spec.inputs import Input
     from sm_llm.spec.tasks import Task
 
 _TRACKER_FOLDERS = (("tensorboard", "folder"), ("mlflow", "tracking_uri"))
@@ -68,10 +69,10 @@ def _anchored_task(job: JobSpec, base: Path) -> Task:
     return absolute_inputs(job, base)[0].task
 
 
-def _anchored_places(places: dict[str, str], base: Path) -> dict[str, str]:
-    folders = {name: local_folder(place, base) for name, place in places.items()}
+def _anchored_places(places: dict[str, Input], base: Path) -> dict[str, Input]:
+    folders = {name: local_folder(place, base) for name, place in places.items() if isinstance(place, str)}
     return {
-        name: str(folder) if (folder := folders[name]) is not None and folder.exists() else place
+        name: str(folder) if (folder := folders.get(name)) is not None and folder.exists() else place
         for name, place in places.items()
     }
 

@@ -14,7 +14,7 @@ from sm_llm.launcher.model_facts import ModelFacts, model_facts, pretrained_sour
 from sm_llm.launcher.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.tasks import PrepareTask, TrainTask
+from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, TrainTask
 
 if TYPE_CHECKING:
     from sm_llm.spec.load import Loaded
@@ -144,7 +144,7 @@ def plan_job(
 
     job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
     target = backend(job.backend.name)
-    world_size = job.compute.instance_count * job.compute.processes_per_instance
+    world_size = job.compute.world_size
     faults = list(target.check(job))
     numbers = _Numbers()
     if isinstance(job.task, TrainTask):
@@ -153,7 +153,7 @@ def plan_job(
             _forgive_refusals(faults, numbers)
     if isinstance(job.task, PrepareTask):
         faults += check_prepare(job.task)
-    if not isinstance(job.task, TrainTask) and world_size > 1:
+    if isinstance(job.task, PrepareTask | FetchTask | ConvertTask) and world_size > 1:
         kind = job.task.kind
         numbers.warnings.append(f"{kind} uses one process; the other {world_size - 1} will have nothing to do")
     if faults:

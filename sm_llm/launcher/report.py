@@ -48,7 +48,7 @@ def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     yield (
         "runs on",
         (
-            f"{plan.job.backend.name}: {compute.instance_count} x {compute.processes_per_instance} = "
+            f"{plan.job.backend.name}: {compute.instance_count} x {compute.processes} = "
             f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}"
         ),
     )

@@ -14,6 +14,7 @@ from sm_llm.errors import RunFailed, SmLlmError, SubmitError
 from sm_llm.launcher.logs import LogFilter, read_logs
 from sm_llm.launcher.metrics import MetricRow, metric_rows
 from sm_llm.launcher.results import RESULT_LINK, result_folder
+from sm_llm.spec.compute import ComputeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -200,11 +201,11 @@ class Run:
             raise SmLlmError(f"{self.id} has no attempt {attempt}; there are: {', '.join(map(str, numbers)) or 'none'}")
         if not numbers:
             return
-        compute = record.spec["compute"]
+        compute = ComputeSpec.model_validate(record.spec["compute"])
         yield from read_logs(
             self.paths,
             attempt or numbers[-1],
-            wanted.on(compute["instance_count"], compute["processes_per_instance"]),
+            wanted.on(compute.instance_count, compute.processes),
             still_running=lambda: follow and not self.state.is_final,
         )
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
+
+
+class VpcSpec(SpecModel):
+    """The network that managed jobs run in: both lists, or neither."""
+
+    subnets: list[str] = Field(default_factory=list, max_length=16)
+    """Subnet ids."""
+    security_group_ids: list[str] = Field(default_factory=list, max_length=5)
+    """Security group ids; for EFA one must allow all traffic to and from itself."""
 
 
 class LocalBackend(SpecModel):
@@ -20,4 +29,71 @@ class LocalBackend(SpecModel):
     """Time from a request to stop until what still runs is killed; a checkpoint is begun only if it fits in."""
 
 
-BackendSpec = LocalBackend
+class InstanceGroup(SpecModel):
+    """Some of the nodes of a job of several instance types or reservations."""
+
+    name: str = Field(min_length=1, max_length=64)
+    """Name of the group."""
+    instance_type: str
+    """Machine to rent."""
+    instance_count: int = Field(ge=1)
+    """Nodes of the group; all groups together are compute.instance_count."""
+
+
+class SageMakerBackend(SpecModel):
+    """A SageMaker training job. null takes the user's default, then the defaults file of the SageMaker SDK."""
+
+    name: Literal["sagemaker"] = "sagemaker"
+    """The backend."""
+    role: str | None = None
+    """ARN of the IAM role that the job assumes."""
+    region: str | None = None
+    """AWS region; null leaves it to AWS's own settings."""
+    bucket: str | None = None
+    """Bucket for code bundles and job files; null keeps them in the storage."""
+    image: Literal["stock", "built"] = "stock"
+    """``stock``: an AWS container, what it lacks is installed once per node; ``built``: ours, nothing is installed."""
+    image_uri: str | None = None
+    """Image to run, whatever the table of images says; ``built`` needs it."""
+    wheelhouse: str | None = None
+    """S3 prefix with wheels to install from; null asks the package index."""
+    vpc: VpcSpec = Field(default_factory=VpcSpec)
+    """The network."""
+    encrypt_inter_container_traffic: bool = False
+    """Encrypt traffic between nodes (slows collectives)."""
+    output_kms_key_id: str | None = None
+    """KMS key for what SageMaker itself writes to S3."""
+    volume_kms_key_id: str | None = None
+    """KMS key of the storage volume; only for instance types without NVMe disks, which encrypt by themselves."""
+    volume_size_gb: int | None = Field(default=None, ge=1, le=16384)
+    """Size of the storage volume; null means 100, or 30 where NVMe disks stand in for it."""
+    max_run_seconds: int | None = Field(default=None, ge=1)
+    """The job ends after this time; null derives it from the plan, where the plan knows the work."""
+    spot: bool = False
+    """Managed spot capacity: cheaper, and interrupted at any time."""
+    max_wait_seconds: int | None = Field(default=None, ge=1)
+    """Spot only: longest time for waiting and running together; null means max_run_seconds and a day of waiting."""
+    keep_alive_period_in_seconds: int | None = Field(default=None, ge=1)
+    """Keep the instances as a warm pool for this long after the job; billed."""
+    training_plan_arn: str | None = None
+    """Training plan (reserved capacity) to run in."""
+    max_retry_attempts: int | None = Field(default=None, ge=1)
+    """How often SageMaker starts the job again after an internal server error; null never."""
+    instance_groups: list[InstanceGroup] = Field(default_factory=list)
+    """Nodes of several types, in place of compute.instance_type."""
+    base_job_name: str | None = None
+    """The job's name begins with this; null means the specification's name."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Tags of the job, beside our own."""
+    metric_definitions: bool = True
+    """Let CloudWatch read the training line (loss, tokens/s, learning rate, …)."""
+    remote_debug: bool = False
+    """Allow a shell in the running container (``sm-llm shell``)."""
+
+    @property
+    def stop_seconds(self) -> float:
+        """SageMaker sends SIGTERM and kills after 120 s, on a stop and on a spot interruption."""
+        return 120.0
+
+
+BackendSpec = Annotated[LocalBackend | SageMakerBackend, Field(discriminator="name")]

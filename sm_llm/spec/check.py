@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.check_script import script_faults
+from sm_llm.spec.check_strategy import strategy_faults, training_faults
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.data import StreamData
 from sm_llm.spec.derive import derive_task
+from sm_llm.spec.inputs import S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
+from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.references import references, sources, workflow_job
-from sm_llm.spec.tasks import FetchTask, PrepareTask, TrainTask, TrainTokenizer
+from sm_llm.spec.tasks import (
+    FetchTask,
+    PrecompileTask,
+    PrepareTask,
+    ScriptTask,
+    TrainTask,
+    TrainTokenizer,
+    parallelism_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from sm_llm.spec.compute import ComputeSpec
 
 NAME_LENGTH = 63
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
@@ -72,34 +87,56 @@ def _order_faults(
 def _body_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _environment_faults(job.environment, job.secrets)
     yield from _input_faults(job)
-    for path, place in {**sources(job), **{f"inputs.{name}": place for name, place in job.inputs.items()}}.items():
-        yield from _place_faults(path, place, hub=path != "task.start.checkpoint")
-    if isinstance(job.task, TrainTask):
-        yield from _train_faults(job.task, job.compute.world_size)
-    elif isinstance(job.task, PrepareTask):
-        yield from _prepare_faults(job.task)
-    else:
-        yield from _fetch_faults(job.task)
+    for path, place in {**sources(job), **_input_uris(job)}.items():
+        yield from _place_faults(path, place, hub=not path.endswith("start.checkpoint"))
+    task = job.task
+    if parallelism := parallelism_of(task):
+        where = "task.training.parallelism" if isinstance(task, PrecompileTask) else "task.parallelism"
+        misfits = list(strategy_faults(parallelism, job.compute.world_size, job.compute.processes, where))
+        yield from misfits
+        if misfits:
+            return  # the numbers of the training would only say the same again
+    if isinstance(task, TrainTask):
+        yield from _train_faults(task, job.compute)
+    elif isinstance(task, PrepareTask):
+        yield from _prepare_faults(task)
+    elif isinstance(task, FetchTask):
+        yield from _fetch_faults(task)
+    elif isinstance(task, PrecompileTask):
+        yield from _precompile_faults(task, job.compute)
+    elif isinstance(task, ScriptTask):
+        yield from script_faults(task)
+
+
+def _input_uris(job: JobSpec) -> dict[str, str]:
+    """Inputs that are places to read, by their path in the specification."""
+    uris = {f"inputs.{name}": it for name, it in job.inputs.items() if isinstance(it, str)}
+    return uris | {f"inputs.{name}.uri": it.uri for name, it in job.inputs.items() if isinstance(it, S3Input)}
 
 
 def _input_faults(job: JobSpec) -> Iterator[Fault]:
+    for name, value in job.inputs.items():
+        if isinstance(value, S3Input) and value.mode == "Pipe":
+            problem = "a pipe can be read only once and in order, which neither shuffling nor resume can do"
+            yield Fault(f"inputs.{name}.mode", problem, value.mode, "Use FastFile or File")
     for path, kind, name in references(job):
         if kind != "input":
             continue
         if path.startswith("inputs."):
-            yield Fault(path, "an input cannot refer to another input", job.inputs[path.partition(".")[2]])
+            yield Fault(path, "an input cannot refer to another input", input_place(job.inputs[path.split(".")[1]]))
         elif name not in job.inputs:
             yield Fault(path, "there is no such input", name, f"Known inputs: {', '.join(job.inputs) or 'none'}")
 
 
-def _train_faults(task: TrainTask, world_size: int) -> Iterator[Fault]:
+def _train_faults(task: TrainTask, compute: ComputeSpec) -> Iterator[Fault]:
     if isinstance(task.data, StreamData) and _SCHEME.match(task.data.dataset):
         yield from _stream_faults(task.data.dataset)
     yield from _length_faults(task)
     yield from _model_faults(task)
     yield from _optim_faults(task)
+    yield from training_faults(task)
     try:
-        derive_task(task, world_size)
+        derive_task(task, compute.world_size, node_size=compute.processes)
     except SpecError as error:
         yield from error.faults
 
@@ -145,6 +182,14 @@ def _optim_faults(task: TrainTask) -> Iterator[Fault]:
 def _prepare_faults(task: PrepareTask) -> Iterator[Fault]:
     if task.tokenizer is not None and task.train_tokenizer != TrainTokenizer():
         yield Fault("task.train_tokenizer", "give tokenizer or train_tokenizer, not both")
+
+
+def _precompile_faults(task: PrecompileTask, compute: ComputeSpec) -> Iterator[Fault]:
+    if not isinstance(task.training.parallelism, NxdSpec):
+        seen, remedy = task.training.parallelism.strategy, "Only nxd compiles ahead"
+        yield Fault("task.training.parallelism.strategy", "has no graphs to compile", seen, remedy)
+    for fault in _train_faults(task.training, compute):
+        yield replace(fault, path=fault.path.replace("task.", "task.training.", 1))
 
 
 def _name_faults(path: str, name: str, suffix_of: str = "") -> Iterator[Fault]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.backends import VpcSpec
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.faults import validate
 from sm_llm.spec.tree import Path, Tree
@@ -16,15 +17,6 @@ from sm_llm.spec.yaml_text import from_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-class VpcDefaults(SpecModel):
-    """The network that managed jobs run in."""
-
-    subnets: list[str] = Field(default_factory=list)
-    """Subnet ids."""
-    security_group_ids: list[str] = Field(default_factory=list)
-    """Security group ids."""
 
 
 class UserDefaults(SpecModel):
@@ -38,7 +30,7 @@ class UserDefaults(SpecModel):
     """S3 bucket for code bundles and job files."""
     storage: str | None = None
     """Folder or URI under which runs get their folders."""
-    vpc: VpcDefaults = Field(default_factory=VpcDefaults)
+    vpc: VpcSpec = Field(default_factory=VpcSpec)
     """Network of managed jobs."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.data import SyntheticData
 from sm_llm.spec.layout import divisors, layout, listed, option_faults, sequence_faults
+from sm_llm.spec.parallelism import FsdpSpec
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
@@ -51,16 +52,9 @@ def derive_task(
     """
     if rows is None and isinstance(task.data, SyntheticData):
         rows = task.data.rows
-    faults = [*option_faults(task.parallelism), *sequence_faults(task.parallelism, task.data.seq_length)]
-    try:
-        degree = layout(task.parallelism, world_size, node_size).data
-    except SpecError as error:
-        raise SpecError([*faults, *error.faults]) from None
-    if faults:
-        raise SpecError(faults)
     return derive(
         world_size=world_size,
-        data_parallel_degree=degree,
+        data_parallel_degree=_data_parallel_degree(task, world_size, node_size),
         micro_batch_size=task.micro_batch_size,
         global_batch_size=task.global_batch_size,
         seq_length=task.data.seq_length,
@@ -126,6 +120,29 @@ def derive(
         checkpoint_every=_interval(checkpoint_every, steps),
         validation_every=_interval(validation_every, steps),
     )
+
+
+def _data_parallel_degree(task: TrainTask, world_size: int, node_size: int | None) -> int:
+    """Raises ``SpecError``: nothing else can be derived where the degrees do not fit."""
+    parallelism = task.parallelism
+    if isinstance(parallelism, FsdpSpec):
+        faults = [*option_faults(parallelism), *sequence_faults(parallelism, task.data.seq_length)]
+        try:
+            degree = layout(parallelism, world_size, node_size).data
+        except SpecError as error:
+            raise SpecError([*faults, *error.faults]) from None
+        if faults:
+            raise SpecError(faults)
+        return degree
+    shared = parallelism.ranks_per_batch
+    if world_size % shared:
+        problem = (
+            f"{shared} processes share a micro-batch, which does not divide the world size: "
+            f"{world_size} / {shared} leaves {world_size % shared}"
+        )
+        remedy = f"Use degrees whose product is one of {listed(divisors(world_size))}"
+        raise SpecError([Fault("task.parallelism", problem, shared, remedy)])
+    return world_size // shared
 
 
 def _total_steps(

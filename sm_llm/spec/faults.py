@@ -8,7 +8,17 @@ from pydantic import ValidationError
 
 from sm_llm.errors import Fault
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.schema import block_for, child, describe, dotted_paths, members, tag, tag_values
+from sm_llm.spec.schema import (
+    block_for,
+    child,
+    constant,
+    default_block,
+    describe,
+    dotted_paths,
+    members,
+    tag,
+    tag_values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,8 +47,9 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
     Where something is wrong, the specification is that of the tree without the faulty parts (so that further
     checks can still look at the rest), or None if too little is left. ``tree`` is changed: numbers typed without
     quotes become text where text is wanted, ``1e6`` a whole number where one is wanted, and a block with nothing in
-    it the block's defaults.
+    it the block's defaults; a block that does not say which of several it is becomes the one that is the default.
     """
+    _choose(kind, tree, ())
     spec, places = _attempt(kind, tree)
     if repairs := [(path, value) for path, _ in places if (value := _repair(kind, tree, path)) is not None]:
         for path, value in repairs:
@@ -70,6 +81,21 @@ def annotation_at(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
     for end, key in enumerate(path):
         annotation = child(annotation, tree.get(path[:end]), key)
     return annotation
+
+
+def _choose(annotation: Any, tree: Tree, path: Path) -> None:
+    """Write ``strategy: fsdp`` or ``name: local`` into mappings that leave it out, below ``path``."""
+    value = tree.get(path)
+    if not isinstance(value, dict):
+        return
+    block = block_for(annotation, value)
+    for key, item in list(value.items()):
+        field = block.model_fields.get(str(key)) if block else None
+        inner = child(annotation, value, str(key))
+        name, usual = tag(inner), default_block(field) if field else None
+        if name and usual and isinstance(item, dict) and name not in item:
+            item[name] = constant(usual, name)
+        _choose(inner, tree, (*path, str(key)))
 
 
 def _attempt(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[tuple[Path, ErrorDetails]]]:

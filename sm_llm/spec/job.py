@@ -7,6 +7,7 @@ from pydantic import Field
 from sm_llm.spec.backends import BackendSpec, LocalBackend
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.compute import ComputeSpec
+from sm_llm.spec.inputs import Input
 from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tasks import Task
 
@@ -28,8 +29,9 @@ class JobSpec(SpecModel):
     """Folder or URI under which every run gets its own folder."""
     storage_options: StorageOptions = Field(default_factory=StorageOptions)
     """How S3 is reached, for the storage and for every source in S3."""
-    inputs: dict[str, str] = Field(default_factory=dict)
-    """Named inputs; elsewhere in the task ``inputs.NAME[/sub/folder]`` refers to one."""
+    inputs: dict[str, Input] = Field(default_factory=dict)
+    """Named inputs; elsewhere in the task ``inputs.NAME[/sub/folder]`` refers to one. On SageMaker those in S3 or on a
+    file system are input channels; places that the task names directly are read by the worker itself."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the worker processes."""
     secrets: dict[str, str] = Field(default_factory=dict)
@@ -46,7 +48,7 @@ class StepSpec(SpecModel):
     """Earlier steps that must finish first, beside those that this step refers to."""
     compute: ComputeSpec | None = None
     """Machines and processes; null takes the workflow's."""
-    inputs: dict[str, str] = Field(default_factory=dict)
+    inputs: dict[str, Input] = Field(default_factory=dict)
     """Named inputs of this step."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of this step, over the workflow's."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Fault, SpecError
 
 if TYPE_CHECKING:
-    from sm_llm.spec.parallelism import FsdpSpec, Parallelism
+    from sm_llm.spec.parallelism import FsdpSpec
 
 WHERE = "task.parallelism"
 
@@ -56,7 +56,7 @@ class Layout:
         return ", ".join(f"{name} {degree}" for name, degree in named.items() if degree > 1) or "one process"
 
 
-def layout(spec: Parallelism, world_size: int, node_size: int | None = None) -> Layout:
+def layout(spec: FsdpSpec, world_size: int, node_size: int | None = None) -> Layout:
     """Arrange ``world_size`` processes, ``node_size`` (None: all) of them on each node.
 
     Raises ``SpecError`` with the arithmetic and the values that would work.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
+from sm_llm.spec.nxd import NxdSpec
+from sm_llm.spec.smp import SmpSpec
 
 
 class FsdpSpec(SpecModel):
@@ -37,5 +39,4 @@ class FsdpSpec(SpecModel):
     """Free gathered parameters after the forward pass (less memory, one more all-gather); a number keeps them sharded
     over that many processes."""
 
-
-Parallelism = FsdpSpec
+Parallelism = Annotated[FsdpSpec | SmpSpec | NxdSpec, Field(discriminator="strategy")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.base import SpecModel, is_source
+from sm_llm.spec.inputs import Input, S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 
 if TYPE_CHECKING:
@@ -27,8 +28,11 @@ def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -
         SpecError: references to inputs or steps that are not given, all at once.
     """
     faults: list[Fault] = []
-    own = {name: _replace(f"inputs.{name}", value, {}, steps, faults) for name, value in job.inputs.items()}
-    places = {**own, **inputs}
+    own = {
+        name: _map_input(value, lambda text, name=name: _replace(f"inputs.{name}", text, {}, steps, faults))
+        for name, value in job.inputs.items()
+    }
+    places = {**{name: input_place(value) for name, value in own.items()}, **inputs}
     task = _map_strings(job.task.model_dump(), "task", lambda path, text: _replace(path, text, places, steps, faults))
     if faults:
         raise SpecError(faults)
@@ -45,7 +49,8 @@ def references(job: JobSpec | StepSpec) -> list[tuple[str, str, str]]:
             found.append((path, kind, match[kind]))
         return text
 
-    _map_strings(job.inputs, "inputs", note)
+    for name, value in job.inputs.items():
+        note(f"inputs.{name}", input_place(value))
     _map_strings(job.task.model_dump(), "task", note)
     return found
 
@@ -91,6 +96,12 @@ def _replace(path: str, text: str, inputs: Mapping[str, str], steps: Mapping[str
         faults.append(Fault(path, "refers to something that is not there", text, f"Known: {known}"))
         return text
     return table[name].rstrip("/") + match["rest"] if match["rest"] else table[name]
+
+
+def _map_input(value: Input, change: Callable[[str], str]) -> Input:
+    if isinstance(value, str):
+        return change(value)
+    return value.model_copy(update={"uri": change(value.uri)}) if isinstance(value, S3Input) else value
 
 
 def _map_strings(value: Any, path: str, change: Callable[[str, str], str]) -> Any:

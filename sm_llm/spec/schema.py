@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from sm_llm.spec.base import SpecModel
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
@@ -43,6 +46,12 @@ def tag_values(annotation: Any) -> dict[str, type[SpecModel]]:
     return {value: kind for kind in blocks(annotation) if key and (value := constant(kind, key))}
 
 
+def default_block(field: FieldInfo) -> type[SpecModel] | None:
+    """The class that a field is by default, if it is a block."""
+    default = field.get_default(call_default_factory=True)
+    return type(default) if isinstance(default, SpecModel) else None
+
+
 def block_for(annotation: Any, value: Any) -> type[SpecModel] | None:
     """The class that a mapping at this place is meant to be, or None if it is none or cannot be told."""
     classes = blocks(annotation)
@@ -72,7 +81,8 @@ def dotted_paths(annotation: Any, value: Any, prefix: tuple[str, ...] = ()) -> I
     for key in map(str, keys):
         yield (*prefix, key)
         inner = value.get(key) if isinstance(value, Mapping) else None
-        yield from dotted_paths(child(annotation, value, key), inner, (*prefix, key))
+        usual = default_block(block.model_fields[key]) if block and inner is None else None
+        yield from dotted_paths(usual or child(annotation, value, key), inner, (*prefix, key))
 
 
 def describe(annotation: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -148,4 +148,77 @@ class FetchTask(SpecModel):
     """Where the weights are there as safetensors, leave other formats of them out."""
 
 
-Task = Annotated[TrainTask | PrepareTask | FetchTask, Field(discriminator="kind")]
+class ConvertTask(SpecModel):
+    """Convert weights between a Hugging Face folder and neuronx-distributed shards."""
+
+    kind: Literal["convert"] = "convert"
+    """The task kind."""
+    source: Source
+    """Folder or URI of the weights to read."""
+    to: Literal["nxd", "hf"]
+    """What to write."""
+    tensor_parallel_degree: int = Field(default=1, ge=1)
+    """Ranks that share each matrix; read from the shards' manifest where they have one."""
+    pipeline_parallel_degree: int = Field(default=1, ge=1)
+    """Pipeline stages."""
+    virtual_pipeline_degree: int = Field(default=1, ge=1)
+    """Parts of the layers that each stage holds."""
+    kv_size_multiplier: int | None = Field(default=None, ge=1)
+    """Copies of each key/value head; null derives tensor_parallel_degree / kv heads where that is more than 1."""
+    qkv: Literal["split", "linear", "fused", "coalesced"] = "fused"
+    """How query, key and value are stored; as the training says (its fuse_qkv means ``fused``)."""
+    layout: Literal["trn1", "trn2"] = "trn1"
+    """Order of heads where key/value heads are copied."""
+    xser: bool = True
+    """One file per tensor, beside a file of references."""
+
+
+class PrecompileTask(SpecModel):
+    """Compile the graphs of a training on Trainium ahead of it, on as many nodes and with the same settings."""
+
+    kind: Literal["precompile"] = "precompile"
+    """The task kind."""
+    training: TrainTask
+    """The training, exactly as it will run."""
+    extract_steps: int = Field(default=10, ge=1)
+    """Steps that are traced for their graphs."""
+
+
+class ScriptTask(SpecModel):
+    """Run the user's own program, with data staged before it and its results published while it runs."""
+
+    kind: Literal["script"] = "script"
+    """The task kind."""
+    entry: str
+    """``train.py``, ``-m package.module`` or ``run.sh``, relative to ``source``."""
+    source: Source | None = None
+    """Folder of the program, here or in S3. null means the entry is in the image already."""
+    args: list[str] | dict[str, Any] = Field(default_factory=list)
+    """Arguments, passed on untouched; or a mapping that ``args_style`` writes out in its own order."""
+    args_style: Literal["--key value", "key=value", "flags", "file"] = "--key value"
+    """How a mapping becomes arguments. ``flags`` is ``--key value`` where true is a bare ``--key`` and false is left
+    out; ``file`` writes it as YAML and passes the file's path."""
+    parallelism: Parallelism | None = None
+    """Strategy whose image, parameters and environment the program gets; null is plain torchrun."""
+    output_folder: str = "output"
+    """Folder, relative to the program's working directory, that is published as the run's result."""
+    checkpoint_folder: str = "checkpoints"
+    """Folder whose newest contents are published while the program runs, and restored before it starts again."""
+
+
+Task = Annotated[
+    TrainTask | PrepareTask | FetchTask | ConvertTask | PrecompileTask | ScriptTask, Field(discriminator="kind")
+]
+
+
+def training_of(task: Task) -> TrainTask | None:
+    """The training of a task that trains, or that compiles for one."""
+    if isinstance(task, PrecompileTask):
+        return task.training
+    return task if isinstance(task, TrainTask) else None
+
+
+def parallelism_of(task: Task) -> Parallelism | None:
+    """The strategy of a task, where it has one."""
+    training = training_of(task)
+    return training.parallelism if training else task.parallelism if isinstance(task, ScriptTask) else None

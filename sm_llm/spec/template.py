@@ -12,7 +12,7 @@ from sm_llm.spec.docs import class_doc, field_docs
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.load import read_source
 from sm_llm.spec.recipes import recipe_files
-from sm_llm.spec.schema import block_for, child, tag, tag_values
+from sm_llm.spec.schema import block_for, child, default_block, tag, tag_values
 from sm_llm.spec.yaml_text import to_yaml
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _entries(value: dict[str, Any], annotation: Any) -> Iterator[str]:
 def _unset(name: str, field: FieldInfo) -> Iterator[str]:
     """A field at its default: its value, or the fields of the block that the default is."""
     default = field.get_default(call_default_factory=True)
-    block = block_for(field.annotation, None)
+    block = default_block(field) or block_for(field.annotation, None)
     if default is None or default is PydanticUndefined or block is None:
         yield f"{name}: {to_yaml(None if default is PydanticUndefined else default)}"
         return

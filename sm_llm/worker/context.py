@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import Event, EventWriter, Notice
 from sm_llm.contract.hosts import Hosts
-from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.errors import RunFailed
 from sm_llm.redaction import Hidden
 from sm_llm.storage.uri import parse
+from sm_llm.worker.job import read_job
 from sm_llm.worker.pulse import Pulse
 from sm_llm.worker.stop import StopRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from sm_llm.contract.job_file import JobFile
 
 DEFAULT_BASE = "/opt/ml"
 
@@ -88,18 +91,17 @@ class WorkerContext:
     _events: EventWriter | None = field(default=None, repr=False)
     hidden: Hidden = field(default_factory=Hidden)
     """Keeps the values of the job's secrets out of the event log."""
+    changes: Sequence[str] = ()
+    """Overrides that the container was started with."""
 
     @classmethod
-    def read(cls, environ: Mapping[str, str] = os.environ) -> WorkerContext:
-        """Read job.json and the environment; opens the event log on the leader."""
+    def read(cls, environ: Mapping[str, str] = os.environ, argv: Sequence[str] = ()) -> WorkerContext:
+        """Read job.json, what changes it, and the environment; opens the event log on the leader."""
         container = container_paths(environ)
-        job_file = environ.get(JOB_ENVIRONMENT)
-        if job_file is None:
-            raise RunFailed(f"{JOB_ENVIRONMENT} is not set: the worker is started by a launcher, which names job.json")
-        job, place = JobFile.read(Path(job_file)), Place.read(environ)
+        (job, changes), place = read_job(container, argv, environ), Place.read(environ)
         run = RunPaths(_run_folder(job.run_uri))
         events = EventWriter(run.event_file(job.attempt, "rank0"), job.attempt) if place.is_leader else None
-        return cls(job, place, container, run, StopRequests(place.rank), Pulse(), events)
+        return cls(job, place, container, run, StopRequests(place.rank), Pulse(), events, changes=changes)
 
     @property
     def scratch(self) -> Path:
@@ -109,11 +111,11 @@ class WorkerContext:
     def check_world_size(self) -> None:
         """Raise ``RunFailed`` when other than the requested number of processes has started."""
         compute = self.job.spec.compute
-        requested = compute.instance_count * compute.processes_per_instance
+        requested = compute.world_size
         if self.place.world_size != requested:
             raise RunFailed(
                 f"{self.place.world_size} processes have started, but compute asks for {requested} "
-                f"({compute.instance_count} x {compute.processes_per_instance}): the launcher's command is wrong"
+                f"({compute.instance_count} x {compute.processes}): the launcher's command is wrong"
             )
 
     def check_hosts(self) -> None:
@@ -136,7 +138,8 @@ class WorkerContext:
     def say(self, message: str) -> None:
         """Print one line (leader only)."""
         if self.place.is_leader:
-            print(message, flush=True)
+            with suppress(BrokenPipeError):  # the toolkit that read it has ended; its watch says so
+                print(message, flush=True)
 
     def notice(self, message: str, level: str = "info") -> None:
         """Tell people: printed and in the event log."""

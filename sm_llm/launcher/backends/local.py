@@ -15,6 +15,8 @@ from sm_llm.contract.run_paths import RunPaths
 from sm_llm.errors import Fault, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.container import PORT, entry_script, node_environment, rank_logs
+from sm_llm.spec.backends import LocalBackend as LocalOptions
+from sm_llm.spec.inputs import FileSystemInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -55,11 +57,11 @@ class LocalBackend:
 
     def check(self, job: JobSpec) -> list[Fault]:
         """What this machine cannot do: more processes than GPUs, trackers that are not installed, a pod's secrets."""
-        return [*self._device_faults(job), *_tracker_faults(job), *_secret_faults(job)]
+        return [*self._device_faults(job), *_tracker_faults(job), *_secret_faults(job), *_platform_faults(job)]
 
     def _device_faults(self, job: JobSpec) -> list[Fault]:
         """NCCL needs one GPU per process."""
-        wanted = job.compute.instance_count * job.compute.processes_per_instance
+        wanted = job.compute.world_size
         gpus = len(self.machine.gpus)
         if job.task.kind != "train" or "CUDA_VISIBLE_DEVICES" in job.environment or gpus == 0 or wanted <= gpus:
             return []
@@ -92,11 +94,12 @@ class LocalBackend:
     def _devices(self, job: JobSpec, node: int) -> str | None:
         if not self.machine.gpus:
             return None
-        count = job.compute.processes_per_instance
+        count = job.compute.processes
         return ",".join(self.machine.gpus[node * count : (node + 1) * count])
 
     def _threads(self, job: JobSpec) -> int:
-        processes = job.compute.instance_count * job.compute.processes_per_instance
+        processes = job.compute.world_size
+        assert isinstance(job.backend, LocalOptions)
         return job.backend.threads_per_process or max(1, self.machine.cpus // processes)
 
     def submit(self, submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
@@ -169,6 +172,19 @@ def _secret_faults(job: JobSpec) -> list[Fault]:
     ]
 
 
+def _platform_faults(job: JobSpec) -> list[Fault]:
+    """What only a managed backend has: instances to rent and file systems to mount."""
+    faults = []
+    if job.compute.instance_type is not None:
+        remedy = "Set it to null, and compute.processes_per_instance to what this machine can run"
+        faults.append(Fault("compute.instance_type", "this machine is what it is", job.compute.instance_type, remedy))
+    for name, value in job.inputs.items():
+        if isinstance(value, FileSystemInput):
+            remedy = "Give the folder where it is mounted"
+            faults.append(Fault(f"inputs.{name}", "cannot be mounted on this machine", value.uri, remedy))
+    return faults
+
+
 def _need_torch() -> None:
     if find_spec("torch") is None:
         raise SubmitError("torch is not installed in this environment. Install it with: pip install 'sm_llm[local]'")
@@ -177,13 +193,13 @@ def _need_torch() -> None:
 def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:
     """The argument list of one node. Restarts are the launcher's business alone, so torchrun's stay 0."""
     # One process prints into the node's log itself; of several, torchrun tells the lines apart.
-    tee = (f"--log-dir={rank_logs(base)}", "--tee=3") if job.compute.processes_per_instance > 1 else ()
+    tee = (f"--log-dir={rank_logs(base)}", "--tee=3") if job.compute.processes > 1 else ()
     return (
         sys.executable,
         "-m",
         "torch.distributed.run",
         f"--nnodes={job.compute.instance_count}",
-        f"--nproc-per-node={job.compute.processes_per_instance}",
+        f"--nproc-per-node={job.compute.processes}",
         f"--node-rank={node}",
         "--rdzv-backend=static",
         f"--rdzv-id={rendezvous_id}",

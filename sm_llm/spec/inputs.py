@@ -1,0 +1,46 @@
+"""Named inputs of a job: a place to read, or data that the platform mounts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from sm_llm.spec.base import SpecModel
+
+
+class S3Input(SpecModel):
+    """A prefix in S3; on SageMaker an input channel."""
+
+    uri: str
+    """``s3://bucket/prefix``."""
+    mode: Literal["File", "FastFile", "Pipe"] = "FastFile"
+    """``FastFile`` reads from S3 on demand, ``File`` copies all of it before the start. Pipe is not supported."""
+
+
+class FileSystemInput(SpecModel):
+    """A folder of a shared file system that SageMaker mounts; the job needs that file system's network."""
+
+    file_system_id: str = Field(pattern=r"^fs-[0-9a-f]{8,}$")
+    """``fs-`` and hexadecimal digits."""
+    file_system_type: Literal["FSxLustre", "EFS"] = "FSxLustre"
+    """The kind of file system."""
+    directory_path: str = Field(pattern=r"^/")
+    """The folder; for FSx for Lustre it begins with the mount name: /abcdefgh/data."""
+    access_mode: Literal["ro", "rw"] = "ro"
+    """Read only, or read and write."""
+
+    @property
+    def uri(self) -> str:
+        """``fsx://fs-…/path`` or ``efs://fs-…/path``: what a record shows of it."""
+        scheme = "efs" if self.file_system_type == "EFS" else "fsx"
+        return f"{scheme}://{self.file_system_id}{self.directory_path}"
+
+
+Input = str | S3Input | FileSystemInput
+"""A folder or URI, or what the platform mounts."""
+
+
+def input_place(value: Input) -> str:
+    """The URI of an input."""
+    return value if isinstance(value, str) else value.uri
