@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.job import JobSpec
+from sm_llm.spec.load import changed
 from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 JOB_ENVIRONMENT = "SM_LLM_JOB_FILE"
 """Environment variable that names job.json inside the container."""
+
+_SETTLED = ("name", "backend", "storage", "inputs")
+
+JOB_CHANNEL = "job"
+"""Input channel that holds job.json where the platform mounts channels."""
 
 BREAK_ENVIRONMENT = "SM_LLM_BREAK_BEFORE_STEPS"
 """For proofs of resume: comma-separated steps; before the n-th of them attempt n kills itself with SIGKILL."""
@@ -39,6 +47,22 @@ class JobFile(BaseModel):
     this step or the newest, and fail where there is none. None: as ``task.start`` says."""
     trackers: dict[str, str] = Field(default_factory=dict)
     """Tracker -> id that earlier attempts of this run were given there."""
+
+    def changed(self, overrides: Sequence[str]) -> JobFile:
+        """The same job with ``key.path=value`` texts merged into its specification.
+
+        Raises ``SpecError`` for unknown keys and wrong values, and for what a container cannot change any more.
+        """
+        if not overrides:
+            return self
+        remedy = "Set it before the launch"
+        late = [text for text in overrides if text.partition("=")[0].partition(".")[0] in _SETTLED]
+        if late:
+            raise SpecError(
+                [Fault(text.partition("=")[0], "is settled once a job has been started", remedy=remedy) for text in late]
+            )
+        loaded = changed(self.spec, overrides)
+        return self.model_copy(update={"spec": loaded.spec, "spec_digest": loaded.digest})
 
     def write(self, path: Path) -> None:
         """Write atomically. Raises ``OSError``."""

@@ -54,10 +54,21 @@ def load(
         SpecError: every fault found, each with its dotted path and where the value was written.
     """
     defaults = read_defaults(environ, config_file)
-    tree = _with_defaults(read_source(source), defaults)
+    return _merged(_with_defaults(read_source(source), defaults), overrides, fields or {}, defaults)
+
+
+def changed(spec: JobSpec, overrides: Sequence[str]) -> Loaded:
+    """A whole specification with ``overrides`` merged in and checked; nothing of this machine's defaults is read.
+
+    Raises ``SpecError``.
+    """
+    return _merged(from_python(spec, "job.json"), overrides, {}, Defaults())
+
+
+def _merged(tree: Tree, overrides: Sequence[str], fields: Mapping[str, Any], defaults: Defaults) -> Loaded:
     kind: type[JobSpec] | type[WorkflowSpec] = WorkflowSpec if "steps" in tree.value else JobSpec
     typed, faults = parse_overrides(overrides)
-    given, field_faults = parse_fields(fields or {})
+    given, field_faults = parse_fields(fields)
     for path, value in [*typed, *given]:
         tree.put(path, value, kind)
     concealed = conceal(tree)

@@ -70,8 +70,30 @@ def from_typed(text: str, origin: str) -> Tree:
     """The value of one override: a YAML scalar, list or mapping, or else the text as it stands.
 
     Unquoted text is kept to the character: ``Item #1`` is not cut at what would be a comment in a file, and
-    ``Name: x`` is text where text is wanted.
+    ``Name: x`` is text where text is wanted. JSON, which the SageMaker SDK writes, means what it means as JSON, also
+    where YAML would read it otherwise.
     """
+    tree = _typed(text, origin)
+    if text[:1] in ("{", "[", '"') and (exact := _json(text)) is not None and exact != tree.value:
+        return _typed(to_yaml(exact), origin)
+    return tree
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON document; None for what is none, or names a key twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except ValueError:
+        return None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key is given twice")
+    return dict(pairs)
+
+
+def _typed(text: str, origin: str) -> Tree:
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError:

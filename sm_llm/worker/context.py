@@ -17,6 +17,7 @@ from sm_llm.storage.uri import parse
 from sm_llm.worker.job import read_job
 from sm_llm.worker.pulse import Pulse
 from sm_llm.worker.stop import StopRequests
+from sm_llm.worker.transfer_agent import TransferAgent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,6 +92,8 @@ class WorkerContext:
     _events: EventWriter | None = field(default=None, repr=False)
     hidden: Hidden = field(default_factory=Hidden)
     """Keeps the values of the job's secrets out of the event log."""
+    agent: TransferAgent = field(default_factory=TransferAgent, repr=False)
+    """Moves this node's files."""
     changes: Sequence[str] = ()
     """Overrides that the container was started with."""
 
@@ -147,6 +150,7 @@ class WorkerContext:
         self.emit(Notice(message, level))
 
     def close(self) -> None:
-        """Close the event log."""
+        """End the transfer agent and close the event log."""
+        self.agent.end()
         if self._events is not None:
             self._events.close()

@@ -99,10 +99,11 @@ def leave_note(path: Path, failure: Failure) -> None:
 
 def print_failure(own: Failure, first: Failure) -> None:
     """Tell the log, with the first failure last: what is at the end is read first."""
-    print(f"rank {own.rank} failed: {own.to_text().rstrip()}", file=sys.stderr)
-    if first != own:
-        print(f"the first to fail was {first.headline}", file=sys.stderr)
-    sys.stderr.flush()
+    with suppress(BrokenPipeError):  # nobody reads it any more
+        print(f"rank {own.rank} failed: {own.to_text().rstrip()}", file=sys.stderr)
+        if first != own:
+            print(f"the first to fail was {first.headline}", file=sys.stderr)
+        sys.stderr.flush()
 
 
 def linger(board: Board | None) -> None:

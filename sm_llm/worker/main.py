@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from sm_llm.worker.secrets import secrets_at_hand
 from sm_llm.worker.sinks import feeding
 from sm_llm.worker.stop import Stopping, leave
 from sm_llm.worker.sync import stage_inputs
+from sm_llm.worker.toolkit import is_child_of_toolkit, settle_environment, start_watch
 
 if TYPE_CHECKING:
     from sm_llm.worker.board import Board
@@ -32,27 +34,31 @@ Task = Callable[[WorkerContext, JobSpec], None]
 
 
 def program(kind: str) -> int:
-    """What an entrypoint runs: ``main``, and this process is the job's own.
+    """What an entrypoint runs: ``main`` with its arguments, and this process is the job's own.
 
-    It ends with its parent, takes SIGTERM, SIGUSR1 and SIGINT for requests to stop, is watched, and ends at once when
-    it fails: a thread that waits for a process which is gone would keep it alive.
+    It ends with its parent (or stops in order with the SageMaker toolkit), takes SIGTERM, SIGUSR1 and SIGINT for
+    requests to stop, is watched, and ends at once when it fails: a thread that waits for a process which is gone would
+    keep it alive.
     """
-    end_with_parent()
+    if not is_child_of_toolkit(os.environ):
+        end_with_parent()
     faulthandler.enable()
-    code = main(kind, watched=True)
+    code = main(kind, argv=sys.argv[1:], watched=True)
     if code != EXIT_CODES[RunState.COMPLETED]:
         leave(code)
     return code
 
 
-def main(kind: str, environ: Mapping[str, str] = os.environ, *, watched: bool = False) -> int:
+def main(
+    kind: str, environ: MutableMapping[str, str] = os.environ, argv: Sequence[str] = (), *, watched: bool = False
+) -> int:
     """Run the job's task in this process; returns the exit code of ``contract.states``.
 
     A fault of the user, the data or the platform is told in one line, anything else with its traceback. The node's
     ``output/failure`` holds the failure of the job's first failing process, ``output/stopped`` an orderly stop.
     ``watched`` takes over signals and starts the watchdog: only for a process that does nothing else.
     """
-    frame = Frame(environ)
+    frame = Frame(environ, argv)
     try:
         frame.work(kind, watched)
     except Stopping as stopping:
@@ -69,22 +75,26 @@ def main(kind: str, environ: Mapping[str, str] = os.environ, *, watched: bool = 
 class Frame:
     """What surrounds a task, also one that fails before it knows its job."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: MutableMapping[str, str], argv: Sequence[str] = ()) -> None:
         self.environ = environ
+        self.argv = argv
         self.context: WorkerContext | None = None
         self.board: Board | None = None
         self._told = False
 
     def work(self, kind: str, watched: bool) -> None:
         """Run the task."""
-        context = self.context = WorkerContext.read(self.environ)
+        context = self.context = WorkerContext.read(self.environ, self.argv)
         if watched:
             context.requests.install(self.end_now)
+            start_watch(context, self.environ)
             if context.place.is_node_leader:
                 failures.reserve_room(context.container.failure)
         with RunLock(context.run.lock):
             try:
                 _check(kind, context)
+                _tell_changes(context)
+                settle_environment(self.environ, context.job.spec.environment)
                 secrets = secrets_at_hand(context.job.spec.secrets)
                 with secrets as context.hidden, feeding(context), self.watching(context, watched):
                     _task(kind)(context, stage_inputs(context))
@@ -155,6 +165,12 @@ def _check(kind: str, context: WorkerContext) -> None:
         raise RunFailed(f"this entrypoint runs {kind} jobs, but job.json holds a {wanted} job")
     context.check_world_size()
     context.check_hosts()
+
+
+def _tell_changes(context: WorkerContext) -> None:
+    if context.changes:
+        digest = context.job.spec_digest[:12]
+        context.notice(f"changed by hyperparameters: {', '.join(context.changes)}; the specification is now {digest}")
 
 
 def _task(kind: str) -> Task:

@@ -49,8 +49,12 @@ class StopRequests:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.warn(f"{signal.Signals(number).name} to rank {self._rank}")
+
+    def warn(self, reason: str) -> None:
+        """The platform ends this process soon: stop, within the grace time from now on."""
         self.signalled_at = self.signalled_at or self._clock()
-        self.ask(f"{signal.Signals(number).name} to rank {self._rank}")
+        self.ask(reason)
 
     def ask(self, reason: str) -> None:
         """Stop after the current step, or at once where there are no steps."""

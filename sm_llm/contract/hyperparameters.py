@@ -1,0 +1,92 @@
+"""Hyperparameters of a training job: names and values that change the specification in job.json.
+
+One grammar for all that arrives: the name is a dotted path, the value a YAML scalar, list or mapping, as on the
+command line. JSON is YAML, so what the SageMaker SDK writes (``json.dumps`` of every value) and what a Pipeline
+variable leaves (bare text) are read the same way. The container toolkit's own argv is lossy (it writes Python's
+``str``), so it is never read where the values themselves can be.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.yaml_text import to_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+TOOLKIT_ENVIRONMENT = "SM_TRAINING_ENV"
+"""Set by the container toolkit alone, for the program that it starts."""
+TUNING_METRIC = "_tuning_objective_metric"
+"""Hyperparameter that a tuning job adds."""
+RUN_HYPERPARAMETER = "sm_llm_run"
+"""Hyperparameter with the address of the run's folder, where only the platform knows it (a pipeline's variables)."""
+_OF_THE_PLATFORM = re.compile(r"sagemaker_.*|mp_parameters|default_user_module_name")
+_PREFIX = "SM_HP_"
+
+
+def spelt(value: Any) -> str:
+    """A plain value as a hyperparameter's text, from which ``spec.yaml_text.from_typed`` reads the same value."""
+    return to_yaml(value)
+
+
+def read_hyperparameters(path: Path, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Name -> text of every hyperparameter that a container was started with, the platform's own among them.
+
+    ``path`` is ``input/config/hyperparameters.json``; without it, ``SM_HPS`` or else the ``SM_HP_…`` variables tell.
+    Arguments (``--key value``, ``--key=value``, ``key=value``) come on top of it, unless the toolkit wrote them.
+    Raises ``SpecError`` for a file that is none, or for arguments that are not written that way.
+    """
+    found = _of_file(path) if path.is_file() else _of_environment(environ)
+    return found if TOOLKIT_ENVIRONMENT in environ else {**found, **of_arguments(argv)}
+
+
+def overrides(hyperparameters: Mapping[str, str]) -> list[str]:
+    """Those that change the specification, as ``key.path=value``."""
+    own = {RUN_HYPERPARAMETER, TUNING_METRIC}
+    return [
+        f"{name}={text}"
+        for name, text in hyperparameters.items()
+        if name not in own and not _OF_THE_PLATFORM.fullmatch(name)
+    ]
+
+
+def _of_file(path: Path) -> dict[str, str]:
+    try:
+        return _texts(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, AttributeError) as error:
+        raise SpecError([Fault(str(path), f"is not a JSON object of hyperparameters: {error}")]) from error
+
+
+def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    if text := environ.get("SM_HPS"):
+        return {name: spelt(value) for name, value in json.loads(text).items()}
+    return {name[len(_PREFIX) :].lower(): text for name, text in environ.items() if name.startswith(_PREFIX)}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value if isinstance(value, str) else spelt(value) for name, value in values.items()}
+
+
+def of_arguments(argv: Sequence[str]) -> dict[str, str]:
+    """Names and texts of ``--key value``, ``--key=value`` and ``key=value``. Raises ``SpecError`` for anything else."""
+    found: dict[str, str] = {}
+    faults = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, equals, text = word.partition("=")
+        if equals and name.lstrip("-"):
+            found[name.removeprefix("--")] = text
+        elif word.startswith("--") and len(word) > len("--") and rest and not rest[0].startswith("--"):
+            found[word.removeprefix("--")] = rest.pop(0)
+        else:
+            remedy = "Write --key.path value, for example --task.max_steps 100"
+            faults.append(Fault(word, "is not an override", remedy=remedy))
+    if faults:
+        raise SpecError(faults)
+    return found

@@ -1,0 +1,46 @@
+"""Finds this process's job: job.json, changed by the hyperparameters that the container was started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER, TUNING_METRIC, overrides, read_hyperparameters
+from sm_llm.contract.job_file import JOB_CHANNEL, JOB_ENVIRONMENT, JobFile
+from sm_llm.contract.run_paths import JOB_FILE
+from sm_llm.errors import RunFailed
+from sm_llm.spec.yaml_text import from_typed
+from sm_llm.storage.uri import join
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sm_llm.contract.run_paths import ContainerPaths
+
+TRAINING_JOB = "TRAINING_JOB_NAME"
+"""SageMaker's variable with the name of the training job."""
+
+
+def read_job(container: ContainerPaths, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[JobFile, list[str]]:
+    """The job as it will run, and the overrides that made it differ from job.json.
+
+    Raises ``RunFailed`` where there is no job.json, ``SpecError`` for hyperparameters that do not fit it.
+    """
+    named = environ.get(JOB_ENVIRONMENT)
+    path = Path(named) if named else container.channel(JOB_CHANNEL) / JOB_FILE
+    if not path.is_file():
+        raise RunFailed(f"{path} is not there: a launcher mounts job.json as channel {JOB_CHANNEL!r}, "
+                        f"or names it in {JOB_ENVIRONMENT}")  # fmt: skip
+    given = read_hyperparameters(container.hyperparameters, argv, environ)
+    changes = overrides(given)
+    return _in_own_run(JobFile.read(path).changed(changes), given, environ), changes
+
+
+def _in_own_run(job: JobFile, given: Mapping[str, str], environ: Mapping[str, str]) -> JobFile:
+    """The job with the run that only the platform could name: a pipeline's variables, or a trial of a tuning job."""
+    if (text := given.get(RUN_HYPERPARAMETER)) is not None:
+        uri = str(from_typed(text, RUN_HYPERPARAMETER).value).rstrip("/")
+        job = job.model_copy(update={"run_uri": uri, "run_id": uri.rpartition("/")[2]})
+    if TUNING_METRIC in given and (trial := environ.get(TRAINING_JOB)):
+        job = job.model_copy(update={"run_uri": join(job.run_uri, "trials", trial), "run_id": trial})
+    return job
