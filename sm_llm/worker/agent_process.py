@@ -1,0 +1,113 @@
+"""The transfer agent's own process: runs functions of storage for a trainer, out of the way of its threads.
+
+``python -m sm_llm.worker.agent_process DESCRIPTOR GRACE_SECONDS``, started by ``worker.transfer_agent``. Requests and
+answers are pickles between two processes of one user. It imports neither torch nor the trainer's own script.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NICENESS = 10
+ABORT_SECONDS = 8.0
+"""How long an upload that is broken off may take to remove its parts from the store, before this process ends."""
+_PROGRESS_SECONDS = 0.5
+
+
+class _Ended(BaseException):
+    """The owner is gone, or the time is over: what runs is broken off, and cleans up behind itself."""
+
+
+def main(descriptor: int, grace_seconds: float) -> None:
+    """Answer requests until the owner ends, or until SIGTERM is nearly ``grace_seconds`` ago.
+
+    A platform's SIGTERM reaches this process, too. It does not stop work by itself: the owner may still want its last
+    checkpoint. Whatever has not ended when the time is nearly over is broken off.
+    """
+    os.nice(NICENESS)
+    left = max(0.1, grace_seconds - ABORT_SECONDS)
+    signal.signal(signal.SIGALRM, _end)
+    signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, left))
+    for number in (signal.SIGINT, signal.SIGUSR1):  # the owner decides what these mean
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(descriptor)
+    requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, requests), daemon=True).start()
+    answers = _Answers(connection)
+    try:
+        while True:
+            answers.send(*_result(*requests.get(), answers.count))
+    except (_Ended, OSError):
+        os._exit(0)  # threads of a transfer may still wait for the store
+
+
+def _end(*_: object) -> None:
+    """In the main thread, where transfers run: they take it for an interruption. Comes once."""
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    timer = threading.Timer(ABORT_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+    raise _Ended
+
+
+def _listen(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:
+    """Pass requests on; the end of the pipe is the end of the owner."""
+    try:
+        while True:
+            requests.put(connection.recv())
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGALRM)
+
+
+def _result(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], count: Any) -> Any:
+    try:
+        return "done", function(*arguments, **named, progress=count)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return "failed", StorageError(f"{type(error).__name__}: {error}")
+        return "failed", error
+
+
+class _Answers:
+    """What goes back to the owner; bytes moved are added up and told now and then."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._moved = 0
+        self._told = 0.0
+
+    def send(self, kind: str, value: Any) -> None:
+        with self._lock:
+            if self._moved and kind != "moved":
+                self._connection.send(("moved", self._moved))
+                self._moved = 0
+            self._connection.send((kind, value))
+
+    def count(self, increment: int) -> None:
+        """Called by the threads of a transfer."""
+        with self._lock:
+            self._moved += increment
+            if self._moved and time.monotonic() - self._told >= _PROGRESS_SECONDS:
+                self._told = time.monotonic()
+                self._connection.send(("moved", self._moved))
+                self._moved = 0
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))
