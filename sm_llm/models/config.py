@@ -22,6 +22,7 @@ _DTYPES = ("dtype", "torch_dtype")
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 _FORGOTTEN = frozenset({"_name_or_path", "transformers_version", "auto_map", "_attn_implementation"})
 """Facts about the folder a config came from, not about the model."""
+_KNOWN_IN_444 = ("gpt_neox", "llama", "mistral", "mixtral", "qwen2")
 _SAFE = frozenset({*rope.SPELLINGS, *_DTYPES})
 
 
@@ -51,6 +52,7 @@ def normalise(config: Config) -> dict[str, Any]:
     Fields the family does not know are kept. Raises ``SpecError`` with every fault. Idempotent.
     """
     kind = family(config)
+    config = kind.one_spelling(config)
     faults = [*kind.field_faults(config), *rope.faults(config), *_identity_faults(kind, config)]
     if faults:
         raise _spec_error(faults)
@@ -78,6 +80,7 @@ def both_spellings(config: Config) -> dict[str, Any]:
     found.update(rope.legacy(found["rope_parameters"]))
     if "dtype" in found:
         found["torch_dtype"] = found["dtype"]
+    found.update(family(found).both_spellings(found))
     return dict(sorted(found.items()))
 
 
@@ -86,12 +89,14 @@ def misread_by_transformers_444(config: Config) -> list[str]:
     found = normalise(config)
     kind, rotary = found["model_type"], found["rope_parameters"]
     scaling = rotary["rope_type"]
+    if kind not in _KNOWN_IN_444:
+        return [f"transformers 4.44 knows no {kind} models"]
     reasons = []
     if scaling != "default" and kind != "llama":
         reasons.append(f"transformers 4.44 ignores the {scaling} rope scaling of {kind} models")
     elif rope.differs_in_444(rotary, found["max_position_embeddings"]):
         reasons.append(f"transformers 4.44 computes {scaling} rope scaling differently")
-    if "head_dim" in found and kind != "mistral":
+    if "head_dim" in found and kind not in ("mistral", "mixtral"):
         reasons.append(f"transformers 4.44 knows no head_dim in {kind} models and cannot load the weights")
     return reasons
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from sm_llm.errors import Fault
@@ -34,6 +34,25 @@ class Tensor:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How transformers 5 keeps published tensors as one parameter.
+
+    The tensors of each part are joined along their first dimension; where ``stacked``, the parts along a new one in
+    front (there is one part only where they are not).
+    """
+
+    parts: tuple[tuple[str, ...], ...]
+    stacked: bool = False
+
+    def tensor(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The parameter, from the published ``tensors`` by name: all of one distribution and, joined, of one width."""
+        first = tensors[self.parts[0][0]]
+        rows = sum(tensors[name].shape[0] for name in self.parts[0])
+        lead = (len(self.parts),) if self.stacked else ()
+        return replace(first, shape=(*lead, rows, *first.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -122,11 +141,30 @@ class Family(ABC):
 
     @abstractmethod
     def iterate_tensors(self, config: Config) -> Iterator[tuple[str, Tensor]]:
-        """Hugging Face parameter names with their tensors, in the order of ``named_parameters()``."""
+        """Names in published files with their tensors, in model order."""
 
     def tensors(self, config: Config) -> dict[str, Tensor]:
         """Every parameter in model order; a tied output head is absent, since it is the embedding."""
         return dict(self.iterate_tensors(config))
+
+    def packings(self, config: Config) -> dict[str, Packing]:
+        """Parameters that transformers 5 names or keeps otherwise than published files do, by its name for them."""
+        return {}
+
+    def parameters(self, config: Config) -> dict[str, Tensor]:
+        """Every parameter of the transformers 5 model, by its name for it, in the order of ``named_parameters()``."""
+        tensors, packings = self.tensors(config), self.packings(config)
+        holder = {part: name for name, it in packings.items() for parts in it.parts for part in parts}
+        names = dict.fromkeys(holder.get(name, name) for name in tensors)
+        return {it: packings[it].tensor(tensors) if it in packings else tensors[it] for it in names}
+
+    def one_spelling(self, config: Config) -> Config:
+        """A config as it was read, with what only this family spells in several ways under one name."""
+        return config
+
+    def both_spellings(self, config: Config) -> dict[str, Any]:
+        """Fields of a canonical config as only this family's transformers classes spell them."""
+        return {}
 
     def value(self, config: Config, name: str) -> Any:
         """A config field, or its default."""
@@ -144,6 +182,10 @@ class Family(ABC):
         table = 0 if self.value(config, "tie_word_embeddings") else self.vocab_size(config) * int(config["hidden_size"])
         return self.parameter_count(config) - table
 
+    def active_parameter_count(self, config: Config) -> int:
+        """Parameters that take part in one token's arithmetic."""
+        return self.non_embedding_parameter_count(config)
+
     def flops_per_token(self, config: Config, seq_length: int) -> float:
         """Floating-point operations of one token's forward and backward pass, as ``flops_formula`` says.
 
@@ -153,7 +195,7 @@ class Family(ABC):
         """
         channels = int(config["num_attention_heads"]) * self.head_dim(config)
         attention = 12 * int(config["num_hidden_layers"]) * channels * self.attention_span(config, seq_length)
-        return float(6 * self.non_embedding_parameter_count(config) + attention)
+        return float(6 * self.active_parameter_count(config) + attention)
 
     def attention_span(self, config: Config, seq_length: int) -> int:
         """Tokens a token can attend to, causality aside: ``seq_length``, or a sliding window if that is shorter."""

@@ -1,110 +1,30 @@
-"""The Llama family (Llama 2, 3, 3.1, 3.2): rotary positions, RMSNorm, gated MLP, grouped-query attention."""
+"""The Llama family (Llama 2, 3, 3.1, 3.2)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from sm_llm.errors import Fault
-from sm_llm.models.family import COMMON_FIELDS, Config, Family, Field, Tensor, number, size, switch, token
+from sm_llm.models.family import Config, Field, size, switch
+from sm_llm.models.gated import GATED_FIELDS, GatedDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
 
-class Llama(Family):
-    """Names and shapes of ``LlamaForCausalLM``; weights are drawn from N(0, initializer_range), biases are zero,
-    norms are one (``PreTrainedModel._init_weights`` of transformers)."""
+class Llama(GatedDecoder):
+    """``LlamaForCausalLM``."""
 
     model_type: ClassVar[str] = "llama"
     architecture: ClassVar[str] = "LlamaForCausalLM"
     decoder_layer_class: ClassVar[str] = "LlamaDecoderLayer"
     fields: ClassVar[Mapping[str, Field]] = {
-        **COMMON_FIELDS,
+        **GATED_FIELDS,
         "max_position_embeddings": size(2048, safe=True),
-        "num_key_value_heads": size(optional=True),
-        "head_dim": size(optional=True),
-        "rms_norm_eps": number(1e-6),
-        "bos_token_id": token(1),
-        "eos_token_id": token(2, several=True),
         "attention_bias": switch(False),
         "mlp_bias": switch(False),
         "pretraining_tp": size(1, optional=True),
     }
 
     def has_bias(self, config: Config, projection: str) -> bool:
-        """Whether ``q_proj`` … ``down_proj`` carries a bias."""
         field = "attention_bias" if projection in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp_bias"
         return bool(self.value(config, field))
-
-    def kv_heads(self, config: Config) -> int:
-        """Key and value heads; as many as query heads when the config does not say."""
-        return int(self.value(config, "num_key_value_heads") or config["num_attention_heads"])
-
-    def iterate_tensors(self, config: Config) -> Iterator[tuple[str, Tensor]]:
-        hidden, vocab = int(config["hidden_size"]), self.vocab_size(config)
-        std = float(self.value(config, "initializer_range"))
-        padding = self.value(config, "pad_token_id")
-        yield "model.embed_tokens.weight", Tensor((vocab, hidden), "embedding", "normal", std, padding)
-        for layer in range(int(config["num_hidden_layers"])):
-            for name, tensor in self.layer_tensors(config, std):
-                yield f"model.layers.{layer}.{name}", tensor
-        yield "model.norm.weight", Tensor((hidden,), "norm", "ones")
-        if not self.value(config, "tie_word_embeddings"):
-            yield "lm_head.weight", Tensor((vocab, hidden), "embedding", "normal", std)
-
-    def layer_tensors(self, config: Config, std: float) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of one decoder layer, names without the layer's prefix."""
-        hidden = int(config["hidden_size"])
-        for block, projections in self.projections(config).items():
-            for name, shape in projections.items():
-                yield f"{block}.{name}.weight", Tensor(shape, "matrix", "normal", std)
-                if self.has_bias(config, name):
-                    yield f"{block}.{name}.bias", Tensor(shape[:1], "bias", "zeros")
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{norm}.weight", Tensor((hidden,), "norm", "ones")
-
-    def projections(self, config: Config) -> dict[str, dict[str, tuple[int, int]]]:
-        """Matrices of one layer, [output, input] as PyTorch stores them, by block and name."""
-        hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-        queries = int(config["num_attention_heads"]) * self.head_dim(config)
-        keys = self.kv_heads(config) * self.head_dim(config)
-        return {
-            "self_attn": {
-                "q_proj": (queries, hidden),
-                "k_proj": (keys, hidden),
-                "v_proj": (keys, hidden),
-                "o_proj": (hidden, queries),
-            },
-            "mlp": {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)},
-        }
-
-    def canonical_fields(self, config: Config) -> dict[str, Any]:
-        """As ``Family``; ``head_dim`` only where it is not hidden_size / num_attention_heads.
-
-        transformers 4.44 does not know the field in Llama, and a copy of it would go stale when the width is changed.
-        """
-        fields = super().canonical_fields(config)
-        fields["num_key_value_heads"] = self.kv_heads(config)
-        if fields.get("head_dim") in (None, fields["hidden_size"] // fields["num_attention_heads"]):
-            fields.pop("head_dim", None)
-        return fields
-
-    def check(self, config: Config) -> list[Fault]:
-        return [*self._check_heads(config), *self._check_padding(config)]
-
-    def _check_heads(self, config: Config) -> list[Fault]:
-        hidden, heads, keys = (config[n] for n in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-        faults = []
-        if "head_dim" not in config and hidden % heads:
-            faults.append(Fault("hidden_size", f"must be a multiple of num_attention_heads ({heads})", hidden))
-        if heads % keys:
-            faults.append(Fault("num_attention_heads", f"must be a multiple of num_key_value_heads ({keys})", heads))
-        if self.head_dim(config) % 2:
-            faults.append(Fault("head_dim", "rotary positions need an even head size", self.head_dim(config)))
-        return faults
-
-    def _check_padding(self, config: Config) -> list[Fault]:
-        padding, vocab = config["pad_token_id"], config["vocab_size"]
-        if padding is None or padding < vocab:
-            return []
-        return [Fault("pad_token_id", f"must be null or an id below vocab_size ({vocab})", padding)]

@@ -107,6 +107,44 @@ _MISTRAL_7B = {
     "eos_token_id": 2,
 }
 
+_MIXTRAL_8X7B = {
+    **_MISTRAL_7B,
+    "model_type": "mixtral",
+    "sliding_window": None,
+    "rope_theta": 1_000_000.0,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
+_GPT_NEOX_20B = {
+    "model_type": "gpt_neox",
+    "vocab_size": 50_432,
+    "hidden_size": 6144,
+    "intermediate_size": 24_576,
+    "num_hidden_layers": 44,
+    "num_attention_heads": 64,
+    "hidden_act": "gelu_fast",
+    "max_position_embeddings": 2048,
+    "rotary_pct": 0.25,
+    "rope_theta": 10_000.0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+
+def _qwen_3(hidden: int, inner: int, layers: int, heads: int, *, tied: bool = False) -> dict[str, Any]:
+    return {
+        **_qwen_2_5(hidden, inner, layers, heads, 8),
+        "model_type": "qwen3",
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "sliding_window": None,
+        "tie_word_embeddings": tied,
+        "bos_token_id": 151_643,
+        "eos_token_id": 151_645,
+    }
+
+
 _QWEN_0_5B = {**_qwen_2_5(896, 4864, 24, 14, 2), "tie_word_embeddings": True}
 _QWEN_7B = {
     **_qwen_2_5(3584, 18_944, 28, 28, 4),
@@ -129,6 +167,11 @@ PRESETS: dict[str, Preset] = {
         Preset("mistral-7b", _MISTRAL_7B, 7_241_732_096, "mistralai/Mistral-7B-v0.1"),
         Preset("qwen2.5-0.5b", _QWEN_0_5B, 494_032_768, "Qwen/Qwen2.5-0.5B"),
         Preset("qwen2.5-7b", _QWEN_7B, 7_615_616_512, "Qwen/Qwen2.5-7B"),
+        Preset("qwen3-0.6b", _qwen_3(1024, 3072, 28, 16, tied=True), 596_049_920, "Qwen/Qwen3-0.6B"),
+        Preset("qwen3-8b", _qwen_3(4096, 12_288, 36, 32), 8_190_735_360, "Qwen/Qwen3-8B"),
+        Preset("qwen3-32b", _qwen_3(5120, 25_600, 64, 64), 32_762_123_264, "Qwen/Qwen3-32B"),
+        Preset("mixtral-8x7b", _MIXTRAL_8X7B, 46_702_792_704, "mistralai/Mixtral-8x7B-v0.1"),
+        Preset("gpt-neox-20b", _GPT_NEOX_20B, 20_554_567_680, "EleutherAI/gpt-neox-20b"),
     )
 }
 """By name. ``source`` is the model's page on the Hugging Face hub, whose weight files state the count."""

@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sm_llm.errors import Fault
 from sm_llm.models.family import Config, Field, size, switch, token
-from sm_llm.models.llama import Llama
+from sm_llm.models.gated import GATED_FIELDS, GatedDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_NOT_IN_QWEN2 = ("attention_bias", "mlp_bias", "pretraining_tp")
 
-
-class Qwen2(Llama):
-    """Names and shapes of ``Qwen2ForCausalLM``. Sliding-window layers are refused: no published Qwen2 uses them."""
+class Qwen2(GatedDecoder):
+    """``Qwen2ForCausalLM``. Sliding-window layers are refused: no published model uses them."""
 
     model_type: ClassVar[str] = "qwen2"
     architecture: ClassVar[str] = "Qwen2ForCausalLM"
     decoder_layer_class: ClassVar[str] = "Qwen2DecoderLayer"
     fields: ClassVar[Mapping[str, Field]] = {
-        **{name: field for name, field in Llama.fields.items() if name not in _NOT_IN_QWEN2},
+        **GATED_FIELDS,
         "max_position_embeddings": size(32_768, safe=True),
         "num_key_value_heads": size(32, optional=True),
         "bos_token_id": token(),
@@ -36,7 +34,7 @@ class Qwen2(Llama):
         return projection in ("q_proj", "k_proj", "v_proj")
 
     def canonical_fields(self, config: Config) -> dict[str, Any]:
-        """As ``Llama``; a window that is not used is null, and ``layer_types`` (5.x only) goes when it adds nothing."""
+        """As all; a window that is not used is null, and ``layer_types`` (5.x only) goes when it adds nothing."""
         fields = super().canonical_fields(config)
         fields["sliding_window"] = fields["sliding_window"] if fields["use_sliding_window"] else None
         if set(fields["layer_types"] or ()) <= {"full_attention"}:
@@ -47,5 +45,5 @@ class Qwen2(Llama):
         faults = super().check(config)
         if config["use_sliding_window"] or "layer_types" in config:
             name = "use_sliding_window" if config["use_sliding_window"] else "layer_types"
-            faults.append(Fault(name, "sliding-window layers are not supported for qwen2", config[name]))
+            faults.append(Fault(name, f"sliding-window layers are not supported for {self.model_type}", config[name]))
         return faults

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, SpecError
+from sm_llm.models.gpt_neox import GptNeoX
 from sm_llm.models.llama import Llama
 from sm_llm.models.mistral import Mistral
+from sm_llm.models.mixtral import Mixtral
 from sm_llm.models.qwen2 import Qwen2
+from sm_llm.models.qwen3 import Qwen3
 
 if TYPE_CHECKING:
     from sm_llm.models.family import Config, Family
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (Llama(), Mistral(), Qwen2())}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (Llama(), Mistral(), Mixtral(), Qwen2(), Qwen3(), GptNeoX())
+}
 
 
 def family(config: Config) -> Family:
