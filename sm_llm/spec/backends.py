@@ -53,6 +53,9 @@ class SageMakerBackend(SpecModel):
     """Bucket for code bundles and job files; null keeps them in the storage."""
     image: Literal["stock", "built"] = "stock"
     """``stock``: an AWS container, what it lacks is installed once per node; ``built``: ours, nothing is installed."""
+    image_version: str | None = None
+    """Which image of the table: PyTorch's version, for Trainium that of the Neuron SDK; null takes the newest that we
+    train with."""
     image_uri: str | None = None
     """Image to run, whatever the table of images says; ``built`` needs it."""
     wheelhouse: str | None = None

@@ -1,0 +1,118 @@
+"""How a managed job starts its processes: SageMaker's launch parameters, and the environment of the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.spec.hardware import Instance, instance
+from sm_llm.spec.nxd import NxdSpec
+from sm_llm.spec.smp import SmpSpec
+from sm_llm.spec.tasks import PrecompileTask, ScriptTask, TrainTask, parallelism_of, training_of
+
+if TYPE_CHECKING:
+    from sm_llm.spec.job import JobSpec
+
+PRECOMPILE_VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"
+"""Set to 1, it makes the training toolkit compile graphs in place of training."""
+_PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
+_PIPELINE_INFLIGHT, _ZERO1_INFLIGHT = "7", "3"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What starts the processes of every node."""
+
+    estimator: dict[str, Any] | None
+    """The ``distribution`` of SageMaker's estimator; None is one process per node."""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    """What the estimator turns it into, not yet as JSON."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables by the facts of the instance type; the user's own win."""
+
+
+def distribution(job: JobSpec) -> Distribution:
+    """The launch parameters and network environment of a job."""
+    environment = network_environment(job)
+    mp_parameters = smp_parameters(job)
+    if not starts_ranks(job):
+        parameters = {} if mp_parameters is None else {"mp_parameters": mp_parameters}
+        return Distribution(None, parameters, environment)
+    estimator: dict[str, Any] = {"torch_distributed": {"enabled": True}}
+    hyperparameters: dict[str, Any] = {"sagemaker_torch_distributed_enabled": True}
+    if job.compute.instance_type is not None:
+        hyperparameters["sagemaker_instance_type"] = job.compute.instance_type
+    if mp_parameters is not None:
+        estimator["smdistributed"] = {"modelparallel": {"enabled": True, "parameters": mp_parameters}}
+        hyperparameters["mp_parameters"] = mp_parameters
+        hyperparameters["sagemaker_distributed_dataparallel_enabled"] = False
+        hyperparameters["sagemaker_instance_type"] = job.compute.instance_type
+    row = instance(job.compute.instance_type)
+    if row is None or job.compute.processes != row.processes:
+        hyperparameters[_PROCESSES] = job.compute.processes
+    return Distribution(estimator, hyperparameters, environment)
+
+
+def starts_ranks(job: JobSpec) -> bool:
+    """Whether the platform starts one process per rank; a shell script starts its own, once per node."""
+    if isinstance(job.task, ScriptTask):
+        return not job.task.entry.endswith(".sh")
+    return isinstance(job.task, TrainTask | PrecompileTask)
+
+
+def smp_parameters(job: JobSpec) -> dict[str, Any] | None:
+    """SMP v2's nine configuration keys, for ``mp_parameters`` and ``torch.sagemaker.init`` alike; None without smp.
+
+    Source: SageMaker Developer Guide, "Configuration for SMP v2".
+    """
+    smp = parallelism_of(job.task)
+    if not isinstance(smp, SmpSpec):
+        return None
+    training = training_of(job.task)
+    seed = smp.random_seed if smp.random_seed is not None else training.seed if training else 0
+    return {
+        "hybrid_shard_degree": smp.hybrid_shard_degree,
+        "sm_activation_offloading": smp.sm_activation_offloading,
+        "activation_loading_horizon": smp.activation_loading_horizon,
+        "fsdp_cache_flush_warnings": smp.fsdp_cache_flush_warnings,
+        "allow_empty_shards": smp.allow_empty_shards,
+        "tensor_parallel_degree": smp.tensor_parallel_degree,
+        "context_parallel_degree": smp.context_parallel_degree,
+        "expert_parallel_degree": smp.expert_parallel_degree,
+        "random_seed": seed,
+    }
+
+
+def network_environment(job: JobSpec) -> dict[str, str]:
+    """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
+
+    EFA is named only where there is a card for it, and only between nodes: on one node its warnings mislead. The
+    protocol of NCCL and libfabric's other switches are left to current plugins, which choose better themselves.
+    """
+    row = instance(job.compute.instance_type)
+    if row is None:
+        return {}
+    variables = _neuron_environment(job) if row.is_neuron else {}
+    if row.efa_cards and job.compute.instance_count > 1:
+        variables |= _efa_environment(row)
+    if isinstance(job.task, PrecompileTask):
+        variables[PRECOMPILE_VARIABLE] = "1"
+    return variables
+
+
+def _efa_environment(row: Instance) -> dict[str, str]:
+    variables = {"FI_PROVIDER": "efa"}
+    if row.is_neuron:
+        variables |= {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+    return variables
+
+
+def _neuron_environment(job: JobSpec) -> dict[str, str]:
+    """As AWS's tutorials set them, without what is deprecated; MALLOC_ARENA_MAX must be there before torchrun."""
+    nxd = parallelism_of(job.task)
+    pipelined = isinstance(nxd, NxdSpec) and nxd.pipeline_parallel_degree > 1
+    return {
+        "NEURON_FUSE_SOFTMAX": "1",
+        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _PIPELINE_INFLIGHT if pipelined else _ZERO1_INFLIGHT,
+        "MALLOC_ARENA_MAX": "128" if pipelined else "64",
+    }
