@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.sync import fetch, sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec
+    from sm_llm.worker.calls import log, publish
 
 __version__ = "0.1.0"
 
@@ -57,9 +58,11 @@ __all__ = [
     "fetch",
     "launch",
     "load_spec",
+    "log",
     "ls",
     "plan",
     "prepare",
+    "publish",
     "sync",
 ]
 
@@ -69,6 +72,7 @@ _HOMES = {
     "sm_llm.launcher.run": ("Run",),
     "sm_llm.launcher.sync": ("fetch", "sync"),
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
+    "sm_llm.worker.calls": ("log", "publish"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

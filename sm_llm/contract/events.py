@@ -63,6 +63,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Logged:
+    """Numbers of one step that a user's own program has told by name."""
+
+    step: int
+    values: dict[str, float]
+    kind: str = "logged"
+
+
+@dataclass(frozen=True)
 class Throughput:
     """One logged window, ending at ``step``; times in seconds, memory in bytes (peak since the last window)."""
 
@@ -173,6 +182,7 @@ Event = (
     | StateVerified
     | Step
     | Throughput
+    | Logged
     | Validation
     | CheckpointPublished
     | FinalPublished

@@ -41,7 +41,8 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
         tracker = task.get("logging", {}).get("sinks", {}).get(block)
         if tracker and _is_folder(tracker[key]):
             tracker[key] = str(local_folder(tracker[key], base or Path.cwd()))
-    return job.model_copy(update={"task": type(job.task).model_validate(task)}), channels
+    update = {"task": type(job.task).model_validate(task), "inputs": _anchored_places(job.inputs, base or Path.cwd())}
+    return job.model_copy(update=update), channels
 
 
 def _is_folder(place: str | None) -> bool:
@@ -52,7 +53,7 @@ def _is_folder(place: str | None) -> bool:
 def anchored(spec: JobSpec | WorkflowSpec, base: Path) -> JobSpec | WorkflowSpec:
     """A specification whose local inputs, relative to ``base``, are absolute: it can be planned from anywhere."""
     if isinstance(spec, JobSpec):
-        return absolute_inputs(spec, base)[0].model_copy(update={"inputs": _anchored_places(spec.inputs, base)})
+        return absolute_inputs(spec, base)[0]
     steps = {
         name: step.model_copy(
             update={

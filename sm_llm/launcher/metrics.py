@@ -30,6 +30,9 @@ def metric_rows(events_folder: Path) -> list[MetricRow]:
             row = rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]})
             row.update((_RENAMED.get((kind, it), it), value) for it, value in event.items() if it not in _ENVELOPE)
     return [rows[step] for step in sorted(rows)]
+    for event in events:
+        if event["kind"] == "logged":
+            rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]}).update(event["values"])
 
 
 def to_json(row: MetricRow) -> MetricRow:
@@ -82,6 +85,9 @@ class SummaryBuilder:
     def _on_throughput(self, event: Mapping[str, Any]) -> None:
         self._values.update(tokens_per_second=event["tokens_per_second"])
         self._step_seconds = event["step_seconds"]
+    def _on_logged(self, event: Mapping[str, Any]) -> None:
+        self._values.update(step=event["step"], loss=event["values"].get("loss", self._values.get("loss")))
+
 
     def _on_validation(self, event: Mapping[str, Any]) -> None:
         self._values.update(validation_loss=event["validation_loss"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.events import EventWriter
 from sm_llm.contract.failure import Cause, Failure, cause_of, message_of, needs_traceback
 from sm_llm.contract.trouble import Failed
+from sm_llm.errors import RunFailed
 from sm_llm.storage.files import write_new
 
 if TYPE_CHECKING:
@@ -28,9 +29,19 @@ _LOOK_SECONDS = 0.1
 _ROOM_BYTES = 131_072
 
 
+class ProgramFailed(RunFailed):
+    """A user's program ended with a failure. ``log`` holds the last lines of its error output."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
 def failure_of(error: BaseException, place: Place, step: int | None = None) -> Failure:
     """The record of an exception in this process."""
-    text = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error)) if needs_traceback(error) else ""
+    if isinstance(error, ProgramFailed):
+        text = error.log
     return Failure(
         cause=cause_of(error),
         message=message_of(error),
@@ -38,7 +49,7 @@ def failure_of(error: BaseException, place: Place, step: int | None = None) -> F
         node=place.node,
         host=socket.gethostname(),
         step=step,
-        traceback=text if needs_traceback(error) else "",
+        traceback=text,
     )
 
 

@@ -6,8 +6,9 @@ import faulthandler
 import os
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 from sm_llm.contract.hosts import await_host
 from sm_llm.contract.liveness import RunLock
@@ -15,7 +16,7 @@ from sm_llm.contract.states import EXIT_CODES, RunState
 from sm_llm.contract.stopped import StopRecord
 from sm_llm.errors import RunFailed
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.storage.uri import open_store
 from sm_llm.worker import failure as failures
 from sm_llm.worker.context import Place, WorkerContext, container_paths
@@ -28,9 +29,12 @@ from sm_llm.worker.sync import stage_inputs
 from sm_llm.worker.toolkit import is_child_of_toolkit, settle_environment, start_watch
 
 if TYPE_CHECKING:
+    from sm_llm.spec.watchdog import WatchdogSpec
     from sm_llm.worker.board import Board
 
 Task = Callable[[WorkerContext, JobSpec], None]
+WORKERS = ("train", "prepare", "fetch", "script")
+"""Task kinds that this version runs, each in the module of its name."""
 
 
 def program(kind: str) -> int:
@@ -103,27 +107,29 @@ class Frame:
 
     @contextmanager
     def watching(self, context: WorkerContext, watched: bool) -> Iterator[None]:
-        """Watch over a training job. Its failure is told in here: before anything closes and the others notice."""
+        """Watch over a job of several processes. Its failure is told in here: before anything closes and others notice.
+
+        A user's program says by its end how it is; only our own training is asked for signs of life.
+        """
         task = context.job.spec.task
-        if not watched or not isinstance(task, TrainTask):
+        if not watched or not isinstance(task, TrainTask | ScriptTask):
             yield
             return
         from sm_llm.worker.board import connect
-        from sm_llm.worker.watchdog import Watchdog
 
         if (address := self.environ.get("MASTER_ADDR")) is not None:
             await_host(address)
-        self.board = connect(f"{context.job.run_id}/{context.job.attempt}", self.environ)
-        watchdog = Watchdog(context, task.watchdog, self.board).start()
-        try:
-            yield
-        except (Stopping, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
-            self.tell_failure(error)
-            raise
-        finally:
-            watchdog.close()
+        if isinstance(task, TrainTask) or context.place.world_size > 1:
+            self.board = connect(f"{context.job.run_id}/{context.job.attempt}", self.environ)
+        watchdog = _watchdog(context, task.watchdog, self.board) if isinstance(task, TrainTask) else nullcontext()
+        with watchdog:
+            try:
+                yield
+            except (Stopping, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                self.tell_failure(error)
+                raise
 
     def end_now(self, reason: str) -> None:
         """A request to stop while there are no steps to finish: nothing is lost by ending here."""
@@ -175,14 +181,17 @@ def _tell_changes(context: WorkerContext) -> None:
 
 def _task(kind: str) -> Task:
     """The code of a task kind, imported only now: prepare needs no torch."""
-    if kind == "train":
-        from sm_llm.worker.train import run as train
+    if kind not in WORKERS:
+        raise RunFailed(f"this version has no worker for {kind} jobs; there are {', '.join(WORKERS)}")
+    return cast("Task", import_module(f"sm_llm.worker.{kind}").run)
 
-        return train
-    if kind == "fetch":
-        from sm_llm.worker.fetch import run as fetch
 
-        return fetch
-    from sm_llm.worker.prepare import run as prepare
+@contextmanager
+def _watchdog(context: WorkerContext, spec: WatchdogSpec, board: Board | None) -> Iterator[None]:
+    from sm_llm.worker.watchdog import Watchdog
 
-    return prepare
+    watchdog = Watchdog(context, spec, board).start()
+    try:
+        yield
+    finally:
+        watchdog.close()

@@ -1,0 +1,115 @@
+"""The user's own program of a script task: its command line, and how it and the worker that started it hand things over.
+
+The program finds its folders in variables: ``SM_LLM_OUTPUT``, ``SM_LLM_CHECKPOINTS``, ``SM_LLM_SCRATCH`` and, for every
+input of the job, ``SM_LLM_INPUT_<NAME>``. After a resume ``SM_LLM_RESUME_STEP`` and ``SM_LLM_RESUME_FOLDER`` name the
+checkpoint that was brought back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.spec.yaml_text import to_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from sm_llm.spec.tasks import ScriptTask
+
+OUTPUT = "SM_LLM_OUTPUT"
+CHECKPOINTS = "SM_LLM_CHECKPOINTS"
+SCRATCH = "SM_LLM_SCRATCH"
+HANDOVER = "SM_LLM_HANDOVER"
+"""Folder of the node into which ``sm_llm.publish`` puts finished checkpoints: ``<step>/<name>/…``."""
+EVENTS = "SM_LLM_EVENTS"
+"""File to which ``sm_llm.log`` appends events; rank 0 alone has it."""
+ATTEMPT = "SM_LLM_ATTEMPT"
+RESUME_STEP = "SM_LLM_RESUME_STEP"
+RESUME_FOLDER = "SM_LLM_RESUME_FOLDER"
+ARGUMENTS_FILE = "arguments.yaml"
+
+_MODULE = re.compile(r"-m +([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_STEP = re.compile(r"(?:.*[-_.])?(\d+)")
+_PLAIN_HYDRA = re.compile(r"[A-Za-z_/.%@*|?][A-Za-z0-9_/.%@*|?:+-]*")
+
+
+def input_variable(name: str) -> str:
+    """The variable with the folder of an input."""
+    return f"SM_LLM_INPUT_{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}"
+
+
+def step_of(name: str) -> int | None:
+    """The step that a checkpoint folder's name ends with: ``checkpoint-500``, ``step_500``, ``500``."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def command(task: ScriptTask, folder: Path) -> list[str]:
+    """The argv of the program, byte for byte what the specification says. ``folder`` is where it runs.
+
+    A mapping in style ``file`` is written there.
+    """
+    if match := _MODULE.fullmatch(task.entry):
+        start = [sys.executable, "-m", match[1]]
+    elif task.entry.endswith(".py"):
+        start = [sys.executable, task.entry]
+    else:
+        start = ["bash", task.entry]
+    if isinstance(task.args, list):
+        return [*start, *task.args]
+    if task.args_style == "file":
+        path = folder / ARGUMENTS_FILE
+        path.write_text(to_yaml(task.args) + "\n", encoding="utf-8")
+        return [*start, str(path)]
+    return [*start, *_written(task.args, task.args_style)]
+
+
+def _written(args: Mapping[str, Any], style: str) -> Iterator[str]:
+    """Arguments of a mapping in its own order; a list is several words, or a list in Hydra's spelling."""
+    for key, value in args.items():
+        if style == "key=value":
+            yield from _hydra(key, value)
+        elif style == "flags" and isinstance(value, bool):
+            yield from [f"--{key}"] if value else []
+        elif value is not None:  # an option without a value is left out
+            yield f"--{key}"
+            yield from [_word(it) for it in value] if isinstance(value, list) else [_word(value)]
+
+
+def _word(value: Any) -> str:
+    """A value as Python spells it; what has a structure, as JSON."""
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def _hydra(key: str, value: Any) -> Iterator[str]:
+    """``key=value`` as Hydra and OmegaConf read it back; ``~key`` deletes, a mapping becomes dotted keys."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _hydra(f"{key}.{name}", item)
+    elif key.startswith("~") and value is None:
+        yield key
+    else:
+        yield f"{key}={_hydra_value(value)}"
+
+
+def _hydra_value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ",".join(map(_hydra_value, value)) + "]"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN_HYDRA.fullmatch(value) and to_yaml(value) == value:
+        return value
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'") if "'" in value or value.endswith("\\") else value
+    return f"'{escaped}'"
+
+
+_PLACE = re.compile(r"\{(?:inputs\.([\w-]+)|output|checkpoints|scratch)\}")
+
+
+def filled(text: str, folders: Mapping[str, str]) -> str:
+    """``text`` with ``{inputs.NAME}``, ``{output}``, ``{checkpoints}`` and ``{scratch}`` replaced; the rest untouched."""
+    return _PLACE.sub(lambda match: folders.get(match[0][1:-1], match[0]), text)
