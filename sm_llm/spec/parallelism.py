@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.nxd import NxdSpec
@@ -39,4 +39,12 @@ class FsdpSpec(SpecModel):
     """Free gathered parameters after the forward pass (less memory, one more all-gather); a number keeps them sharded
     over that many processes."""
 
-Parallelism = Annotated[FsdpSpec | SmpSpec | NxdSpec, Field(discriminator="strategy")]
+
+def _with_strategy(block: Any) -> Any:
+    """A block that does not say which is fsdp's, so that single options can be set on their own."""
+    return {"strategy": "fsdp", **block} if isinstance(block, dict) else block
+
+
+Parallelism = Annotated[
+    FsdpSpec | SmpSpec | NxdSpec, Field(discriminator="strategy"), BeforeValidator(_with_strategy)
+]
