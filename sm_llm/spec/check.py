@@ -134,6 +134,7 @@ def _train_faults(task: TrainTask, compute: ComputeSpec) -> Iterator[Fault]:
     yield from _length_faults(task)
     yield from _model_faults(task)
     yield from _optim_faults(task)
+    yield from _precision_faults(task)
     yield from training_faults(task)
     try:
         derive_task(task, compute.world_size, node_size=compute.processes)
@@ -177,6 +178,12 @@ def _optim_faults(task: TrainTask) -> Iterator[Fault]:
         yield Fault("task.optim.min_learning_rate", problem, 0.0, f"For example {optim.learning_rate / 100:g}")
     if not all(0 <= beta < 1 for beta in optim.betas):
         yield Fault("task.optim.betas", "each must be at least 0 and less than 1", list(optim.betas))
+
+
+def _precision_faults(task: TrainTask) -> Iterator[Fault]:
+    if task.precision.master == "bf16" and task.precision.compute == "fp32":
+        problem = "compute is fp32, which has more digits than the parameters would"
+        yield Fault("task.precision.master", problem, "bf16", "Use compute: bf16, or master: fp32")
 
 
 def _prepare_faults(task: PrepareTask) -> Iterator[Fault]:

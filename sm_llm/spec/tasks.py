@@ -18,10 +18,13 @@ from sm_llm.spec.watchdog import WatchdogSpec
 
 
 class PrecisionSpec(SpecModel):
-    """Number formats. Master parameters and optimiser state are always fp32."""
+    """Number formats."""
 
-    compute: Literal["bf16", "fp32"] = "bf16"
-    """Format of the forward and backward pass."""
+    compute: Literal["auto", "bf16", "fp32"] = "auto"
+    """Format of the forward and backward pass; ``auto`` is bf16 where the hardware computes it natively, else fp32."""
+    master: Literal["fp32", "bf16"] = "fp32"
+    """Format of the parameters and the optimiser's state between steps. bf16 takes half the memory, but small updates
+    are rounded away: for short fine-tuning. Needs compute: bf16."""
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are summed over processes."""
     compile: bool = False
