@@ -39,6 +39,8 @@ class Plan:
     rows: int | None = None
     """Training rows, where they exist already."""
     warnings: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What the backend decided, in words: image, time limit, account."""
     step: str | None = None
     after: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -65,6 +67,7 @@ class Plan:
             "total_flops": self.total_flops,
             "command": [list(argv) for argv in self.command],
             "warnings": list(self.warnings),
+            "facts": dict(self.facts),
             "job": self.job.model_dump(mode="json"),
         }
 
@@ -156,9 +159,7 @@ def plan_job(
     if isinstance(job.task, PrepareTask | FetchTask | ConvertTask) and world_size > 1:
         kind = job.task.kind
         numbers.warnings.append(f"{kind} uses one process; the other {world_size - 1} will have nothing to do")
-    if faults:
-        raise PlanError(faults)
-    return Plan(
+    plan = Plan(
         job=job,
         digest=spec_digest(job),
         world_size=world_size,
@@ -171,6 +172,10 @@ def plan_job(
         after=tuple(after),
         origins=dict(origins or {}),
     )
+    review = target.review(plan)
+    if faults := [*faults, *review.faults]:
+        raise PlanError(faults)
+    return replace(plan, warnings=(*plan.warnings, *review.warnings), facts=review.facts)
 
 
 @dataclass

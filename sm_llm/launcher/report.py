@@ -64,6 +64,7 @@ def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "fetches", plan.job.task.source
     yield "storage", plan.job.storage
     yield "spec digest", plan.digest[:16]
+    yield from plan.facts.items()
     for node, argv in enumerate(plan.command):
         yield "command" if node == 0 else f"command of node {node}", " ".join(argv)
     for warning in plan.warnings:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.states import RunState
     from sm_llm.errors import Fault
     from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.review import Review
     from sm_llm.spec.job import JobSpec
 
 
@@ -23,10 +25,13 @@ class Submission:
     backend: str
     job: JobFile
     request: dict[str, Any]
+    uploads: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """What has to lie in S3 before the request is sent: address -> contents."""
 
     def to_json(self) -> dict[str, Any]:
         """The submission as JSON values: what a dry run prints."""
-        return {"backend": self.backend, "job": self.job.model_dump(mode="json"), "request": self.request}
+        shown = {"backend": self.backend, "job": self.job.model_dump(mode="json"), "request": self.request}
+        return shown | ({"uploads": {uri: len(body) for uri, body in self.uploads.items()}} if self.uploads else {})
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,9 @@ class Backend(Protocol):
 
     def check(self, job: JobSpec) -> list[Fault]:
         """What this place cannot do for the job, found at plan time."""
+
+    def review(self, plan: Plan) -> Review:
+        """More faults, warnings and facts, once the numbers of a plan are known. Touches nothing."""
 
     def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
         """The command of every node, before a run's id and folder exist."""

@@ -15,6 +15,7 @@ from sm_llm.contract.run_paths import RunPaths
 from sm_llm.errors import Fault, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.container import PORT, entry_script, node_environment, rank_logs
+from sm_llm.launcher.review import Review
 from sm_llm.spec.backends import LocalBackend as LocalOptions
 from sm_llm.spec.inputs import FileSystemInput
 
@@ -71,6 +72,10 @@ class LocalBackend:
             " or train on the CPU with environment.CUDA_VISIBLE_DEVICES=''"
         )
         return [Fault("compute", f"{wanted} processes need {wanted} GPUs, this machine has {gpus}", wanted, remedy)]
+
+    def review(self, plan: Plan) -> Review:
+        """Nothing more: all is known from the job alone."""
+        return Review()
 
     def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
         """The command of every node, with ``<run>`` for the folder and id that are minted at launch."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 BACKENDS = {
     "local": "sm_llm.launcher.backends.local:LocalBackend",
+    "sagemaker": "sm_llm.launcher.backends.sagemaker:SageMakerBackend",
 }
 
 

@@ -1,0 +1,108 @@
+"""The SageMaker backend: training jobs, rendered as values and run through boto3; the SageMaker SDK takes no part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.run_paths import JOB_FILE
+from sm_llm.errors import PlanError
+from sm_llm.launcher.backends.base import Submission
+from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
+from sm_llm.launcher.distribution import starts_ranks
+from sm_llm.launcher.sagemaker.channels import mounted, seen_from_inside
+from sm_llm.launcher.sagemaker.request import Request, training_job
+from sm_llm.launcher.sagemaker.review import decide, review
+from sm_llm.launcher.sagemaker.rules import job_faults
+from sm_llm.spec.backends import SageMakerBackend as Options
+from sm_llm.spec.inputs import input_place
+from sm_llm.spec.tasks import ScriptTask
+from sm_llm.storage.uri import fill
+
+if TYPE_CHECKING:
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.contract.run_record import Attempt
+    from sm_llm.errors import Fault
+    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.review import Review
+    from sm_llm.spec.job import JobSpec
+
+_MASTER_PORT = "7777"
+"""The training toolkit's own."""
+
+
+@dataclass(frozen=True)
+class SageMakerBackend:
+    """Renders and runs training jobs."""
+
+    name: str = "sagemaker"
+
+    def check(self, job: JobSpec) -> list[Fault]:
+        """What SageMaker cannot do for the job, whatever account it runs in."""
+        return list(job_faults(job))
+
+    def review(self, plan: Plan) -> Review:
+        """Every fault of the request, with the account's settings and the service's own limits."""
+        return review(plan)
+
+    def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
+        """The command that the training toolkit runs on every node."""
+        nodes = job.compute.instance_count
+        if not starts_ranks(job):
+            return tuple(("python", f"{job.task.kind}.py") for _ in range(nodes))
+        first = ("torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(job.compute.processes))
+        place = ("--master_addr", "algo-1", "--master_port", _MASTER_PORT, "--node_rank")
+        return tuple(
+            (*first, *((*place, str(node)) if nodes > 1 else ()), f"{job.task.kind}.py") for node in range(nodes)
+        )
+
+    def render(self, plan: Plan, job: JobFile) -> Submission:
+        """The CreateTrainingJob request, the code bundle and job.json. Reads files of this machine, nothing else."""
+        decided, _, _, faults = decide(plan)
+        if decided is None:
+            raise PlanError(faults)
+        spec = job.spec
+        task = spec.task
+        source = local_source(task.source) if isinstance(task, ScriptTask) else None
+        bundle = make_bundle(source, lock_of(spec))
+        inside = job.model_copy(
+            update={
+                "spec": seen_from_inside(spec, SOURCE_FOLDER if source is not None else None),
+                "channels": {name: input_place(value) for name, value in mounted(spec).items()},
+            }
+        )
+        given = Request(
+            run_id=job.run_id,
+            run_uri=job.run_uri,
+            attempt=job.attempt,
+            image_uri=decided.image_uri,
+            code_uri=f"{code_folder(spec)}/bundles/{bundle.key}",
+            job_folder=f"{job.run_uri}/job/attempt-{job.attempt}/",  # closed: attempt-1 is not attempt-10
+            settings=decided.settings,
+            limit=decided.limit,
+        )
+        uploads = {
+            given.code_uri: bundle.archive,
+            f"{given.job_folder}{JOB_FILE}": inside.model_dump_json(indent=2).encode() + b"\n",
+        }
+        return Submission(self.name, inside, training_job(spec, given), uploads)
+
+    def native_uri(self, attempt: Attempt) -> str:
+        """``sagemaker://REGION/JOB``; the native id is ``REGION/JOB``."""
+        return f"{self.name}://{attempt.native_id}"
+
+
+def code_folder(job: JobSpec) -> str:
+    """Below which address of S3 code bundles are kept, shared by all runs."""
+    options = job.backend
+    assert isinstance(options, Options)
+    if options.bucket is not None:
+        return f"s3://{options.bucket}/sm_llm"
+    return fill(job.storage, run_name=job.name).rstrip("/")
+
+
+def lock_of(job: JobSpec) -> str | None:
+    """The packages to install on a stock image; None where the image has all of them."""
+    options = job.backend
+    assert isinstance(options, Options)
+    return None if options.image == "built" else ""

@@ -1,0 +1,86 @@
+"""The code bundle of a managed job: one deterministic archive of this package, the entrypoints and the user's program.
+
+The archive's root never holds a setup.py or a requirements.txt: the training toolkit would take the whole for a Python
+package, which it refuses to start under torchrun, or install packages over those of the image.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.launcher.source_tree import SourceTree, source_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SOURCE_FOLDER = "source"
+"""Folder of the bundle with the user's program."""
+LOCK_FILE = "sm_llm_lock.txt"
+"""File of the bundle with the packages to install on a stock image; without it nothing is installed."""
+ARCHIVE = "sourcedir.tar.gz"
+_PACKAGE_SUFFIXES = (".py", ".yaml", ".txt", ".typed")
+_EXECUTABLE = 0o111
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The archive and its name. ``digest`` is the SHA-256 of what it holds, whatever compressed it."""
+
+    archive: bytes
+    digest: str
+    unpacked_bytes: int
+    file_count: int
+
+    @property
+    def key(self) -> str:
+        """Where it lies below the folder of bundles."""
+        return f"{self.digest}/{ARCHIVE}"
+
+
+def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bundle:
+    """Pack this package, every entrypoint, the files of ``source`` and the lock of packages."""
+    members: dict[str, bytes | Path] = {f"{kind}.py": entrypoint_source(kind).encode() for kind in TASK_KINDS}
+    members |= package_files()
+    if lock is not None:
+        members[LOCK_FILE] = lock.encode()
+    if source is not None:
+        members |= {f"{SOURCE_FOLDER}/{name}": path for name, path in source.files.items()}
+    plain = _tar(members)
+    return Bundle(gzip.compress(plain, mtime=0), hashlib.sha256(plain).hexdigest(), len(plain), len(members))
+
+
+def local_source(source: str | None) -> SourceTree | None:
+    """The files of a script's source folder; None for one that is not on this machine."""
+    from sm_llm.launcher.checks import local_folder
+
+    folder = local_folder(source)
+    return source_tree(folder) if folder is not None and folder.is_dir() else None
+
+
+def package_files() -> dict[str, bytes | Path]:
+    """The files of this package by their name in the bundle."""
+    home = Path(str(files("sm_llm")))
+    found = (path for path in sorted(home.rglob("*")) if path.suffix in _PACKAGE_SUFFIXES and path.is_file())
+    return {f"sm_llm/{path.relative_to(home).as_posix()}": path for path in found}
+
+
+def _tar(members: Mapping[str, bytes | Path]) -> bytes:
+    """An archive whose bytes follow from names and contents alone."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name in sorted(members):
+            member = members[name]
+            body = member if isinstance(member, bytes) else member.read_bytes()
+            executable = isinstance(member, Path) and member.stat().st_mode & _EXECUTABLE
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.mtime = len(body), 0o755 if executable else 0o644, 0
+            archive.addfile(entry, io.BytesIO(body))
+    return stream.getvalue()

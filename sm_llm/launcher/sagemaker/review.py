@@ -1,0 +1,160 @@
+"""The review of a plan for SageMaker: every fault of its request at once, what to be warned of, and what to be shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, PlanError
+from sm_llm.launcher import images
+from sm_llm.launcher.review import Review
+from sm_llm.launcher.bundle import local_source
+from sm_llm.launcher.lines import duration
+from sm_llm.launcher.sagemaker.limits import known_values, limit_faults
+from sm_llm.launcher.sagemaker.request import Request, training_job
+from sm_llm.launcher.sagemaker.rules import account_faults, job_warnings
+from sm_llm.launcher.sagemaker.settings import Settings, setting_faults, settings
+from sm_llm.launcher.sagemaker.time_limit import TimeLimit, time_limit
+from sm_llm.launcher.source_faults import program_faults
+from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.tasks import ScriptTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.launcher.bundle import SourceTree
+    from sm_llm.launcher.plan import Plan
+    from sm_llm.spec.job import JobSpec
+
+_STAND_IN_RUN = "-20000101-000000-0000"
+_FIELDS = {
+    "TrainingJobName": "name",
+    "RoleArn": "backend.role",
+    "AlgorithmSpecification.TrainingImage": "backend.image_uri",
+    "AlgorithmSpecification.MetricDefinitions": "backend.metric_definitions",
+    "InputDataConfig": "inputs",
+    "OutputDataConfig.KmsKeyId": "backend.output_kms_key_id",
+    "OutputDataConfig.S3OutputPath": "storage",
+    "ResourceConfig.VolumeKmsKeyId": "backend.volume_kms_key_id",
+    "ResourceConfig.KeepAlivePeriodInSeconds": "backend.keep_alive_period_in_seconds",
+    "ResourceConfig.TrainingPlanArn": "backend.training_plan_arn",
+    "ResourceConfig.InstanceGroups": "backend.instance_groups",
+    "ResourceConfig.InstanceType": "compute.instance_type",
+    "VpcConfig.Subnets": "backend.vpc.subnets",
+    "VpcConfig.SecurityGroupIds": "backend.vpc.security_group_ids",
+    "RetryStrategy.MaximumRetryAttempts": "backend.max_retry_attempts",
+    "StoppingCondition.MaxRuntimeInSeconds": "backend.max_run_seconds",
+    "StoppingCondition.MaxWaitTimeInSeconds": "backend.max_wait_seconds",
+    "Environment": "environment",
+    "Tags": "backend.tags",
+}
+"""Path in the request -> field of the specification."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a request takes from outside the job: account, image and time."""
+
+    settings: Settings
+    image_uri: str
+    image: images.Image | None
+    limit: TimeLimit
+
+
+def decide(plan: Plan) -> tuple[Decided | None, Settings | None, TimeLimit | None, list[Fault]]:
+    """The decisions, as far as they can be made, and every fault on the way. ``Decided`` is None with any of them."""
+    try:
+        found = settings(plan.job)
+    except PlanError as error:
+        return None, None, None, list(error.faults)
+    faults = setting_faults(found)
+    image, address = _image(plan.job, found.region or "us-east-1", faults)
+    limit = time_limit(plan.job, plan.total_flops)
+    if isinstance(limit, Fault):
+        faults.append(limit)
+        return None, found, None, faults
+    if faults or address is None:
+        return None, found, limit, faults
+    return Decided(found, address, image, limit), found, limit, faults
+
+
+def review(plan: Plan) -> Review:
+    """Every fault, warning and fact of a job's request. Touches nothing in the cloud."""
+    decided, found, limit, faults = decide(plan)
+    if found is not None:
+        faults += account_faults(plan.job, found, limit)
+    tree = local_source(plan.job.task.source) if isinstance(plan.job.task, ScriptTask) else None
+    image = decided.image if decided else None
+    faults += program_faults(plan.job, tree, image)
+    warnings = [*job_warnings(plan.job), *(tree.warnings if tree else [])]
+    facts: dict[str, str] = {}
+    if decided is not None:
+        request = training_job(plan.job, _stand_in(plan, decided))
+        faults += [_named(fault) for fault in limit_faults(request)]
+        warnings += _request_warnings(plan.job, decided)
+        facts = _facts(plan.job, decided, tree)
+    return Review(tuple(faults), tuple(warnings), facts)
+
+
+def _image(job: JobSpec, region: str, faults: list[Fault]) -> tuple[images.Image | None, str | None]:
+    options = job.backend
+    assert isinstance(options, SageMakerBackend)
+    if options.image_uri is not None:
+        return None, options.image_uri
+    row = images.choose(job, options.image_version)
+    address = row if isinstance(row, Fault) else images.uri(row, region)
+    if isinstance(row, Fault) or isinstance(address, Fault):
+        faults += [it for it in (row, address) if isinstance(it, Fault)][:1]
+        return None, None
+    return row, address
+
+
+def _stand_in(plan: Plan, decided: Decided) -> Request:
+    """A request as it will be, with a run id and a digest that only the launch knows."""
+    run_id = f"{plan.job.name}{_STAND_IN_RUN}"
+    run_uri = f"{plan.job.storage.rstrip('/')}/{run_id}"
+    code = f"{plan.job.storage.rstrip('/')}/bundles/{'0' * 64}/sourcedir.tar.gz"
+    return Request(
+        run_id, run_uri, 1, decided.image_uri, code, f"{run_uri}/job/attempt-1/", decided.settings, decided.limit
+    )
+
+
+def _named(fault: Fault) -> Fault:
+    """A fault of the request under the name that the user gave the value by."""
+    for prefix, field in _FIELDS.items():
+        if fault.path == prefix or fault.path.startswith(f"{prefix}."):
+            return replace(fault, path=f"{field}{fault.path[len(prefix) :]}")
+    return fault
+
+
+def _request_warnings(job: JobSpec, decided: Decided) -> Iterator[str]:
+    kind = job.compute.instance_type
+    if kind not in known_values("TrainingInstanceType"):
+        yield f"compute.instance_type: the installed botocore does not know {kind} for training jobs"
+    if decided.image is not None:
+        if warning := images.patch_warning(decided.image, datetime.now(UTC).date()):
+            yield f"backend.image_version: {warning}"
+        if decided.image.note:
+            yield f"backend.image_version: {decided.image.name}: {decided.image.note}"
+
+
+def _facts(job: JobSpec, decided: Decided, tree: SourceTree | None) -> dict[str, str]:
+    options, limit = job.backend, decided.limit
+    assert isinstance(options, SageMakerBackend)
+    wait = f", waiting included {duration(limit.max_wait)}" if limit.max_wait is not None else ""
+    facts = {
+        "image": decided.image_uri,
+        "image mode": "stock (what it lacks is installed once per node)" if options.image == "stock" else "built",
+        "time limit": f"{duration(limit.max_run)}{wait} ({limit.reason})",
+        "role": str(decided.settings.role),
+        "region": str(decided.settings.region),
+    }
+    if decided.image is not None and decided.image.patched_until is not None:
+        facts["image patches"] = f"until {decided.image.patched_until} (table of {images.TABLE_DATE})"
+    if tree is not None:
+        out = f", {len(tree.left_out)} entries left out" if tree.left_out else ""
+        facts["program"] = f"{len(tree.files)} files, {tree.bytes / 1e6:.1f} MB{out}"
+    for name, origin in decided.settings.origins.items():
+        facts[f"{name} from"] = origin
+    return facts

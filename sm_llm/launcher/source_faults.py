@@ -1,0 +1,75 @@
+"""Faults of a user's program before it is packed: its entry, what it would install, and what may not leave."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault
+from sm_llm.spec.tasks import ScriptTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sm_llm.launcher.images import Image
+    from sm_llm.launcher.source_tree import SourceTree
+    from sm_llm.spec.job import JobSpec
+
+REQUIREMENTS = "requirements.txt"
+_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+_OWNED = ("torch", "torchvision", "torchaudio", "triton", "flash-attn", "transformer-engine", "deepspeed")
+"""Packages that an image builds for its own CUDA: another version breaks the rest."""
+_OWNED_SMP = ("transformers", "datasets", "megatron-core", "accelerate")
+"""What SMP's image pins beside them."""
+_OWNED_NEURON = ("torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla", "transformers")
+
+
+def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -> list[Fault]:
+    """Faults of a script job's source; none for other tasks."""
+    task = job.task
+    if not isinstance(task, ScriptTask) or tree is None:
+        return []
+    faults = list(tree.faults)
+    if not task.entry.startswith("-m ") and task.entry not in tree.files:
+        scripts = [name for name in tree.files if name.endswith((".py", ".sh"))]
+        remedy = f"There are: {', '.join(scripts[:8]) or 'no scripts'}"
+        faults.append(Fault("task.entry", "is not in the source folder", task.entry, remedy))
+    if (file := tree.files.get(REQUIREMENTS)) is not None:
+        faults += requirement_faults(file, image)
+    if (setup := tree.files.get("setup.py")) is not None and setup.stat().st_size == 0:
+        remedy = "Write setup() into it, or remove it: the program runs without"
+        faults.append(Fault("task.source", "setup.py is empty, so nothing can be installed from it", str(setup), remedy))
+    return faults
+
+
+def requirement_faults(file: Path, image: Image | None) -> Iterator[Fault]:
+    """Requirements that would put another torch, or what is built against it, over the image's own."""
+    owned = {*_OWNED, *({"smp": _OWNED_SMP, "neuron": _OWNED_NEURON}.get(image.line, ()) if image else ())}
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        line = text.partition("#")[0].strip()
+        match = _NAME.match(line)
+        name = re.sub(r"[-_.]+", "-", match[1]).lower() if match else ""
+        if not (name in owned or name.startswith("nvidia-")) or _is_met(line, name, image):
+            continue
+        held = f" ({name} {image.torch})" if image and name == "torch" else ""
+        problem = f"line {number} asks for {line}, which belongs to the image{held}"
+        remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"
+        yield Fault(f"task.source/{REQUIREMENTS}", problem, line, remedy)
+
+
+def _is_met(line: str, name: str, image: Image | None) -> bool:
+    """Whether what is asked for is what the image has already; known of torch alone."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return False
+    if not requirement.specifier and requirement.url is None:
+        return True
+    return name == "torch" and image is not None and bool(requirement.specifier.contains(_full(image.torch)))
+
+
+def _full(version: str) -> Any:
+    return version if version.count(".") > 1 else f"{version}.0"

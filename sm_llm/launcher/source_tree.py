@@ -1,0 +1,115 @@
+"""What of a user's folder goes into the code bundle: files in a fixed order, links followed, secrets and data refused."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IGNORE_FILE = ".smllmignore"
+"""File in the folder's root with patterns in Git's own syntax; what they match is left out."""
+
+_ALWAYS_OUT = (
+    ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", "*.egg-info", ".ipynb_checkpoints",
+    ".mypy_cache", ".pytest_cache", ".ruff_cache", ".DS_Store", "runs",
+)  # fmt: skip
+_SECRET = (".env", ".env.*", "*.pem", "id_rsa*", "id_ed25519*", ".netrc", ".npmrc", ".pypirc", "credentials")
+_LARGEST_FILE = 100_000_000
+LARGEST_TREE = 500_000_000
+WARN_TREE = 50_000_000
+
+
+@dataclass
+class SourceTree:
+    """Files of a folder: name in the bundle ("/" between parts) -> file on this machine."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Names that were left out, folders with a closing "/"."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(path.stat().st_size for path in self.files.values())
+
+
+def source_tree(root: Path, where: str = "task.source") -> SourceTree:
+    """Walk ``root``. Faults and warnings name ``where``; nothing is read but names and sizes."""
+    tree = SourceTree()
+    ignored = _ignore_rules(root)
+    _walk(root, "", root.resolve(), (), ignored, tree, where)
+    tree.files = dict(sorted(tree.files.items()))
+    total = tree.bytes
+    remedy = f"List in {IGNORE_FILE} what the program does not need; data and weights are read from S3"
+    if total > LARGEST_TREE:
+        tree.faults.append(Fault(where, f"{total / 1e6:,.0f} MB are too much for a code bundle", str(root), remedy))
+    elif total > WARN_TREE:
+        tree.warnings.append(f"{where}: the code bundle holds {total / 1e6:,.0f} MB of {root}. {remedy}")
+    return tree
+
+
+def _ignore_rules(root: Path) -> Callable[[str], bool]:
+    file = root / IGNORE_FILE
+    if not file.is_file():
+        return lambda name: False
+    from pathspec import GitIgnoreSpec
+
+    spec = GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8").splitlines())
+    return spec.match_file
+
+
+def _walk(
+    folder: Path, prefix: str, root: Path, above: tuple[Path, ...], ignored: Callable[[str], bool], tree: SourceTree,
+    where: str,
+) -> None:  # fmt: skip
+    here = folder.resolve()
+    if here in above:
+        problem = f"the link {prefix.rstrip('/')} leads back to a folder that holds it"
+        tree.faults.append(Fault(where, problem, str(folder), f"Remove it, or list it in {IGNORE_FILE}"))
+        return
+    for entry in sorted(os.scandir(folder), key=lambda it: it.name):
+        name = f"{prefix}{entry.name}"
+        is_folder = entry.is_dir()
+        if _is_left_out(entry.name) or ignored(f"{name}/" if is_folder else name):
+            tree.left_out.append(f"{name}/" if is_folder else name)
+            continue
+        path = Path(entry.path)
+        if entry.is_symlink():
+            _note_link(path, name, root, tree, where)
+        if is_folder:
+            _walk(path, f"{name}/", root, (*above, here), ignored, tree, where)
+        elif entry.is_file():
+            _add(path, name, tree, where)
+
+
+def _is_left_out(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in _ALWAYS_OUT)
+
+
+def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> None:
+    target = path.resolve()
+    if not target.exists():
+        remedy = f"Mend or remove it, or list it in {IGNORE_FILE}"
+        tree.faults.append(Fault(where, f"the link {name} leads nowhere", os.readlink(path), remedy))
+    elif not target.is_relative_to(root):
+        tree.warnings.append(f"{where}: {name} is a link out of the folder; what it leads to is packed ({target})")
+
+
+def _add(path: Path, name: str, tree: SourceTree, where: str) -> None:
+    if any(fnmatch(path.name, pattern) for pattern in _SECRET):
+        remedy = f"List it in {IGNORE_FILE}; the worker gets secrets by reference (secrets.NAME=…)"
+        tree.faults.append(Fault(where, f"{name} holds secrets by its name", str(path), remedy))
+    elif (size := path.stat().st_size) > _LARGEST_FILE:
+        remedy = f"List it in {IGNORE_FILE} and read it from S3"
+        tree.faults.append(Fault(where, f"{name} is no code: it has {size / 1e6:,.0f} MB", str(path), remedy))
+    else:
+        tree.files[name] = path
