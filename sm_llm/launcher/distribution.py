@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.spec.hardware import Instance, instance
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.smp import SmpSpec
-from sm_llm.spec.tasks import PrecompileTask, ScriptTask, TrainTask, parallelism_of, training_of
+from sm_llm.spec.tasks import PrecompileTask, parallelism_of, starts_ranks, training_of
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
@@ -35,7 +35,7 @@ def distribution(job: JobSpec) -> Distribution:
     """The launch parameters and network environment of a job."""
     environment = network_environment(job)
     mp_parameters = smp_parameters(job)
-    if not starts_ranks(job):
+    if not starts_ranks(job.task):
         parameters = {} if mp_parameters is None else {"mp_parameters": mp_parameters}
         return Distribution(None, parameters, environment)
     estimator: dict[str, Any] = {"torch_distributed": {"enabled": True}}
@@ -51,13 +51,6 @@ def distribution(job: JobSpec) -> Distribution:
     if row is None or job.compute.processes != row.processes:
         hyperparameters[_PROCESSES] = job.compute.processes
     return Distribution(estimator, hyperparameters, environment)
-
-
-def starts_ranks(job: JobSpec) -> bool:
-    """Whether the platform starts one process per rank; a shell script starts its own, once per node."""
-    if isinstance(job.task, ScriptTask):
-        return not job.task.entry.endswith(".sh")
-    return isinstance(job.task, TrainTask | PrecompileTask)
 
 
 def smp_parameters(job: JobSpec) -> dict[str, Any] | None:

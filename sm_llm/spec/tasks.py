@@ -221,6 +221,16 @@ def training_of(task: Task) -> TrainTask | None:
     return task if isinstance(task, TrainTask) else None
 
 
+def starts_ranks(task: Task) -> bool:
+    """Whether a task runs once per process of ``compute``; a shell script starts its own, and the others need but one.
+
+    On a managed backend whatever does not start ranks runs once per node.
+    """
+    if isinstance(task, ScriptTask):
+        return not task.entry.endswith(".sh")
+    return isinstance(task, TrainTask | PrecompileTask)
+
+
 def parallelism_of(task: Task) -> Parallelism | None:
     """The strategy of a task, where it has one."""
     training = training_of(task)

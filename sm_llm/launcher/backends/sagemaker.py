@@ -9,14 +9,13 @@ from sm_llm.contract.run_paths import JOB_FILE
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.base import Submission
 from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
-from sm_llm.launcher.distribution import starts_ranks
 from sm_llm.launcher.sagemaker.channels import mounted, seen_from_inside
 from sm_llm.launcher.sagemaker.request import Request, training_job
 from sm_llm.launcher.sagemaker.review import decide, review
 from sm_llm.launcher.sagemaker.rules import job_faults
 from sm_llm.spec.backends import SageMakerBackend as Options
 from sm_llm.spec.inputs import input_place
-from sm_llm.spec.tasks import ScriptTask
+from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.storage.uri import fill
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class SageMakerBackend:
     def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
         """The command that the training toolkit runs on every node."""
         nodes = job.compute.instance_count
-        if not starts_ranks(job):
+        if not starts_ranks(job.task):
             return tuple(("python", f"{job.task.kind}.py") for _ in range(nodes))
         first = ("torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(job.compute.processes))
         place = ("--master_addr", "algo-1", "--master_port", _MASTER_PORT, "--node_rank")
