@@ -39,7 +39,9 @@ def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -
         faults += requirement_faults(file, image)
     if (setup := tree.files.get("setup.py")) is not None and setup.stat().st_size == 0:
         remedy = "Write setup() into it, or remove it: the program runs without"
-        faults.append(Fault("task.source", "setup.py is empty, so nothing can be installed from it", str(setup), remedy))
+        faults.append(
+            Fault("task.source", "setup.py is empty, so nothing can be installed from it", str(setup), remedy)
+        )
     return faults
 
 

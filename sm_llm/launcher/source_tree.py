@@ -1,4 +1,4 @@
-"""What of a user's folder goes into the code bundle: files in a fixed order, links followed, secrets and data refused."""
+"""What of a user's folder goes into the code bundle: files in a fixed order, links followed, no secrets and no data."""
 
 from __future__ import annotations
 

@@ -76,6 +76,23 @@ def read_defaults(environ: Mapping[str, str], config_file: FilePath | None = Non
     return Defaults(values, {".".join(path): origin for path, origin in tree.origins.items() if path})
 
 
+def with_account(tree: Tree, defaults: Defaults) -> None:
+    """Write role, region, bucket and network into a SageMaker backend that leaves them out, with their origins."""
+    backend = tree.value.get("backend")
+    if not isinstance(backend, dict) or backend.get("name") != "sagemaker":
+        return
+    account = defaults.values.model_dump(include={"role", "region", "bucket"}, exclude_none=True)
+    for name, value in account.items():
+        if name not in backend:
+            backend[name] = value
+            tree.origins["backend", name] = defaults.origins[name]
+    for name, value in defaults.values.vpc.model_dump(exclude_defaults=True).items():
+        own = backend.setdefault("vpc", {})
+        if isinstance(own, dict) and name not in own:
+            own[name] = value
+            tree.origins["backend", "vpc", name] = defaults.origins[f"vpc.{name}"]
+
+
 def _read_file(file: FilePath) -> Tree:
     label = f"user config {file}"
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.check import check
-from sm_llm.spec.defaults import Defaults, read_defaults
+from sm_llm.spec.defaults import Defaults, read_defaults, with_account
 from sm_llm.spec.digest import spec_digest
 from sm_llm.spec.faults import did_you_mean, validate
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -71,6 +71,7 @@ def _merged(tree: Tree, overrides: Sequence[str], fields: Mapping[str, Any], def
     given, field_faults = parse_fields(fields)
     for path, value in [*typed, *given]:
         tree.put(path, value, kind)
+    with_account(tree, defaults)
     concealed = conceal(tree)
     spec, type_faults = validate(kind, tree)
     told = {fault.path for fault in concealed}

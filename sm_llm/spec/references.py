@@ -28,10 +28,7 @@ def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -
         SpecError: references to inputs or steps that are not given, all at once.
     """
     faults: list[Fault] = []
-    own = {
-        name: _map_input(value, lambda text, name=name: _replace(f"inputs.{name}", text, {}, steps, faults))
-        for name, value in job.inputs.items()
-    }
+    own = {name: _resolved_input(name, value, steps, faults) for name, value in job.inputs.items()}
     places = {**{name: input_place(value) for name, value in own.items()}, **inputs}
     task = _map_strings(job.task.model_dump(), "task", lambda path, text: _replace(path, text, places, steps, faults))
     if faults:
@@ -98,10 +95,12 @@ def _replace(path: str, text: str, inputs: Mapping[str, str], steps: Mapping[str
     return table[name].rstrip("/") + match["rest"] if match["rest"] else table[name]
 
 
-def _map_input(value: Input, change: Callable[[str], str]) -> Input:
+def _resolved_input(name: str, value: Input, steps: Mapping[str, str], faults: list[Fault]) -> Input:
     if isinstance(value, str):
-        return change(value)
-    return value.model_copy(update={"uri": change(value.uri)}) if isinstance(value, S3Input) else value
+        return _replace(f"inputs.{name}", value, {}, steps, faults)
+    if isinstance(value, S3Input):
+        return value.model_copy(update={"uri": _replace(f"inputs.{name}.uri", value.uri, {}, steps, faults)})
+    return value
 
 
 def _map_strings(value: Any, path: str, change: Callable[[str, str], str]) -> Any:

@@ -33,7 +33,7 @@ class SmpSpec(SpecModel):
     activation_checkpointing: Literal["none", "full"] = "full"
     """``full`` recomputes every decoder layer in the backward pass."""
     delayed_parameter_initialization: bool = True
-    """Build the model without memory and fill in each shard on its own GPU; advised from about 60 billion parameters."""
+    """Build the model without memory and fill in each shard on its own GPU; advised above about 60 billion weights."""
     fp8: bool = False
     """Matrix products in fp8 by TransformerEngine; on P5 only."""
     collectives: Literal["nccl", "smddp"] = "nccl"

@@ -1,16 +1,16 @@
-"""The review of a plan for SageMaker: every fault of its request at once, what to be warned of, and what to be shown."""
+"""The review of a plan for SageMaker: every fault of its request at once, what to warn of, and what to show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher import images
-from sm_llm.launcher.review import Review
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.lines import duration
+from sm_llm.launcher.review import Review
 from sm_llm.launcher.sagemaker.limits import known_values, limit_faults
 from sm_llm.launcher.sagemaker.request import Request, training_job
 from sm_llm.launcher.sagemaker.rules import account_faults, job_warnings
@@ -23,8 +23,8 @@ from sm_llm.spec.tasks import ScriptTask
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.launcher.bundle import SourceTree
     from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
 
 _STAND_IN_RUN = "-20000101-000000-0000"

@@ -134,7 +134,9 @@ def _smp_faults(smp: SmpSpec, row: Instance, options: SageMakerBackend) -> Itera
         yield Fault("task.parallelism.collectives", problem, "smddp", "Use nccl")
     image = options.image_uri
     if image is not None and options.image == "stock" and "smdistributed-modelparallel" not in image:
-        remedy = "Use an image of smdistributed-modelparallel (leave image_uri out), or image: built for one made from it"
+        remedy = (
+            "Use an image of smdistributed-modelparallel (leave image_uri out), or image: built for one made from it"
+        )
         yield Fault("backend.image_uri", "this image does not hold torch.sagemaker", image, remedy)
 
 
@@ -190,11 +192,15 @@ def job_warnings(job: JobSpec) -> list[str]:
         )
         return warnings
     if job.compute.instance_count > 1 and row.accelerator and not row.efa_cards:
-        warnings.append(f"compute.instance_type: {row.name} has no EFA: the nodes talk over TCP at {row.network_gbps:g} Gb/s")
+        warnings.append(
+            f"compute.instance_type: {row.name} has no EFA: the nodes talk over TCP at {row.network_gbps:g} Gb/s"
+        )
     if training and training.precision.compute == "bf16" and not row.has_bf16:
         warnings.append(f"task.precision.compute: {row.accelerator} has no bf16 and emulates it slowly; use fp32")
     if options.volume_size_gb and row.nvme_gb:
-        warnings.append(f"backend.volume_size_gb: {row.name} uses its NVMe disks ({row.nvme_gb:,} GB) whatever is asked")
+        warnings.append(
+            f"backend.volume_size_gb: {row.name} uses its NVMe disks ({row.nvme_gb:,} GB) whatever is asked"
+        )
     if options.spot:
         warnings.append(f"spot: interrupted at any time; the run goes on from its newest checkpoint in {job.storage}")
     return warnings
