@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
+from sm_llm.contract.trouble import Failed, PublicationLate, Stacks, Stalled, StateVerified, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -99,13 +99,14 @@ class Validation:
 
 @dataclass(frozen=True)
 class CheckpointPublished:
-    """A commit exists. ``blocked_seconds`` is how long the training loop waited for this save."""
+    """A commit exists. ``blocked_seconds``: the training loop waited; ``superseded``: saves left out for this one."""
 
     step: int
     uri: str
     bytes: int
     seconds: float
     blocked_seconds: float
+    superseded: int = 0
     kind: str = "checkpoint_published"
 
 
@@ -181,10 +182,11 @@ Event = (
     | StartChosen
     | StateVerified
     | Step
-    | Throughput
     | Logged
+    | Throughput
     | Validation
     | CheckpointPublished
+    | PublicationLate
     | FinalPublished
     | Sample
     | Progress

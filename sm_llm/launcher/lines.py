@@ -93,7 +93,13 @@ def _checkpoint(event: Mapping[str, Any]) -> str:
     return (
         f"step {event['step']}: checkpoint published, {size(event['bytes'])} in {event['seconds']:.1f} s "
         f"(training waited {event['blocked_seconds']:.2f} s)"
+        + (f", {event['superseded']} older saves left out" if event.get("superseded") else "")
     )
+
+
+def _late(event: Mapping[str, Any]) -> str:
+    last = "no checkpoint is published yet" if event["step"] is None else f"the last published step is {event['step']}"
+    return f"alarm: {last}, {event['age_seconds']:,.0f} s ago: {event['reason']}"
 
 
 def _final(event: Mapping[str, Any]) -> str:
@@ -124,6 +130,7 @@ _WRITERS = {
     "start_chosen": _start_chosen,
     "validation": _validation,
     "checkpoint_published": _checkpoint,
+    "publication_late": _late,
     "final_published": _final,
     "notice": _notice,
     "account": _account,

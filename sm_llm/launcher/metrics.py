@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import event_files, newest_per_step, read_events, read_file
+from sm_llm.launcher.lines import event_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -29,10 +30,10 @@ def metric_rows(events_folder: Path) -> list[MetricRow]:
         for event in newest_per_step(iter(events), kind):
             row = rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]})
             row.update((_RENAMED.get((kind, it), it), value) for it, value in event.items() if it not in _ENVELOPE)
-    return [rows[step] for step in sorted(rows)]
     for event in events:
         if event["kind"] == "logged":
             rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]}).update(event["values"])
+    return [rows[step] for step in sorted(rows)]
 
 
 def to_json(row: MetricRow) -> MetricRow:
@@ -58,6 +59,8 @@ class Summary:
     done: float | None = None
     total: float | None = None
     unit: str = ""
+    alarm: str | None = None
+    """Publication is late: the last published step, how long ago, and why. None once a checkpoint is published."""
 
 
 class SummaryBuilder:
@@ -82,18 +85,24 @@ class SummaryBuilder:
     def _on_step(self, event: Mapping[str, Any]) -> None:
         self._values.update(step=event["step"], loss=event["loss"], phase=None)
 
-    def _on_throughput(self, event: Mapping[str, Any]) -> None:
-        self._values.update(tokens_per_second=event["tokens_per_second"])
-        self._step_seconds = event["step_seconds"]
     def _on_logged(self, event: Mapping[str, Any]) -> None:
         self._values.update(step=event["step"], loss=event["values"].get("loss", self._values.get("loss")))
 
+    def _on_throughput(self, event: Mapping[str, Any]) -> None:
+        self._values.update(tokens_per_second=event["tokens_per_second"])
+        self._step_seconds = event["step_seconds"]
 
     def _on_validation(self, event: Mapping[str, Any]) -> None:
         self._values.update(validation_loss=event["validation_loss"])
 
     def _on_progress(self, event: Mapping[str, Any]) -> None:
         self._values.update({name: event[name] for name in ("phase", "done", "total", "unit")})
+
+    def _on_publication_late(self, event: Mapping[str, Any]) -> None:
+        self._values.update(alarm=event_line(event))
+
+    def _on_checkpoint_published(self, _: Mapping[str, Any]) -> None:
+        self._values.update(alarm=None)
 
     @property
     def summary(self) -> Summary:

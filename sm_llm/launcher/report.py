@@ -152,6 +152,8 @@ def _progress_rows(status: Status) -> Iterable[tuple[str, str]]:
         yield "speed", f"{now.tokens_per_second:,.0f} tokens/s"
     if now.eta_seconds and not status.state.is_final:
         yield "left", duration(now.eta_seconds)
+    if now.alarm and not status.state.is_final:
+        yield "[red]checkpoints[/]", f"[red]{escape(now.alarm)}[/]"
     if status.started and status.ended:
         yield "took", duration(status.ended - status.started)
     elif status.started and not status.state.is_final:

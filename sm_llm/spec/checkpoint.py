@@ -17,9 +17,11 @@ class CheckpointSpec(SpecModel):
     keep_every_steps: int | None = Field(default=None, ge=1)
     """Also keep every commit whose step is a multiple of this."""
     async_save: bool = True
-    """Write in the background; exactly one save is in flight."""
+    """Write and publish in the background; false waits for each, at most ``max_blocking_seconds``."""
     max_blocking_seconds: float = Field(default=60.0, gt=0)
-    """Wait at most this long for an earlier save that is still in flight; then skip the new one and say so."""
+    """Wait at most this long until an earlier save is on the local disk; then skip the new one and say so."""
+    max_unpublished_seconds: float = Field(default=7200.0, gt=0)
+    """A slow or failing store does not stop training until a save has waited this long to be published; then fail."""
 
     verify_state: bool = False
     """Hash the live state of every process at each save, and once it is loaded again; stop if they differ."""

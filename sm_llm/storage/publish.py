@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.storage.base import Progress, Store, Transfer
+    from sm_llm.storage.base import Progress, Store
 
 __all__ = [
     "FINAL",
@@ -64,18 +64,19 @@ def publish(
     leader: bool,
     gather: Gather,
     meta: Mapping[str, Any] | None = None,
-    transfer: Transfer | None = None,
+    upload: Callable[..., PartManifest] = upload_part,
     progress: Progress = lambda _: None,
 ) -> Published:
     """The whole protocol, called by every process: upload, part, verdict, commit, verdict.
 
     ``sealed`` is the node's sealed folder on the one process that uploads it, None on the others; ``leader`` is true
-    on rank 0. Each process takes part in both rounds of ``gather`` whatever happens to it, so nobody waits in vain.
+    on rank 0; ``upload`` does what ``upload_part`` does, maybe elsewhere. Each process takes part in both rounds of
+    ``gather`` whatever happens to it, so nobody waits in vain.
     Raises ``StorageError`` on all processes alike if any of them failed: then nothing is committed (or, if the very
     commit was not answered, maybe it is: the data stay). What was stored of a save that certainly has no commit is
     deleted at once.
     """
-    _, part_error = _guarded(lambda: _bring_part(store, save, sealed, node, transfer, progress) if sealed else None)
+    _, part_error = _guarded(lambda: _bring_part(store, save, sealed, node, upload, progress) if sealed else None)
     part_errors = gather(_told(part_error))
     if leader and any(part_errors):
         discard(store, save)
@@ -90,9 +91,9 @@ def publish(
 
 
 def _bring_part(
-    store: Store, save: Save, sealed: Path, node: int, transfer: Transfer | None, progress: Progress
+    store: Store, save: Save, sealed: Path, node: int, upload: Callable[..., PartManifest], progress: Progress
 ) -> None:
-    write_part(store, upload_part(store, save, sealed, node, transfer=transfer, progress=progress))
+    write_part(store, upload(store, save, sealed, node, progress=progress))
 
 
 def _guarded(action: Callable[[], Any]) -> tuple[Any, Exception | None]:

@@ -13,6 +13,7 @@ from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.find import Newest, Rejected, find_newest, refuse_if_all_rejected
 from sm_llm.storage.layout import Slot
 from sm_llm.storage.transfer import default_transfer
+from sm_llm.storage.verified import Verified
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,25 +34,38 @@ def fetch(
     select: Callable[[FileEntry], bool] | None = None,
     transfer: Transfer | None = None,
     progress: Progress = lambda _: None,
+    marker: Path | None = None,
 ) -> Path:
     """Bring a commit's files (those ``select`` wants) below ``target``; returns ``target``.
 
     A file gets its name only after its bytes, read back from the device, match the manifest; one that is there
-    already and matches is not fetched again. Raises ``CheckpointError`` if a file is missing in the store or still
-    differs after two more tries, ``StorageError`` if store or disk does not answer.
+    already and matches is not fetched again. With a ``marker`` (a file outside of ``target``) what an earlier call has
+    verified and nobody has touched since is not even read. Raises ``CheckpointError`` if a file is missing in the store
+    or still differs after two more tries, ``StorageError`` if store or disk does not answer.
     """
     wanted = [entry for entry in commit.files if select is None or select(entry)]
-    missing = [entry for entry in wanted if not _matches(target / entry.path, entry)]
+    verified = Verified(marker)
+    missing = [entry for entry in wanted if not _matches(target / entry.path, entry, verified)]
     progress(sum(it.size for it in wanted) - sum(it.size for it in missing))
     for _ in range(_FETCHES):
         if not missing:
-            return target
+            break
         missing = _fetch_once(store, commit, target, missing, transfer or default_transfer(store), progress)
     if missing:
         raise CheckpointError(
             f"{store.uri}: {Slot(commit.step)}: {missing[0].path!r} has other content than was published"
         )
+    _remember(verified, target, wanted)
     return target
+
+
+def _remember(verified: Verified, target: Path, entries: Sequence[FileEntry]) -> None:
+    try:
+        for entry in entries:
+            verified.note(target / entry.path, entry.crc64nvme)
+        verified.save()
+    except OSError as error:
+        raise StorageError(f"cannot note what was fetched to {target}: {error}") from error
 
 
 def _fetch_once(
@@ -78,7 +92,9 @@ def _fetch_once(
         raise StorageError(f"cannot fetch {Slot(commit.step)} to {target}: {error}") from error
 
 
-def _matches(path: Path, entry: FileEntry) -> bool:
+def _matches(path: Path, entry: FileEntry, verified: Verified) -> bool:
+    if verified.holds(path, entry.crc64nvme):
+        return True
     try:
         return path.stat().st_size == entry.size and crc64_file(path, from_disk=True) == entry.crc64nvme
     except FileNotFoundError:
@@ -105,18 +121,16 @@ def restore(
     fetches: bool,
     gather: Gather,
     allow_step: Callable[[int], bool] | None = None,
-    select: Callable[[FileEntry], bool] | None = None,
-    transfer: Transfer | None = None,
-    progress: Progress = lambda _: None,
+    bring: Callable[[CommitManifest, Path], object] | None = None,
 ) -> Restored | None:
     """Restore the newest checkpoint, called by every process: one decides, all get the same, all fall back together.
 
     The ``leader`` (rank 0) lists and decides; each process with ``fetches`` (one per node) brings the files to
-    ``target/<save_id>``. If any of them finds the data damaged, all go on to the commit before it. None: the run
-    has no checkpoint. Raises, on all processes alike, ``CheckpointError`` if none is usable and ``StorageError`` if
-    store or disk does not answer.
+    ``target/<save_id>``; ``bring(commit, folder)`` does what ``fetch`` does, maybe of fewer files or elsewhere. If any
+    of them finds the data damaged, all go on to the commit before it. None: the run has no checkpoint. Raises, on
+    all processes alike, ``CheckpointError`` if none is usable and ``StorageError`` if store or disk does not answer.
     """
-    bring = partial(fetch, store, select=select, transfer=transfer, progress=progress)
+    bring = bring or partial(fetch, store)
     rejected: list[Rejected] = []
     while True:
         allowed = _without({it.step for it in rejected}, allow_step)
@@ -151,7 +165,7 @@ def _decide(look: Callable[[], Newest] | None, gather: Gather) -> Newest:
     return next(newest for newest, _ in told if newest is not None)
 
 
-def _fetch_together(bring: Callable[[], Path] | None, commit: CommitManifest, gather: Gather) -> str | None:
+def _fetch_together(bring: Callable[[], object] | None, commit: CommitManifest, gather: Gather) -> str | None:
     """Fetch on every node; the first report of damage, or None if all have their files."""
     damaged: str | None = None
     unanswered: str | None = None

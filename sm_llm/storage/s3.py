@@ -26,8 +26,8 @@ _MISSING = ("NoSuchKey", "404", "NotFound")
 class S3Store:
     """Objects below ``prefix`` of a bucket. Nothing is touched before the first call.
 
-    ``config`` overrides settings of ``botocore.config.Config`` (timeouts, retries). Safe to share between threads,
-    not between processes.
+    ``config`` overrides settings of ``botocore.config.Config`` (timeouts, retries). Safe to share between threads;
+    a process that it is sent to (pickled) connects anew.
     """
 
     def __init__(
@@ -41,6 +41,10 @@ class S3Store:
         self._lock = threading.Lock()
         self._connected: tuple[Any, Any] | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the same store, and connects by itself."""
+        return S3Store, (self.bucket, self.prefix, self.options, self._config)
+
     @property
     def client(self) -> Any:
         """The boto3 client."""
@@ -50,6 +54,12 @@ class S3Store:
     def session(self) -> Any:
         """The botocore session the client's credentials come from."""
         return self._connect()[0]
+
+    def below(self, folder: str) -> S3Store:
+        """The store of a folder in this one, over the same connection."""
+        store = S3Store(self.bucket, self.full_key(folder), self.options, self._config)
+        store._connected = self._connect()
+        return store
 
     def renew(self) -> None:
         """Read credentials anew from their source: what was valid when the run began may have expired."""

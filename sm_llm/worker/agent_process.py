@@ -31,6 +31,11 @@ class _Ended(BaseException):
     """The owner is gone, or the time is over: what runs is broken off, and cleans up behind itself."""
 
 
+def working_seconds(grace_seconds: float) -> float:
+    """How long after SIGTERM work may go on: what is left then is for breaking it off."""
+    return grace_seconds - min(ABORT_SECONDS, grace_seconds / 4)
+
+
 def main(descriptor: int, grace_seconds: float) -> None:
     """Answer requests until the owner ends, or until SIGTERM is nearly ``grace_seconds`` ago.
 
@@ -38,9 +43,9 @@ def main(descriptor: int, grace_seconds: float) -> None:
     checkpoint. Whatever has not ended when the time is nearly over is broken off.
     """
     os.nice(NICENESS)
-    left = max(0.1, grace_seconds - ABORT_SECONDS)
+    seconds = working_seconds(grace_seconds)
     signal.signal(signal.SIGALRM, _end)
-    signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, left))
+    signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, seconds))
     for number in (signal.SIGINT, signal.SIGUSR1):  # the owner decides what these mean
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(descriptor)
@@ -49,7 +54,8 @@ def main(descriptor: int, grace_seconds: float) -> None:
     answers = _Answers(connection)
     try:
         while True:
-            answers.send(*_result(*requests.get(), answers.count))
+            function, arguments, named = requests.get()
+            answers.send(*_result(function, arguments, named, answers.count))
     except (_Ended, OSError):
         os._exit(0)  # threads of a transfer may still wait for the store
 
@@ -72,7 +78,9 @@ def _listen(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:
         os.kill(os.getpid(), signal.SIGALRM)
 
 
-def _result(function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], count: Any) -> Any:
+def _result(
+    function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], count: Any
+) -> tuple[str, Any]:
     try:
         return "done", function(*arguments, **named, progress=count)
     except Exception as error:

@@ -13,11 +13,10 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from sm_llm.contract.stopped import StopRecord
 from sm_llm.contract.trouble import Stopped
-from sm_llm.worker.newest import newest_step
+from sm_llm.worker.agent_process import working_seconds
 from sm_llm.worker.stop import Stopping
 
 if TYPE_CHECKING:
-    from sm_llm.storage.base import Store
     from sm_llm.worker.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
 
@@ -44,6 +43,8 @@ class Decision:
     reason: str
     saves: bool
     detail: str = ""
+    seconds: float | None = None
+    """How long may be waited for publications; None: as long as it takes."""
 
 
 class Stopper:
@@ -59,6 +60,7 @@ class Stopper:
         self._flag = torch.zeros((), dtype=torch.int32)
         self._work: dist.Work | None = None
         self.grace_seconds = min(context.job.spec.backend.stop_seconds, torchrun_seconds())
+        context.agent.grace_seconds = self.grace_seconds
 
     def announce(self) -> None:
         """Say so if torchrun leaves less time than the job asks for."""
@@ -96,15 +98,15 @@ class Stopper:
         reason = next(reason for reason, _, _ in told if reason is not None)
         left = min((left for _, left, _ in told if left is not None), default=math.inf) - _MARGIN_SECONDS
         expected = told[0][2]
+        seconds = None if left == math.inf else working_seconds(max(0.0, left))
         if expected is None or expected <= left:
-            return Decision(reason, saves=True)
+            return Decision(reason, saves=True, seconds=seconds)
         took = f"a save takes about {expected:.1f} s and {max(0.0, left):.1f} s of the grace time are left"
-        return Decision(reason, saves=False, detail=f"no checkpoint was begun, for {took}")
+        return Decision(reason, saves=False, detail=f"no checkpoint was begun, for {took}", seconds=seconds)
 
-    def stopping(self, step: int, decision: Decision, store: Store) -> Stopping:
-        """What ends the job on all processes, after ``step``. A collective: rank 0 looks what is committed."""
-        leader, run_id = self._context.place.is_leader, self._context.job.run_id
-        newest = self._control.broadcast(newest_step(store, run_id) if leader else None)
+    def stopping(self, step: int, decision: Decision, newest: int | None) -> Stopping:
+        """What ends the job on all processes, after ``step``; ``newest`` is rank 0's newest published step."""
+        newest = self._control.broadcast(newest)
         record = StopRecord(reason=decision.reason, step=step, checkpoint=newest, detail=decision.detail)
         self._context.emit(Stopped(step, record.reason, record.checkpoint, record.detail))
         self._context.say(record.sentence)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import FinalPublished
 from sm_llm.errors import StorageError
 from sm_llm.storage import publish as publication
+from sm_llm.storage.files import write_atomically
+from sm_llm.storage.publish import upload_part
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
@@ -15,10 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.storage.base import Store
+    from sm_llm.storage.manifest import CommitManifest
     from sm_llm.storage.publish import Gather
     from sm_llm.worker.context import WorkerContext
 
 RESULT_FOLDER = "result"
+POINTER = "published.json"
+"""In the container's model folder: the address of the result. Nothing large is ever written there."""
 
 
 def result_folder(context: WorkerContext) -> Path:
@@ -42,7 +49,16 @@ def publish_final(
     own = publication.new_save(context.job.run_id, None, world_size=place.world_size, node_count=1)
     save = gather(own)[0]
     sealed = publication.seal(folder, _sealed(folder)) if place.is_leader else None
-    published = publication.publish(store, save, sealed, node=0, leader=place.is_leader, gather=gather, meta=meta)
+    published = publication.publish(
+        store,
+        save,
+        sealed,
+        node=0,
+        leader=place.is_leader,
+        gather=gather,
+        meta=meta,
+        upload=partial(context.agent.call, upload_part),
+    )
     commit = published.commit
     if commit is None or commit.run_id != context.job.run_id:
         raise StorageError(f"the result was not published: {published.reason}")
@@ -50,9 +66,16 @@ def publish_final(
         return None
     shutil.rmtree(sealed, ignore_errors=True)
     uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
+    _leave_pointer(context, uri, commit)
     context.emit(FinalPublished(uri, commit.size))
     context.say(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
     return uri
+
+
+def _leave_pointer(context: WorkerContext, uri: str, commit: CommitManifest) -> None:
+    """A few bytes for who looks into the platform's model folder, which is archived whole: where the result is."""
+    pointer = {"uri": uri, "run_id": commit.run_id, "bytes": commit.size, "digest": commit.digest}
+    write_atomically(context.container.model / POINTER, json.dumps(pointer, indent=2) + "\n")
 
 
 def _sealed(folder: Path) -> Path:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
 
 _GIB = 2**30
+_HELD = 3
+"""Saves that scratch holds at most: being written, waiting, being published."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,35 @@ def own_bytes(state: Mapping[str, Any]) -> int:
 def check_space(context: WorkerContext, control: Agreement, state: Mapping[str, Any], keep_last: int) -> None:
     """Raise ``CheckpointError``, on all processes alike, where a disk has no room for one save. A collective.
 
-    A save is written to each node's scratch and copied to the run's storage. Storage that cannot hold ``keep_last``
-    of them and the one being written is warned of.
+    A save is written to each node's scratch and stored with the run, which takes room on a disk unless that is S3.
+    Disks that cannot hold ``keep_last`` saves in storage and the one being written, or the three in scratch (one being
+    written, one that waits, one being published) that a slow store makes, are warned of.
     """
-    told = control.gather((disk_of(context.scratch), disk_of(context.run.root), own_bytes(state)))
-    whole, storage = sum(size for _, _, size in told), told[0][1]
-    if fault := lacking([(scratch, size) for scratch, _, size in told], storage, whole):
+    root = None if context.job.run_uri.startswith("s3://") else disk_of(context.run.root)
+    told = control.gather((disk_of(context.scratch), root, own_bytes(state)))
+    scratches, storage = [(disk, size) for disk, _, size in told], told[0][1]
+    whole = sum(size for _, size in scratches)
+    if fault := lacking(scratches, storage, whole):
         raise CheckpointError(f"{fault}. Free some space, or put the run elsewhere")
-    if storage.free < whole * (keep_last + 1):
+    if storage is not None and storage.free < whole * (keep_last + 1):
         context.notice(
             f"{storage.path} has {storage.free / _GIB:.2f} GiB free: fewer than the checkpoints that "
             f"checkpoint.keep_last={keep_last} keeps ({whole / _GIB:.2f} GiB each), with the one being written",
             "warning",
         )
+    if fault := lacking([(disk, _HELD * size) for disk, size in scratches], None, 0):
+        context.notice(f"{fault}, should the store be so slow that {_HELD} saves are held there", "warning")
 
 
-def lacking(scratches: Sequence[tuple[Disk, int]], storage: Disk, whole: int) -> str | None:
+def lacking(scratches: Sequence[tuple[Disk, int]], storage: Disk | None, whole: int) -> str | None:
     """What has no room for one save: each process's bytes in its scratch, ``whole`` in storage, maybe on one disk."""
-    needed: Counter[str] = Counter({storage.name: whole})
+    needed: Counter[str] = Counter() if storage is None else Counter({storage.name: whole})
     for disk, size in scratches:
         needed[disk.name] += size
-    for disk in (storage, *(disk for disk, _ in scratches)):
+    for disk in (*([storage] if storage is not None else []), *(disk for disk, _ in scratches)):
         if disk.free < needed[disk.name]:
             return (
                 f"no room for a checkpoint: {disk.path} has {disk.free / _GIB:.2f} GiB free, "
-                f"a save needs {needed[disk.name] / _GIB:.2f} GiB there"
+                f"{needed[disk.name] / _GIB:.2f} GiB are needed there"
             )
     return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.retire import retire_after, retire_damaged
 from sm_llm.storage.uri import join, open_store
 from sm_llm.worker import random_state
-from sm_llm.worker.checkpoint import rank_file
 from sm_llm.worker.continuity import check_continuation, differences
+from sm_llm.worker.restore import fetcher, rank_file, restored_folder
 from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.weights import InitialWeights, PretrainedWeights, WeightReader
 
@@ -81,6 +81,7 @@ class Starter:
         asks for a new beginning), when a requested one is not there, this run's or another's, and when processes
         disagree.
         """
+        self._abort_stale_uploads()
         return self._agreed(self._own_checkpoint() or self._requested())
 
     def newest(self) -> Start:
@@ -89,6 +90,16 @@ class Starter:
         if restored is None:
             raise CheckpointError("there is no checkpoint yet to go back to")
         return self._agreed(self._continued(restored))
+
+    def _abort_stale_uploads(self) -> None:
+        """Rank 0: what an attempt that was killed has left half-stored costs money. This one uploads nothing yet."""
+        if not self._context.place.is_leader or not self._store.uri.startswith("s3://"):
+            return
+        try:
+            for prefix in ("ckpt/", "final/"):
+                self._store.abort_unfinished(math.inf, prefix)
+        except StorageError as error:
+            self._context.notice(f"uploads of earlier attempts could not be aborted: {error}", "warning")
 
     def _agreed(self, start: Start) -> Start:
         self._assert_agreement(start)
@@ -156,12 +167,13 @@ class Starter:
     def _restore(self, store: Store, run_id: str | None, step: int | None = None) -> Restored | None:
         restored = publication.restore(
             store,
-            self._context.scratch / "restored",
+            restored_folder(self._context),
             run_id=run_id,
             leader=self._context.place.is_leader,
             fetches=self._context.place.is_node_leader,
             gather=self._control.gather,
             allow_step=None if step is None else lambda found: found == step,
+            bring=fetcher(self._context, store),
         )
         for rejected in restored.rejected if restored else ():
             self._context.notice(f"checkpoint refused: {rejected}", "warning")
@@ -218,8 +230,8 @@ def compare(context: WorkerContext, start: Start, setup: Setup) -> None:
 def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, control: Agreement) -> dict[str, Any]:
     """Put the fetched checkpoint into model and optimiser and continue the random generators.
 
-    Returns this rank's position in a stream ({} for rows by number, or when the world size has changed). The fetched
-    files are deleted afterwards. Raises ``CheckpointError`` if the checkpoint does not fit the model.
+    Returns this rank's position in a stream ({} for rows by number, or when the world size has changed). Raises
+    ``CheckpointError`` if the checkpoint does not fit the model.
     """
     assert start.folder is not None
     # The manifest was verified before: only then may DCP's metadata, a pickle, be opened.
@@ -230,8 +242,6 @@ def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, co
     strategy.state_loaded()
     private = _load_private(context, start)
     _verify_state(context, start, strategy, private, control)
-    if context.place.is_node_leader:
-        shutil.rmtree(start.folder, ignore_errors=True)
     stream: dict[str, Any] = private.get("stream", {})
     return stream
 
@@ -256,7 +266,7 @@ def _load_private(context: WorkerContext, start: Start) -> dict[str, Any]:
     assert start.folder is not None
     saved_world = start.commit.save.world_size if start.commit else 0
     if saved_world != context.place.world_size:
-        if json.loads(rank_file(start.folder, 0).read_text(encoding="utf-8"))["stream"]:
+        if json.loads((start.folder / rank_file(0)).read_text(encoding="utf-8"))["stream"]:
             raise CheckpointError(
                 f"{start.uri}: was saved by {saved_world} processes, each at its own place in a stream; it cannot be "
                 f"continued by {context.place.world_size}. Start {saved_world} processes, or prepare the text as rows"
@@ -266,6 +276,7 @@ def _load_private(context: WorkerContext, start: Start) -> dict[str, Any]:
             "same tokens in the same order, but sums are added in another order and random generators start anew"
         )
         return {}
-    private: dict[str, Any] = json.loads(rank_file(start.folder, context.place.rank).read_text(encoding="utf-8"))
+    text = (start.folder / rank_file(context.place.rank)).read_text(encoding="utf-8")
+    private: dict[str, Any] = json.loads(text)
     random_state.restore(private["random"])
     return private

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.events import Progress
 from sm_llm.errors import StorageError
 from sm_llm.spec.references import sources
-from sm_llm.storage.base import Copy, Store, StoredObject
-from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.hub import is_hub
-from sm_llm.storage.transfer import CopyTransfer
+from sm_llm.storage.sync import SyncReport, sync
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.hub_source import bring_from_hub, hub_stream, pinned, with_pinned_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from sm_llm.spec.job import JobSpec
+    from sm_llm.storage.base import Store
     from sm_llm.worker.context import WorkerContext
 
 CHECKPOINT_SOURCE = "task.start.checkpoint"
@@ -76,7 +75,7 @@ def stage(context: WorkerContext, uri: str, *, wait_seconds: float = WAIT_SECOND
     target = _place(context, uri)
 
     def copy() -> str:
-        return bring_from_hub(context, uri, target) if is_hub(uri) else _copy(uri, target, _reporter(context, uri))
+        return bring_from_hub(context, uri, target) if is_hub(uri) else _copy(context, uri, target)
 
     return target / once_per_node(context, uri, copy, wait_seconds=wait_seconds)
 
@@ -108,48 +107,38 @@ def _place(context: WorkerContext, what: str) -> Path:
     return context.scratch / "inputs" / hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
-def _copy(uri: str, target: Path, progress: Callable[[int, int], None]) -> str:
-    """Copy a folder (returns "") or a single file (returns its name)."""
-    folder, _, name = uri.rstrip("/").rpartition("/")
-    if (single := open_store(folder).head(name)) is not None:
-        copy_objects(open_store(folder), [single], target, progress)
-        return name
-    store = open_store(uri)
-    copy_objects(store, store.list(""), target, progress)
-    return ""
+def _copy(context: WorkerContext, uri: str, target: Path) -> str:
+    """Copy a folder (returns "") or a single file (returns its name), by the transfer agent where it is in S3."""
+    options = context.job.spec.storage_options.model_dump()
+    store = open_store(uri, options)
+    parent, _, name = uri.rstrip("/").rpartition("/")
+    is_file = open_store(parent, options).head(name) is not None
+    report = context.agent.call(bring, store, target, options, progress=_reporter(context, uri))
+    context.say(f"staged {uri}: {report.copied_size:,} bytes copied, {report.unchanged_size:,} were here already")
+    return name if is_file else ""
 
 
-def copy_objects(
-    store: Store, objects: Sequence[StoredObject], target: Path, progress: Callable[[int, int], None]
-) -> None:
-    """Copy objects below ``target`` under their keys; what is there already and equal is kept.
+def bring(store: Store, target: Path, options: dict[str, Any], *, progress: Callable[[int], None]) -> SyncReport:
+    """``storage.sync`` of what is at a store's address; the bytes it moves are told one after the other."""
+    told = 0
 
-    Each file is compared with the store's own checksum after it was read back. Raises ``StorageError`` for an empty
-    source or a file that arrived wrong.
-    """
-    if not objects:
-        raise StorageError(f"{store.uri}: holds nothing to copy")
-    copies = [Copy(it.key, target / it.key, it.size, store.checksum(it.key)) for it in objects]
-    wanted = [copy for copy in copies if not _is_there(copy)]
-    total, done = sum(copy.size for copy in wanted), 0
+    def count(done: int, _: int) -> None:
+        nonlocal told
+        progress(done - told)
+        told = done
+
+    return sync(store.uri, target, options=options, progress=count)
+
+
+def _reporter(context: WorkerContext, uri: str) -> Callable[[int], None]:
+    done = 0
 
     def count(increment: int) -> None:
         nonlocal done
         done += increment
-        progress(done, total)
+        context.emit(Progress("staging", done, None, "bytes", uri))
 
-    CopyTransfer().download(store, wanted, count)
-    if wrong := [copy for copy in wanted if not _is_there(copy)]:
-        raise StorageError(f"{store.uri}: {wrong[0].key!r} arrived with other content than it has there")
-
-
-def _is_there(copy: Copy) -> bool:
-    path = copy.path
-    return path.is_file() and path.stat().st_size == copy.size and crc64_file(path, from_disk=True) == copy.crc64nvme
-
-
-def _reporter(context: WorkerContext, uri: str) -> Callable[[int, int], None]:
-    return lambda done, total: context.emit(Progress("staging", done, total, "bytes", uri))
+    return count
 
 
 def _await(marker: Path, seconds: float) -> str:

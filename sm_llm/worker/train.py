@@ -239,6 +239,7 @@ class Training:
 
     def report(self, step: int) -> None:
         """The training line of a logged step."""
+        self.checkpointer.check()
         self.flush()
         window = self.meter.read(step, self.batches.wait_seconds)
         self.context.emit(window)
@@ -247,7 +248,8 @@ class Training:
             self.context.notice(sentence, "warning" if warns else "info")
         self.reports += 1
         if self.last_step is not None:
-            self.context.say(self.meter.line(self.last_step, window, self.setup.total_steps))
+            line = self.meter.line(self.last_step, window, self.setup.total_steps)
+            self.context.say(" | ".join(filter(None, [line, self.checkpointer.alarm])))
 
     def validate(self, step: int) -> None:
         """Loss and perplexity on the validation rows, if there are any."""
@@ -284,11 +286,13 @@ class Training:
     def halt(self, step: int) -> None:
         """Stop after ``step``, as somebody asked: save if that fits in, and raise ``Stopping`` on all processes."""
         decision = self.stopper.decide(self.checkpointer.expected_seconds)
+        self.checkpointer.hurry(decision.seconds)
         if decision.saves:
             self.save(step, required=True)
         with self.context.pulse.during("stop"):
             self.flush()
-            self.checkpointer.finish()
-            stopping = self.stopper.stopping(step, decision, self.store)
-        self.strategy.close()
+            done = self.checkpointer.finish()
+            stopping = self.stopper.stopping(step, decision, self.checkpointer.published_step)
+        if done:  # else threads still wait for answers of the other processes
+            self.strategy.close()
         raise stopping

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.publish import Published, Save, new_save, publish, seal
+from sm_llm.storage.publish import Published, Save, new_save, publish, seal, upload_part
 from sm_llm.storage.s3 import S3Store, to_base64
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.transfer import CopyTransfer
@@ -147,7 +148,7 @@ class Bench:
             leader=True,
             gather=alone,
             meta=meta,
-            transfer=PlainTransfer(workers=1),
+            upload=partial(upload_part, transfer=PlainTransfer(workers=1)),
         )
 
     def data(self, published: Published, name: str) -> Path:

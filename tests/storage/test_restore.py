@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -157,7 +158,7 @@ def test_one_nodes_bad_disk_takes_all_to_the_one_before(bench: Any, together: An
             leader=rank == 0,
             fetches=True,
             gather=gather,
-            transfer=Mishap(3 if rank == 1 else 0, flip),
+            bring=partial(fetch, bench.store, transfer=Mishap(3 if rank == 1 else 0, flip)),
         )
 
     results = together(2, run)

@@ -1,0 +1,185 @@
+"""The transfer agent: the same results from another process, which may crash, be stopped or lose its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from worker_jobs import search_path
+
+from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.storage.publish import commit, fetch, new_save, upload_part, write_part
+from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_options import S3Options
+from sm_llm.storage.uri import open_store
+from sm_llm.worker.agent_process import ABORT_SECONDS, NICENESS
+from sm_llm.worker.transfer_agent import TransferAgent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MIB = 1 << 20
+
+
+def await_true(true: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def agent() -> Iterator[TransferAgent]:
+    agent = TransferAgent()
+    yield agent
+    agent.end()
+
+
+@pytest.fixture
+def store(bucket: str, fault_proxy: Any) -> S3Store:
+    return S3Store(bucket, "run", S3Options(endpoint_url=fault_proxy.endpoint))
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    """One file of three parts and a small one."""
+    folder = tmp_path / "sealed"
+    folder.mkdir()
+    (folder / "large").write_bytes(os.urandom(20 * MIB))
+    (folder / "small").write_bytes(b"small")
+    return folder
+
+
+def save() -> Any:
+    return new_save("run", 1, world_size=1, node_count=1)
+
+
+def open_uploads(s3_server: Any, bucket: str) -> list[Any]:
+    found: list[Any] = s3_server.client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    return found
+
+
+def test_a_call_runs_in_a_process_of_low_priority_and_returns_or_raises_the_same(
+    agent: TransferAgent, store: S3Store, sealed: Path, tmp_path: Path
+) -> None:
+    moved: list[int] = []
+    ours = save()
+    part = agent.call(upload_part, store, ours, sealed, 0, progress=moved.append)
+    assert [it.path for it in part.files] == ["large", "small"]
+    assert sum(moved) == 20 * MIB + 5
+    assert agent.pid not in (None, os.getpid())
+    assert agent.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, agent.pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    write_part(store, part)
+    found = commit(store, ours).commit
+    assert found is not None
+    agent.call(fetch, store, found, tmp_path / "out")
+    assert (tmp_path / "out" / "large").read_bytes() == (sealed / "large").read_bytes()
+    store.delete([f"{ours.data_prefix}small"])
+    with pytest.raises(CheckpointError, match="small"):
+        agent.call(fetch, store, found, tmp_path / "again")
+
+
+def test_a_folder_needs_no_agent(agent: TransferAgent, sealed: Path, tmp_path: Path) -> None:
+    agent.call(upload_part, open_store(tmp_path / "run"), save(), sealed, 0)
+    assert agent.pid is None
+
+
+def test_an_agent_that_crashes_is_started_again_once(
+    agent: TransferAgent, store: S3Store, sealed: Path, fault_proxy: Any, rule: Any
+) -> None:
+    fault_proxy.set(rule("PUT .*/data/small", "hang", seconds=5))
+    kill_when_busy(agent, lambda: fault_proxy.count("PUT .*/data/small"))
+    assert len(agent.call(upload_part, store, save(), sealed, 0).files) == 2
+    fault_proxy.set(rule("PUT .*/data/small", "hang", seconds=5, count=2))
+    kill_when_busy(agent, lambda: fault_proxy.count("PUT .*/data/small"), times=2)
+    with pytest.raises(StorageError, match="ended twice with exit code -9"):
+        agent.call(upload_part, store, save(), sealed, 0)
+    fault_proxy.set()
+    assert len(agent.call(upload_part, store, save(), sealed, 0).files) == 2
+
+
+def kill_when_busy(agent: TransferAgent, requests: Callable[[], int], times: int = 1) -> None:
+    def kill() -> None:
+        killed = None
+        for number in range(times):
+            await_true(lambda number=number, killed=killed: requests() > number and agent.pid not in (None, killed))
+            killed = agent.pid
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+
+
+def test_I10_an_agent_that_is_told_to_end_aborts_its_upload(
+    agent: TransferAgent, store: S3Store, sealed: Path, fault_proxy: Any, rule: Any, s3_server: Any, bucket: str
+) -> None:
+    fault_proxy.set(rule("PUT .*partNumber=2", "hang", seconds=4, count=9))
+
+    def end() -> None:
+        await_true(lambda: fault_proxy.count("PUT .*partNumber=2"))
+        agent.end()
+
+    threading.Thread(target=end, daemon=True).start()
+    with pytest.raises(StorageError, match="told to end"):
+        agent.call(upload_part, store, save(), sealed, 0)
+    await_true(lambda: agent.pid is None or agent._process is None or agent._process.poll() is not None)
+    assert open_uploads(s3_server, bucket) == []
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from sm_llm.storage.publish import new_save, upload_part
+from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_options import S3Options
+from sm_llm.worker.transfer_agent import TransferAgent
+bucket, endpoint, sealed, grace = sys.argv[1:]
+store = S3Store(bucket, "run", S3Options(endpoint_url=endpoint))
+agent = TransferAgent()
+agent.grace_seconds = float(grace)
+start = agent._start
+agent._start = lambda: (start(), print(agent.pid, flush=True))[0]
+try:
+    agent.call(upload_part, store, new_save("run", 1, world_size=1, node_count=1), Path(sealed), 0)
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("how", ["owner-killed", "group-terminated"])
+def test_I10_an_agent_outlives_neither_its_owner_nor_the_grace_time_and_leaves_no_parts(
+    how: str, store: S3Store, sealed: Path, fault_proxy: Any, rule: Any, s3_server: Any, bucket: str
+) -> None:
+    fault_proxy.set(rule("PUT .*partNumber=2", "hang", seconds=4, count=9))
+    argv = [sys.executable, "-c", OWNER, bucket, store.options.endpoint_url or "", str(sealed), str(ABORT_SECONDS + 1)]
+    owner = subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": search_path()}, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    agent = int(owner.stdout.readline())
+    await_true(lambda: fault_proxy.count("PUT .*partNumber=2"))
+    assert open_uploads(s3_server, bucket)
+    began = time.monotonic()
+    if how == "owner-killed":
+        owner.kill()
+    else:
+        os.kill(agent, signal.SIGTERM)
+    await_true(lambda: not Path(f"/proc/{agent}/exe").exists())
+    assert time.monotonic() - began < ABORT_SECONDS + 3
+    assert open_uploads(s3_server, bucket) == []
+    owner.kill()
+    owner.communicate()
+
+
+def test_credentials_are_those_of_the_environment_when_it_starts(
+    agent: TransferAgent, store: S3Store, sealed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(StorageError, match=r"SignatureDoesNotMatch|access denied"):
+        agent.call(upload_part, store, save(), sealed, 0)
