@@ -1,4 +1,4 @@
-"""The user's own program of a script task: its command line, and how it and the worker that started it hand things over.
+"""The user's own program of a script task: its command line, and what it and its worker hand to each other.
 
 The program finds its folders in variables: ``SM_LLM_OUTPUT``, ``SM_LLM_CHECKPOINTS``, ``SM_LLM_SCRATCH`` and, for every
 input of the job, ``SM_LLM_INPUT_<NAME>``. After a resume ``SM_LLM_RESUME_STEP`` and ``SM_LLM_RESUME_FOLDER`` name the
@@ -33,7 +33,7 @@ RESUME_FOLDER = "SM_LLM_RESUME_FOLDER"
 ARGUMENTS_FILE = "arguments.yaml"
 
 _MODULE = re.compile(r"-m +([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-_STEP = re.compile(r"(?:.*[-_.])?(\d+)")
+_STEP = re.compile(r"(?:.*[-_.]|(?:.*[-_.])?(?:step|checkpoint|ckpt|epoch|iter))?(\d+)")
 _PLAIN_HYDRA = re.compile(r"[A-Za-z_/.%@*|?][A-Za-z0-9_/.%@*|?:+-]*")
 
 
@@ -111,5 +111,5 @@ _PLACE = re.compile(r"\{(?:inputs\.([\w-]+)|output|checkpoints|scratch)\}")
 
 
 def filled(text: str, folders: Mapping[str, str]) -> str:
-    """``text`` with ``{inputs.NAME}``, ``{output}``, ``{checkpoints}`` and ``{scratch}`` replaced; the rest untouched."""
+    """``text`` with ``{inputs.NAME}``, ``{output}``, ``{checkpoints}`` and ``{scratch}`` replaced."""
     return _PLACE.sub(lambda match: folders.get(match[0][1:-1], match[0]), text)

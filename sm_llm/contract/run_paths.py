@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 RUN_RECORD = "run.json"
 JOB_FILE = "job.json"
+CONTAINER_BASE = "/opt/ml"
+"""Where SageMaker's container contract lies in a container."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.tasks import ScriptTask
 
-_FILE = re.compile(r"(?!/)[\w.-]+(?:/[\w.-]+)*\.(?:py|sh)")
+_FILE = re.compile(r"(?![/-])[\w.-]+(?:/[\w.-]+)*\.(?:py|sh)")
 _MODULE = re.compile(r"-m [A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _KEY = re.compile(r"[^\s=]+")
 

@@ -137,9 +137,12 @@ def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
     annotation = annotation_at(kind, tree, path)
     if text == "" and value is None and block_for(annotation, {}):
         return {}  # a block whose fields are all commented out
+    wanted = members(annotation)
+    if isinstance(value, list) and any(get_origin(kind) is list and get_args(kind) == (str,) for kind in wanted):
+        spelt = [it if isinstance(it, str) else tree.texts.get((*path, str(place))) for place, it in enumerate(value)]
+        return None if None in spelt or spelt == value else spelt
     if text is None or value is None:
         return None
-    wanted = members(annotation)
     if not isinstance(value, str) and any(map(_is_text, wanted)):
         return text
     if isinstance(value, float) and int in wanted and value.is_integer():

@@ -82,9 +82,13 @@ def from_typed(text: str, origin: str) -> Tree:
 def _json(text: str) -> Any:
     """The value of a JSON document; None for what is none, or names a key twice."""
     try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except ValueError:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refused)
+    except (ValueError, RecursionError):
         return None
+
+
+def _refused(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

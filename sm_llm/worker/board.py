@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _TIMEOUT = timedelta(seconds=10)
+_MEETING = timedelta(minutes=15)
+"""How long one host may start later than another."""
 
 
 class Board:
@@ -36,6 +38,18 @@ class Board:
     def first(self, name: str, text: str) -> str:
         """Write a note unless somebody was first; returns what stands there."""
         return self._store.compare_set(self._prefix + name, "", text).decode()
+
+
+PORT = 7779
+"""Of a board of our own; the training toolkit's torchrun takes 7777."""
+
+
+def open_board(prefix: str, leader: str, *, is_leader: bool) -> Board:
+    """A board on the first host of a job whose hosts have no torchrun in common; it goes when the first one ends."""
+    from torch._C._distributed_c10d import TCPStore
+
+    store = TCPStore(leader, PORT, is_master=is_leader, wait_for_workers=False, timeout=_MEETING)
+    return Board(store, f"sm_llm/{prefix}/")
 
 
 def connect(prefix: str, environ: Mapping[str, str] = os.environ) -> Board | None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import Event, EventWriter, Notice
 from sm_llm.contract.hosts import Hosts
-from sm_llm.contract.run_paths import ContainerPaths, RunPaths
+from sm_llm.contract.run_paths import CONTAINER_BASE, ContainerPaths, RunPaths
 from sm_llm.errors import RunFailed
 from sm_llm.redaction import Hidden
+from sm_llm.spec.tasks import starts_ranks
 from sm_llm.storage.uri import parse
 from sm_llm.worker.job import read_job
 from sm_llm.worker.pulse import Pulse
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sm_llm.contract.job_file import JobFile
-
-DEFAULT_BASE = "/opt/ml"
+    from sm_llm.worker.board import Board
 
 
 def container_paths(environ: Mapping[str, str]) -> ContainerPaths:
     """The container contract's folders of this node."""
-    return ContainerPaths(Path(environ.get("SAGEMAKER_BASE_DIR", DEFAULT_BASE)))
+    return ContainerPaths(Path(environ.get("SAGEMAKER_BASE_DIR", CONTAINER_BASE)))
 
 
 def _run_folder(uri: str) -> Path:
@@ -51,8 +51,11 @@ class Place:
     node_count: int = 1
 
     @classmethod
-    def read(cls, environ: Mapping[str, str]) -> Place:
-        """From torchrun's variables; without them, the only process of the job."""
+    def read(cls, environ: Mapping[str, str], hosts: Hosts | None = None) -> Place:
+        """From torchrun's variables; without them, the only process of its host, and of the job if ``hosts`` is one."""
+        if hosts is not None and "WORLD_SIZE" not in environ:
+            node, count = hosts.names.index(hosts.current), len(hosts.names)
+            return cls(rank=node, world_size=count, node=node, node_count=count)
 
         def number(name: str, default: int) -> int:
             return int(environ.get(name, default))
@@ -94,6 +97,8 @@ class WorkerContext:
     """Keeps the values of the job's secrets out of the event log."""
     agent: TransferAgent = field(default_factory=TransferAgent, repr=False)
     """Moves this node's files."""
+    board: Board | None = None
+    """Notes that all processes can read, where somebody keeps them."""
     changes: Sequence[str] = ()
     """Overrides that the container was started with."""
 
@@ -101,7 +106,8 @@ class WorkerContext:
     def read(cls, environ: Mapping[str, str] = os.environ, argv: Sequence[str] = ()) -> WorkerContext:
         """Read job.json, what changes it, and the environment; opens the event log on the leader."""
         container = container_paths(environ)
-        (job, changes), place = read_job(container, argv, environ), Place.read(environ)
+        place = Place.read(environ, Hosts.read(container.resource_config))
+        job, changes = read_job(container, argv, environ)
         run = RunPaths(_run_folder(job.run_uri))
         events = EventWriter(run.event_file(job.attempt, "rank0"), job.attempt) if place.is_leader else None
         return cls(job, place, container, run, StopRequests(place.rank), Pulse(), events, changes=changes)
@@ -114,7 +120,7 @@ class WorkerContext:
     def check_world_size(self) -> None:
         """Raise ``RunFailed`` when other than the requested number of processes has started."""
         compute = self.job.spec.compute
-        requested = compute.world_size
+        requested = compute.world_size if starts_ranks(self.job.spec.task) else self.place.world_size
         if self.place.world_size != requested:
             raise RunFailed(
                 f"{self.place.world_size} processes have started, but compute asks for {requested} "

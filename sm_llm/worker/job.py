@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER, TUNING_METRIC, overrides, read_hyperparameters
 from sm_llm.contract.job_file import JOB_CHANNEL, JOB_ENVIRONMENT, JobFile
-from sm_llm.contract.run_paths import JOB_FILE
+from sm_llm.contract.run_paths import CONTAINER_BASE, JOB_FILE
 from sm_llm.errors import RunFailed
 from sm_llm.spec.yaml_text import from_typed
 from sm_llm.storage.uri import join
@@ -33,7 +33,26 @@ def read_job(container: ContainerPaths, argv: Sequence[str], environ: Mapping[st
                         f"or names it in {JOB_ENVIRONMENT}")  # fmt: skip
     given = read_hyperparameters(container.hyperparameters, argv, environ)
     changes = overrides(given)
-    return _in_own_run(JobFile.read(path).changed(changes), given, environ), changes
+    job = JobFile.read(path).changed(changes)
+    return _in_own_run(_at_base(job, container.base), given, environ), changes
+
+
+def _at_base(job: JobFile, base: Path) -> JobFile:
+    """The job with its places in the container where this container has them: a rehearsal's is not at /opt/ml."""
+    if str(base) == CONTAINER_BASE:
+        return job
+    task = _moved(job.spec.task.model_dump(), str(base))
+    spec = job.spec.model_copy(update={"task": type(job.spec.task).model_validate(task)})
+    return job.model_copy(update={"spec": spec})
+
+
+def _moved(value: Any, base: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _moved(item, base) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, base) for item in value)
+    is_inside = isinstance(value, str) and value.startswith(f"{CONTAINER_BASE}/")
+    return f"{base}{value[len(CONTAINER_BASE) :]}" if is_inside else value
 
 
 def _in_own_run(job: JobFile, given: Mapping[str, str], environ: Mapping[str, str]) -> JobFile:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from sm_llm.contract.hosts import await_host
+from sm_llm.contract.hosts import Hosts, await_host
 from sm_llm.contract.liveness import RunLock
 from sm_llm.contract.states import EXIT_CODES, RunState
 from sm_llm.contract.stopped import StopRecord
@@ -115,12 +115,9 @@ class Frame:
         if not watched or not isinstance(task, TrainTask | ScriptTask):
             yield
             return
-        from sm_llm.worker.board import connect
-
         if (address := self.environ.get("MASTER_ADDR")) is not None:
             await_host(address)
-        if isinstance(task, TrainTask) or context.place.world_size > 1:
-            self.board = connect(f"{context.job.run_id}/{context.job.attempt}", self.environ)
+        self.board = context.board = _board(context, self.environ)
         watchdog = _watchdog(context, task.watchdog, self.board) if isinstance(task, TrainTask) else nullcontext()
         with watchdog:
             try:
@@ -195,3 +192,17 @@ def _watchdog(context: WorkerContext, spec: WatchdogSpec, board: Board | None) -
         yield
     finally:
         watchdog.close()
+def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
+    """Torchrun's, or one of our own for hosts that run no torchrun; none for a program that is alone."""
+    if isinstance(context.job.spec.task, ScriptTask) and context.place.world_size == 1:
+        return None  # and torch is not needed
+    from sm_llm.worker.board import connect, open_board
+
+    prefix = f"{context.job.run_id}/{context.job.attempt}"
+    hosts = Hosts.read(context.container.resource_config)
+    if "TORCHELASTIC_RUN_ID" in environ or hosts is None or context.place.world_size == 1:
+        return connect(prefix, environ)
+    await_host(hosts.leader)
+    return open_board(prefix, hosts.leader, is_leader=context.place.is_leader)
+
+

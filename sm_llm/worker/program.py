@@ -84,7 +84,9 @@ class Program:
         found = last_error_line([line.strip() for line in lines])
         words = found[0] if found else next((line.strip() for line in reversed(lines) if line.strip()), "")
         name = self._argv[2] if self._argv[1:2] == ["-m"] else self._argv[1]
-        raise ProgramFailed(f"{words} ({name} ended with {how})" if words else f"{name} ended with {how}", "".join(lines))
+        raise ProgramFailed(
+            f"{words} ({name} ended with {how})" if words else f"{name} ended with {how}", "".join(lines)
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

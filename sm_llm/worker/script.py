@@ -18,7 +18,6 @@ from sm_llm.spec.inputs import input_place
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import open_store
-from sm_llm.worker.board import connect
 from sm_llm.worker.failure import FAILED
 from sm_llm.worker.gathering import Gathering
 from sm_llm.worker.newest import newest_step
@@ -32,7 +31,6 @@ from sm_llm.worker.versions import versions
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
     from sm_llm.storage.base import Store
-    from sm_llm.worker.board import Board
     from sm_llm.worker.context import WorkerContext
 
 BUNDLED_SOURCE = "source"
@@ -75,19 +73,14 @@ class Script:
         self.job = job
         self.task = task
         self.folders = Folders.below(context.scratch / "script", task)
-        self.board = self._board()
+        self.board = context.board
         self.stopped: str | None = None
         """Who asked to stop."""
         place = context.place
+        if self.board is None and place.world_size > 1:
+            raise RunFailed("a script job of several processes needs torchrun's own store (torch 2.4 or newer)")
         self.together = Gathering(self.board, "script", place.rank, place.world_size)
         self.store: Store = open_store(context.job.run_uri, job.storage_options.model_dump())
-
-    def _board(self) -> Board | None:
-        place = self.context.place
-        board = connect(f"{self.context.job.run_id}/{self.context.job.attempt}") if place.world_size > 1 else None
-        if board is None and place.world_size > 1:
-            raise RunFailed("a script job of several processes needs torchrun's own store (torch 2.4 or newer)")
-        return board
 
     def run(self) -> None:
         """From the staged inputs to the published result."""

@@ -1,4 +1,4 @@
-"""Publishes a program's checkpoints while it runs: what it hands over, and folders in which nothing changes any more."""
+"""Publishes a program's checkpoints while it runs: what it hands over, and folders that change no more."""
 
 from __future__ import annotations
 
@@ -46,14 +46,12 @@ class ScriptPublisher:
         checkpoints: Path,
         handover: Path,
         done: int,
-        settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         self._context = context
         self._store = store
         self._gather = gather
         self._checkpoints = checkpoints
         self._handover = handover
-        self._settle_seconds = settle_seconds
         self._done = done
         """The newest step that is published, or was given up."""
         self._resumed = done
@@ -132,7 +130,7 @@ class ScriptPublisher:
         """Checkpoint folders that are complete: nothing in them has changed for long, or nobody is left to do so."""
         folders = [path for path in self._checkpoints.iterdir() if path.is_dir()] if self._checkpoints.is_dir() else []
         named = [(step, path) for path in folders if (step := step_of(path.name)) is not None]
-        return [(step, path) for step, path in named if self._complete or quiet_since(path) >= self._settle_seconds]
+        return [(step, path) for step, path in named if self._complete or quiet_since(path) >= SETTLE_SECONDS]
 
     def _seal(self, step: int, working: Path) -> Path:
         """This node's files of ``step``; at least a mark that says it has none."""

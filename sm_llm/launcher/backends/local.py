@@ -18,6 +18,7 @@ from sm_llm.launcher.container import PORT, entry_script, node_environment, rank
 from sm_llm.launcher.review import Review
 from sm_llm.spec.backends import LocalBackend as LocalOptions
 from sm_llm.spec.inputs import FileSystemInput
+from sm_llm.spec.tasks import ScriptTask, starts_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -198,13 +199,13 @@ def _need_torch() -> None:
 def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:
     """The argument list of one node. Restarts are the launcher's business alone, so torchrun's stay 0."""
     # One process prints into the node's log itself; of several, torchrun tells the lines apart.
-    tee = (f"--log-dir={rank_logs(base)}", "--tee=3") if job.compute.processes > 1 else ()
+    tee = (f"--log-dir={rank_logs(base)}", "--tee=3") if _processes(job) > 1 else ()
     return (
         sys.executable,
         "-m",
         "torch.distributed.run",
         f"--nnodes={job.compute.instance_count}",
-        f"--nproc-per-node={job.compute.processes}",
+        f"--nproc-per-node={_processes(job)}",
         f"--node-rank={node}",
         "--rdzv-backend=static",
         f"--rdzv-id={rendezvous_id}",
@@ -215,3 +216,8 @@ def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[
         *tee,
         str(entry_script(base, job.task.kind)),
     )
+
+
+def _processes(job: JobSpec) -> int:
+    """Processes per node; a shell script starts its own."""
+    return 1 if isinstance(job.task, ScriptTask) and not starts_ranks(job.task) else job.compute.processes

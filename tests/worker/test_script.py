@@ -1,0 +1,230 @@
+"""Script jobs: a user's own program, byte-equal arguments, its result, its checkpoints, its failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worker_jobs import events, job_environment, job_file, result_folder, search_path
+
+from sm_llm.contract.run_paths import ContainerPaths
+from sm_llm.contract.stopped import StopRecord
+from sm_llm.spec.inputs import S3Input
+from sm_llm.storage.publish import list_checkpoints
+from sm_llm.storage.uri import open_store
+from sm_llm.worker import script_publisher
+from sm_llm.worker.main import main
+
+if TYPE_CHECKING:
+    import pytest
+
+    from sm_llm.contract.job_file import JobFile
+
+DUMP = """
+import json, os, sys
+with open(os.path.join(os.environ["SM_LLM_OUTPUT"], "argv.json"), "w") as stream:
+    json.dump(sys.argv[1:], stream)
+"""
+
+
+class Job:
+    """One script job in this process. ``run`` may be called again: the next attempt."""
+
+    def __init__(self, tmp_path: Path, program: str = DUMP, *, entry: str = "train.py", **task: Any) -> None:
+        self.source = tmp_path / "src"
+        self.source.mkdir(exist_ok=True)
+        place = self.source / (f"{entry[3:].replace('.', '/')}.py" if entry.startswith("-m") else entry)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(program)
+        self.folder = tmp_path / "run"
+        self.task = {"kind": "script", "entry": entry, "source": str(self.source), **task}
+        self.environ: dict[str, str] = {}
+
+    def file(self, attempt: int, **spec: Any) -> JobFile:
+        job = job_file(self.task, self.folder, 1, attempt)
+        return job.model_copy(update={"spec": job.spec.model_copy(update=spec)})
+
+    def run(self, attempt: int = 1, **spec: Any) -> int:
+        self.environ = {**job_environment(self.file(attempt, **spec)), "PYTHONPATH": search_path()}
+        return main("script", self.environ)
+
+    @property
+    def argv(self) -> list[str]:
+        return list(json.loads((result_folder(self.folder) / "argv.json").read_text()))
+
+    @property
+    def failure(self) -> str:
+        return ContainerPaths(Path(self.environ["SAGEMAKER_BASE_DIR"])).failure.read_text()
+
+
+AWKWARD = ["a b", "it's", '"q"', "$HOME", "a;b", "*", "line\nbreak", "", "--x=1", "{output", "é😀", "\\"]
+
+
+def test_HP01_every_argument_arrives_byte_for_byte(tmp_path: Path) -> None:
+    job = Job(tmp_path, args=AWKWARD)
+    assert job.run() == 0
+    assert job.argv == AWKWARD
+    summary = json.loads((result_folder(job.folder) / "sm_llm.json").read_text())
+    assert summary["argv"][2:] == AWKWARD
+
+
+def test_HP04_a_shell_script_gets_its_arguments(tmp_path: Path) -> None:
+    job = Job(
+        tmp_path, 'printf "%s\\n" "$@" > "$SM_LLM_OUTPUT/told"', entry="bin/train.sh", args=["--alpha", "one two"]
+    )
+    assert job.run() == 0
+    assert (result_folder(job.folder) / "told").read_text() == "--alpha\none two\n"
+
+
+def test_SR16_a_module_runs_with_its_package(tmp_path: Path) -> None:
+    job = Job(tmp_path, "from pkg.other import X\n" + DUMP, entry="-m pkg.train", args=["1"])
+    (job.source / "pkg" / "other.py").write_text("X = 1\n")
+    (job.source / "pkg" / "__init__.py").touch()
+    assert job.run() == 0
+    assert job.argv == ["1"]
+
+
+def test_HP16_a_strict_parser_refuses_a_misspelt_name_and_is_heard(tmp_path: Path) -> None:
+    program = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--train-batch-size')\np.parse_args()\n"
+    job = Job(tmp_path, program, args={"train_batch_size": 4})
+    assert job.run() == 1
+    assert "unrecognized arguments: --train_batch_size 4" in job.failure
+    assert "exit code 2" in job.failure
+
+
+def test_LM04_the_programs_own_error_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(tmp_path, "def f():\n    raise ValueError('boom')\nf()\n")
+    assert job.run() == 1
+    headline, _, traceback = job.failure.partition("\n")
+    assert headline == "rank 0: ValueError: boom (train.py ended with exit code 1)"
+    assert "in f" in traceback
+    assert "ValueError: boom" in capsys.readouterr().err
+    assert "sm_llm/worker" not in traceback
+
+
+def test_a_program_that_a_signal_ended_is_told_so(tmp_path: Path) -> None:
+    job = Job(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    assert job.run() == 1
+    assert "train.py ended with signal 11 (SIGSEGV)" in job.failure
+
+
+def test_inputs_lie_in_named_folders(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "x.txt").write_text("here")
+    program = DUMP + "assert open(os.path.join(os.environ['SM_LLM_INPUT_CORPUS'], 'x.txt')).read() == 'here'\n"
+    job = Job(tmp_path, program, args=["--data={inputs.corpus}", "{inputs.staged}"])
+    inputs = {"corpus": str(data), "staged": S3Input(uri=f"file://{data}")}
+    assert job.run(inputs=inputs) == 0
+    corpus, staged = job.argv
+    assert corpus == f"--data={data}"
+    assert "scratch" in staged
+
+
+CHECKPOINTS = """
+import os, pathlib, sys, time
+import sm_llm
+folder = pathlib.Path(os.environ["SM_LLM_CHECKPOINTS"])
+start = int(os.environ.get("SM_LLM_RESUME_STEP", 0))
+if start:
+    assert (pathlib.Path(os.environ["SM_LLM_RESUME_FOLDER"]) / "state").read_text() == str(start)
+    assert not list(folder.glob(".sm_llm"))
+for step in range(start + 1, 5):
+    sm_llm.log(step, loss=1 / step, learning_rate=1e-3)
+    if step % 2 == 0:
+        save = folder / f"checkpoint-{step}"
+        save.mkdir()
+        (save / "state").write_text(str(step))
+        sm_llm.publish(save, step=step)
+        deadline = time.time() + 20
+        commit = pathlib.Path(sys.argv[1]) / f"ckpt/commits/step-{step:08d}.json"
+        while not commit.exists():
+            assert time.time() < deadline
+            time.sleep(0.05)
+    if step == 3 and not start:
+        sys.exit(3)
+"""
+
+
+def test_a_program_goes_on_from_the_checkpoint_it_handed_over(tmp_path: Path) -> None:
+    job = Job(tmp_path, CHECKPOINTS, args=[str(tmp_path / "run")])
+    assert job.run() == 1
+    assert [it.step for it in list_checkpoints(open_store(job.folder))] == [2]
+    assert job.run(attempt=2) == 0
+    assert [it.step for it in list_checkpoints(open_store(job.folder))] == [2, 4]
+    assert [event["step"] for event in events(job.folder, "logged")] == [1, 2, 3, 3, 4]
+    assert [event["source"] for event in events(job.folder, "start_chosen")] == ["scratch", "checkpoint"]
+    assert job.run(attempt=3) == 0
+    assert "published already" in events(job.folder, "notice")[-1]["message"]
+
+
+def test_what_a_program_leaves_in_its_checkpoint_folder_is_published(tmp_path: Path) -> None:
+    program = "import os\nfor n in (5, 40):\n    os.makedirs(f'checkpoints/step_{n}')\n"
+    program += "    open(f'checkpoints/step_{n}/w', 'w').write('w')\n"
+    job = Job(tmp_path, program)
+    assert job.run() == 0
+    assert [it.step for it in list_checkpoints(open_store(job.folder))] == [40]
+
+
+def test_a_folder_that_does_not_change_is_published_while_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_publisher, "SETTLE_SECONDS", 0.5)
+    program = f"""
+import os, pathlib, time
+os.makedirs("checkpoints/checkpoint-7")
+open("checkpoints/checkpoint-7/w", "w").write("w")
+deadline = time.time() + 20
+while not pathlib.Path({str(tmp_path)!r}, "run/ckpt/commits/step-00000007.json").exists():
+    assert time.time() < deadline
+    time.sleep(0.05)
+"""
+    assert Job(tmp_path, program).run() == 0
+
+
+def test_outside_a_job_the_calls_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sm_llm
+
+    for name in list(os.environ):
+        if name.startswith("SM_LLM_"):
+            monkeypatch.delenv(name)
+    sm_llm.log(1, loss=1.0)
+    sm_llm.publish(tmp_path, step=1)
+    assert callable(sm_llm.sync)
+
+
+def test_a_stop_lets_the_program_save_and_publishes_that(tmp_path: Path) -> None:
+    program = """
+import os, pathlib, signal, sys, time
+def save(*_):
+    os.makedirs("checkpoints/checkpoint-9")
+    open("checkpoints/checkpoint-9/w", "w").write("w")
+    import sm_llm
+    sm_llm.publish("checkpoints/checkpoint-9", step=9)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(60)
+"""
+    job = Job(tmp_path, program, args=[str(tmp_path / "up")])
+    job.environ = {**job_environment(job.file(1)), "PYTHONPATH": search_path()}
+    worker = [sys.executable, "-c", "from sm_llm.worker.main import program; raise SystemExit(program('script'))"]
+    process = subprocess.Popen(worker, env=job.environ)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "up").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 75
+    finally:
+        process.kill()
+    record = StopRecord.read(ContainerPaths(Path(job.environ["SAGEMAKER_BASE_DIR"])).stopped)
+    assert record is not None
+    assert record.checkpoint == 9
