@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, SpecError, StorageError
+from sm_llm.launcher.model_rules import check_strategy
 from sm_llm.models.config import model_config
+from sm_llm.models.parallel_nxd import kv_heads
 from sm_llm.models.registry import family
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.storage.hub import config_file, is_hub, parse_hub
@@ -31,6 +33,7 @@ class ModelFacts:
     vocab_size: int
     max_position_embeddings: int
     checkpoint_bytes: int
+    key_value_heads: int = 0
 
 
 def pretrained_source(task: TrainTask) -> str | None:
@@ -59,6 +62,7 @@ def model_facts(task: TrainTask) -> ModelFacts:
         pretrained=pretrained,
         overrides=task.model.config,
     )
+    check_strategy(config, task)
     kind = family(config)
     parameters = kind.parameter_count(config)
     return ModelFacts(
@@ -70,4 +74,5 @@ def model_facts(task: TrainTask) -> ModelFacts:
         vocab_size=kind.vocab_size(config),
         max_position_embeddings=kind.max_position_embeddings(config),
         checkpoint_bytes=parameters * CHECKPOINT_BYTES_PER_PARAMETER,
+        key_value_heads=kv_heads(config),
     )

@@ -12,7 +12,6 @@ from sm_llm.data.describe import RowsInfo
 from sm_llm.errors import Fault, PlanError, SpecError
 from sm_llm.launcher.backends import local, registry
 from sm_llm.launcher.plan import Plan, plan
-from sm_llm.spec.recipes import recipe_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -180,8 +179,3 @@ def test_more_processes_than_gpus_are_refused_with_the_ways_out(monkeypatch: pyt
 def test_a_wrong_specification_stays_a_spec_error() -> None:
     with pytest.raises(SpecError, match="learning_rate"):
         plan(TRAIN, "task.optim.learning_rat=1e-3")
-
-
-@pytest.mark.parametrize("name", recipe_files())
-def test_every_recipe_plans(name: str) -> None:
-    assert plan(name)

@@ -13,6 +13,12 @@ from sm_llm.spec.recipes import recipe_files, recipe_summary
 if TYPE_CHECKING:
     from pathlib import Path
 
+ACCOUNT = ("backend.role=arn:aws:iam::123456789012:role/SageMaker", "storage=s3://bucket/runs")
+
+
+def needs_account(name: str) -> bool:
+    return load(name, environ={}).spec.backend.name == "sagemaker"
+
 
 @pytest.mark.parametrize("name", recipe_files())
 def test_a_recipe_loads_under_its_own_name(name: str, tmp_path: Path) -> None:
@@ -21,7 +27,7 @@ def test_a_recipe_loads_under_its_own_name(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", recipe_files())
 def test_a_recipe_can_be_planned_without_a_warning(name: str) -> None:
-    plans = plan(name)
+    plans = plan(name, *(ACCOUNT if needs_account(name) else ()))
     assert [warning for step in plans for warning in step.warnings] == []
 
 
@@ -33,4 +39,5 @@ def test_a_recipe_says_what_it_does_in_one_sentence(name: str) -> None:
 
 
 def test_the_recipes_of_this_version() -> None:
-    assert list(recipe_files()) == ["smoke", "tiny-local"]
+    expected = ["llama-2-70b-smp", "llama-2-7b-fsdp", "llama-3-8b-nxd", "smoke", "tiny-local"]
+    assert list(recipe_files()) == expected

@@ -13,9 +13,9 @@ from sm_llm.launcher.lines import duration
 from sm_llm.launcher.review import Review
 from sm_llm.launcher.sagemaker.limits import known_values, limit_faults
 from sm_llm.launcher.sagemaker.request import Request, training_job
-from sm_llm.launcher.sagemaker.rules import account_faults, job_warnings
+from sm_llm.launcher.sagemaker.rules import account_faults, job_warnings, model_faults
 from sm_llm.launcher.sagemaker.settings import Settings, setting_faults, settings
-from sm_llm.launcher.sagemaker.time_limit import TimeLimit, time_limit
+from sm_llm.launcher.sagemaker.time_limit import QUOTA_SECONDS, TimeLimit, time_limit
 from sm_llm.launcher.source_faults import program_faults
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.tasks import ScriptTask
@@ -84,6 +84,7 @@ def review(plan: Plan) -> Review:
     decided, found, limit, faults = decide(plan)
     if found is not None:
         faults += account_faults(plan.job, found, limit)
+    faults += model_faults(plan)
     tree = local_source(plan.job.task.source) if isinstance(plan.job.task, ScriptTask) else None
     image = decided.image if decided else None
     faults += program_faults(plan.job, tree, image)
@@ -130,13 +131,23 @@ def _named(fault: Fault) -> Fault:
 
 def _request_warnings(job: JobSpec, decided: Decided) -> Iterator[str]:
     kind = job.compute.instance_type
+    if decided.limit.max_run > QUOTA_SECONDS:
+        yield (
+            f"backend.max_run_seconds: {duration(decided.limit.max_run)} is more than the 5 days that an account has "
+            "before it asks for more (Service Quotas: longest run time of a training job)"
+        )
     if kind not in known_values("TrainingInstanceType"):
         yield f"compute.instance_type: the installed botocore does not know {kind} for training jobs"
-    if decided.image is not None:
-        if warning := images.patch_warning(decided.image, datetime.now(UTC).date()):
-            yield f"backend.image_version: {warning}"
-        if decided.image.note:
-            yield f"backend.image_version: {decided.image.name}: {decided.image.note}"
+    today = datetime.now(UTC).date()
+    if decided.image is not None and (warning := images.patch_warning(decided.image, today)):
+        yield f"backend.image_version: {warning}"
+
+
+def _image_facts(image: images.Image) -> dict[str, str]:
+    facts = {"image note": image.note} if image.note else {}
+    if image.patched_until is not None:
+        facts["image patches"] = f"until {image.patched_until} (table of {images.TABLE_DATE})"
+    return facts
 
 
 def _facts(job: JobSpec, decided: Decided, tree: SourceTree | None) -> dict[str, str]:
@@ -150,8 +161,8 @@ def _facts(job: JobSpec, decided: Decided, tree: SourceTree | None) -> dict[str,
         "role": str(decided.settings.role),
         "region": str(decided.settings.region),
     }
-    if decided.image is not None and decided.image.patched_until is not None:
-        facts["image patches"] = f"until {decided.image.patched_until} (table of {images.TABLE_DATE})"
+    if decided.image is not None:
+        facts |= _image_facts(decided.image)
     if tree is not None:
         out = f", {len(tree.left_out)} entries left out" if tree.left_out else ""
         facts["program"] = f"{len(tree.files)} files, {tree.bytes / 1e6:.1f} MB{out}"

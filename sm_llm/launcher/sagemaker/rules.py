@@ -18,6 +18,7 @@ from sm_llm.spec.tasks import parallelism_of, training_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from sm_llm.launcher.plan import Plan
     from sm_llm.launcher.sagemaker.settings import Settings
     from sm_llm.launcher.sagemaker.time_limit import TimeLimit
     from sm_llm.spec.hardware import Instance
@@ -56,6 +57,17 @@ def account_faults(job: JobSpec, found: Settings, limit: TimeLimit | None) -> It
         yield Fault("backend.volume_kms_key_id", problem, found.volume_kms_key_id, "Leave it out", where)
     if limit is not None:
         yield from _limit_faults(job, limit)
+
+
+def model_faults(plan: Plan) -> Iterator[Fault]:
+    """Key/value heads are laid out wrongly on Trn2 where NxD copies them (its converter and its ranks disagree)."""
+    parallelism, row = parallelism_of(plan.job.task), instance(plan.job.compute.instance_type)
+    if not isinstance(parallelism, NxdSpec) or plan.model is None or row is None or not row.family.startswith("trn2"):
+        return
+    degree, heads = parallelism.tensor_parallel_degree, plan.model.key_value_heads
+    if degree > heads:
+        problem = f"more than the {heads} key/value heads, which NxD would copy, wrongly so on Trn2"
+        yield Fault("task.parallelism.tensor_parallel_degree", problem, degree, f"Use at most {heads} on {row.name}")
 
 
 def _limit_faults(job: JobSpec, limit: TimeLimit) -> Iterator[Fault]:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 LONGEST_SECONDS = 28 * 86_400
 """SageMaker ends every training job after 28 days."""
+QUOTA_SECONDS = 5 * 86_400
+"""What an account may ask for at most, until its quota is raised."""
 _HOUR = 3600
 _LOW_MFU = 0.20
 """A slow run still reaches this share of the peak (published anchors: 0.33 to 0.68 on A100 and H100)."""

@@ -1,0 +1,67 @@
+"""Which degrees of neuronx-distributed a model allows, and how often its key/value heads are copied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import Fault
+from sm_llm.models.registry import family
+
+if TYPE_CHECKING:
+    from sm_llm.models.family import Config
+
+FAMILIES = ("llama",)
+"""What NxD's converter and its training classes agree on; models of other names but the same shape included."""
+_WHERE = "task.parallelism"
+_TENSOR, _KV = f"{_WHERE}.tensor_parallel_degree", f"{_WHERE}.kv_size_multiplier"
+
+
+def kv_heads(config: Config) -> int:
+    """Key/value heads of a canonical config."""
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def nxd_faults(config: Config, *, tensor: int, pipeline: int, virtual: int, multiplier: int | None) -> list[Fault]:
+    """Why NxD cannot train a canonical ``config``: T divides heads, vocabulary and widths, and K x m = T where m > 1.
+
+    Sources: NxD's parallel layers and ``modules/qkv_linear.py``; optimum-neuron's rule m = max(1, T / K).
+    """
+    kind = family(config).model_type
+    if kind not in FAMILIES:
+        return [
+            Fault(f"{_WHERE}.strategy", f"has no support for {kind} models", "nxd", f"It has for {', '.join(FAMILIES)}")
+        ]
+    names = ("num_attention_heads", "vocab_size", "intermediate_size")
+    wrong = [
+        f"{name} {size} / {tensor} leaves {size % tensor}" for name in names if (size := int(config[name])) % tensor
+    ]
+    faults = [Fault(_TENSOR, f"does not divide the model: {'; '.join(wrong)}", tensor)] if wrong else []
+    faults += _copy_faults(kv_heads(config), tensor, multiplier)
+    stages, layers = pipeline * virtual, int(config["num_hidden_layers"])
+    if stages > layers:
+        problem = f"pipeline x virtual = {stages} parts of {layers} layers"
+        faults.append(
+            Fault(f"{_WHERE}.pipeline_parallel_degree", problem, pipeline, f"Use at most {layers // virtual}")
+        )
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    if config.get("head_dim") not in (None, hidden // heads):
+        problem = (
+            f"NxD takes head_dim for hidden_size / heads = {hidden // heads}, this model's is {config['head_dim']}"
+        )
+        faults.append(Fault("task.model", problem, config["head_dim"]))
+    return faults
+
+
+def _copy_faults(heads: int, tensor: int, multiplier: int | None) -> list[Fault]:
+    """K x m must be T where heads are copied; without copies T divides K."""
+    if tensor % heads and heads % tensor:
+        problem = f"neither divides the model's {heads} key/value heads nor is a multiple of them"
+        fits = [it for it in range(1, 65) if it % heads == 0 or heads % it == 0]
+        return [Fault(_TENSOR, problem, tensor, f"Use one of {', '.join(map(str, fits))}")]
+    needed = max(1, tensor // heads)
+    if multiplier is None or multiplier == needed:
+        return []
+    problem = f"{heads} key/value heads x {multiplier} must be the tensor-parallel degree of {tensor}"
+    if needed == 1:
+        problem = f"the tensor-parallel degree of {tensor} divides the {heads} key/value heads: nothing is copied"
+    return [Fault(_KV, problem, multiplier, f"Use {needed}, or leave it out")]
