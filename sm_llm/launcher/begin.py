@@ -15,6 +15,7 @@ from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.inputs import anchored
 from sm_llm.launcher.plan import plan_loaded
 from sm_llm.launcher.run import Run
+from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ def proceed(run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequenc
 
 
 def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
-    if folder is None or folder == Path.cwd():
-        return plan_loaded(loaded)
-    return plan_loaded(replace(loaded, spec=anchored(loaded.spec, folder)))
+    spec = loaded.spec if folder is None or folder == Path.cwd() else anchored(loaded.spec, folder)
+    plans = plan_loaded(replace(loaded, spec=spec))
+    assert_runnable(plans)
+    return plans
 
 
 def _submit(
