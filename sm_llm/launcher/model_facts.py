@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError, StorageError
 from sm_llm.launcher.model_rules import check_strategy
 from sm_llm.models.config import model_config
+from sm_llm.models.parallel import parallel_faults
 from sm_llm.models.parallel_nxd import kv_heads
 from sm_llm.models.registry import family
 from sm_llm.spec.checkpoint import PretrainedStart
+from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.storage.hub import config_file, is_hub, parse_hub
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sm_llm.spec.tasks import TrainTask
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -51,6 +55,15 @@ def _readable(source: str | None, where: str) -> str | None:
         raise SpecError([Fault(where, str(error))]) from None
 
 
+def _check_degrees(config: Mapping[str, Any], task: TrainTask) -> None:
+    spec = task.parallelism
+    if not isinstance(spec, FsdpSpec):
+        return
+    degrees = {"tensor": spec.tensor_parallel_degree, "context": spec.context_parallel_degree}
+    if faults := parallel_faults(config, **degrees):
+        raise SpecError(faults)
+
+
 def model_facts(task: TrainTask) -> ModelFacts:
     """Facts of the model that ``task`` trains. Raises ``SpecError`` for an unknown family, preset or config field."""
     pretrained = pretrained_source(task)
@@ -62,6 +75,7 @@ def model_facts(task: TrainTask) -> ModelFacts:
         pretrained=pretrained,
         overrides=task.model.config,
     )
+    _check_degrees(config, task)
     check_strategy(config, task)
     kind = family(config)
     parameters = kind.parameter_count(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sm_llm.errors import Fault
-from sm_llm.models.family import COMMON_FIELDS, Config, Family, Field, Tensor, number, size, switch, token
+from sm_llm.models.family import COMMON_FIELDS, Config, Family, Field, Tensor, number, size, token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,12 +62,11 @@ class GatedDecoder(Family):
     def mlp_tensors(self, config: Config, std: float) -> Iterator[tuple[str, Tensor]]:
         """The tensors of one layer's feed-forward block."""
         hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
-        for name, shape in {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}.items():
+        shapes = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+        for name, shape in shapes.items():
             yield from self.projection(config, f"mlp.{name}", shape, std)
 
-    def projection(
-        self, config: Config, name: str, shape: tuple[int, int], std: float
-    ) -> Iterator[tuple[str, Tensor]]:
+    def projection(self, config: Config, name: str, shape: tuple[int, int], std: float) -> Iterator[tuple[str, Tensor]]:
         """One matrix, [output, input] as PyTorch stores it, and its bias if it has one."""
         yield f"{name}.weight", Tensor(shape, "matrix", "normal", std)
         if self.has_bias(config, name.rpartition(".")[2]):

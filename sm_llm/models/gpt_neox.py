@@ -1,4 +1,4 @@
-"""The GPT-NeoX family (GPT-NeoX-20B, Pythia): partly rotary positions, LayerNorm, one matrix for queries, keys, values."""
+"""The GPT-NeoX family (GPT-NeoX-20B, Pythia): LayerNorm, partly rotary positions, queries, keys and values in one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class GptNeoX(Family):
         yield from _linear("mlp.dense_4h_to_h", (hidden, inner), std)
 
     def packings(self, config: Config) -> dict[str, Packing]:
-        return {} if self.value(config, "tie_word_embeddings") else {"lm_head.weight": Packing((("embed_out.weight",),))}
+        if self.value(config, "tie_word_embeddings"):
+            return {}
+        return {"lm_head.weight": Packing((("embed_out.weight",),))}
 
     def check(self, config: Config) -> list[Fault]:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]

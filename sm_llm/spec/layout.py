@@ -1,4 +1,4 @@
-"""How the processes of a job are arranged: the arithmetic of all parallel degrees, for the plan and the worker alike."""
+"""How the processes of a job are arranged: the arithmetic of all parallel degrees, for plan and worker alike."""
 
 from __future__ import annotations
 
@@ -50,10 +50,15 @@ class Layout:
         """Processes whose losses are different summands; tensor-parallel ones compute the same."""
         return self.world_size // self.tensor
 
-    def describe(self) -> str:
-        """The degrees that are not 1, in words."""
-        named = {"copies": self.replicate, "shards": self.shard, "context": self.context, "tensor": self.tensor}
-        return ", ".join(f"{name} {degree}" for name, degree in named.items() if degree > 1) or "one process"
+    def degrees(self) -> dict[str, int]:
+        """Every degree by the name that checkpoints remember it under."""
+        return {
+            "world_size": self.world_size,
+            "data_parallel_degree": self.data,
+            "shard_degree": self.shard,
+            "context_parallel_degree": self.context,
+            "tensor_parallel_degree": self.tensor,
+        }
 
 
 def layout(spec: FsdpSpec, world_size: int, node_size: int | None = None) -> Layout:
@@ -89,10 +94,9 @@ def sequence_faults(spec: FsdpSpec, seq_length: int) -> list[Fault]:
         return []
     lower = seq_length // unit * unit
     fits = [str(length) for length in (lower, lower + unit) if length]
-    problem = (
-        f"not divisible by {unit}, which context_parallel_degree {context} (two chunks each) and sequence-parallel "
-        f"degree {tensor} need: {seq_length} / {unit} leaves {seq_length % unit}"
-    )
+    needs = [f"context_parallel_degree {context} (two chunks each)"] if context > 1 else []
+    needs += [f"sequence_parallel over {tensor} processes"] if tensor > 1 else []
+    problem = f"not divisible by {unit}, for {' and '.join(needs)}: {seq_length} / {unit} leaves {seq_length % unit}"
     return [Fault("task.data.seq_length", problem, seq_length, f"{' or '.join(fits)} works")]
 
 

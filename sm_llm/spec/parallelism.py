@@ -45,6 +45,4 @@ def _with_strategy(block: Any) -> Any:
     return {"strategy": "fsdp", **block} if isinstance(block, dict) else block
 
 
-Parallelism = Annotated[
-    FsdpSpec | SmpSpec | NxdSpec, Field(discriminator="strategy"), BeforeValidator(_with_strategy)
-]
+Parallelism = Annotated[FsdpSpec | SmpSpec | NxdSpec, Field(discriminator="strategy"), BeforeValidator(_with_strategy)]

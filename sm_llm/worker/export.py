@@ -46,9 +46,8 @@ def export_model(
     for name, tensor in strategy.export_weights():
         if is_leader:
             pending[name] = tensor.contiguous()
-            if pending.keys() == plan.names_with(name):
-                _write_shard(folder / plan.files[name], pending)
-                pending = {}
+            if (names := plan.names_with(name)) <= pending.keys():
+                _write_shard(folder / plan.files[name], {it: pending.pop(it) for it in sorted(names)})
     if is_leader:
         plan.write_index(folder)
         _write_configs(folder, config, dtype, tokenizer)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from sm_llm.worker.loss import token_loss_sum
+from sm_llm.worker.loss import next_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.data.source import Batch
+    from sm_llm.spec.layout import Layout
     from sm_llm.worker.strategies.base import Strategy
 
 
@@ -29,23 +30,25 @@ def _move(values: object, device: torch.device) -> torch.Tensor:
     return tensor
 
 
-def global_targets(batches: Sequence[Batch], *, padded: bool, degree: int, device: torch.device) -> torch.Tensor | int:
+def global_targets(
+    batches: Sequence[Batch], *, padded: bool, layout: Layout, device: torch.device
+) -> torch.Tensor | int:
     """Labels that count in the whole global batch.
 
-    Without padding every rank has as many as this one. With padding they are summed over ranks on the device, so the
-    result is a device scalar that the host never reads.
+    Without padding every rank has as many as this one. With padding they are summed over processes on the device, so
+    the result is a device scalar that the host never reads.
     """
     if not padded:  # every position but a row's first is predicted
-        return degree * sum(batch.labels[:, 1:].size for batch in batches)
+        return layout.data * sum(batch.labels[:, 1:].size for batch in batches)
     own = sum(batch.targets for batch in batches)
-    if degree == 1:
+    if layout.data == 1:
         return own
     total = torch.full((), own, dtype=torch.float64, device=device)
     dist.all_reduce(total)
-    return total
+    return total / (layout.world_size // layout.data)  # as many processes have counted the same rows
 
 
 def forward_loss(strategy: Strategy, batch: Batch) -> torch.Tensor:
-    """Sum of a batch's token losses, fp32, with its graph."""
+    """Sum of a batch's token losses (``Strategy.loss_sum``)."""
     ids, labels = to_device(batch, strategy.device)
-    return token_loss_sum(strategy.logits(ids), labels)
+    return strategy.loss_sum(ids, next_tokens(labels))

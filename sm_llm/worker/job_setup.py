@@ -11,16 +11,19 @@ import torch
 from sm_llm.data.loader import AnySource, open_source
 from sm_llm.errors import Fault, SpecError
 from sm_llm.models.config import model_config
+from sm_llm.models.parallel import parallel_faults
 from sm_llm.models.registry import family
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.hardware import peak_flops
+from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.worker.metrics import Costs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sm_llm.data.source import Source
+    from sm_llm.spec.layout import Layout
     from sm_llm.spec.tasks import TrainTask
 
 
@@ -29,6 +32,7 @@ class Setup:
     """Everything about a training job that follows from its specification and its data."""
 
     task: TrainTask
+    layout: Layout
     config: Mapping[str, Any]
     train: AnySource
     validation: Source | None
@@ -72,24 +76,28 @@ class Setup:
             "seq_length": self.derived.seq_length,
             "rows": self.train.count,
             "seed": self.task.seed,
-            "data_parallel_degree": self.derived.data_parallel_degree,
+            **self.layout.degrees(),
         }
 
 
-def set_up(task: TrainTask, degree: int, scratch: Path) -> Setup:
-    """Read the model's config, open the data and derive the numbers. Sources in ``task`` are local.
+def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Setup:
+    """Read the model's config, open the data and derive the numbers. Sources in ``task`` are local,
+    ``node_size`` processes run on each node.
 
     Raises ``SpecError`` for a model or numbers that do not fit, ``DataError`` for unusable data.
     """
     config = _model_config(task)
+    is_fsdp = isinstance(task.parallelism, FsdpSpec)
+    if is_fsdp and (faults := parallel_faults(config, tensor=layout.tensor, context=layout.context)):
+        raise SpecError(faults)
     vocab_size = family(config).vocab_size(config)
     train = open_source(task.data, "train", vocab_size, task.seed, task.tokenizer, scratch)
     validation = open_source(task.data, "validation", vocab_size, task.seed, task.tokenizer, scratch)
-    derived = derive_task(task, degree, train.count)
+    derived = derive_task(task, layout.world_size, train.count, node_size=node_size)
     if derived.total_steps is None:
         fault = Fault("task.max_epochs", "a stream has no epochs", task.max_epochs, "Set max_steps or max_tokens")
         raise SpecError([fault])
-    return Setup(task, config, train, validation, derived, derived.total_steps)
+    return Setup(task, layout, config, train, validation, derived, derived.total_steps)
 
 
 def _model_config(task: TrainTask) -> dict[str, Any]:

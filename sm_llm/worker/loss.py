@@ -9,11 +9,14 @@ IGNORED = -100
 """Label of a position whose prediction does not count (Hugging Face's convention)."""
 
 
-def token_loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum over a batch of the cross-entropy (nats) of predicting each label from the positions before it.
+def next_tokens(labels: torch.Tensor) -> torch.Tensor:
+    """What each position predicts, from labels [n, seq] that are not shifted; a row's last position nothing (-100)."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # shifting the logits instead would copy them
 
-    ``logits`` [n, seq, vocab] in any float format, ``labels`` [n, seq] not shifted: position t predicts label t + 1,
-    labels of -100 do not count. Returns an fp32 scalar.
+
+def token_loss_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Sum over a batch of the cross-entropy (nats) of predicting ``targets`` [n, seq]; -100 does not count.
+
+    ``logits`` [n, seq, vocab] in any float format. Returns an fp32 scalar.
     """
-    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # shifts the labels: the logits would have to be copied
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")

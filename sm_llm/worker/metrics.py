@@ -21,9 +21,13 @@ _LOSS, _NORM, _TARGETS = range(3)
 
 
 class StepBuffer:
-    """A ring of per-step numbers on the device. Recording a step reads nothing back; ``flush`` does, once for all."""
+    """A ring of per-step numbers on the device. Recording a step reads nothing back; ``flush`` does, once for all.
 
-    def __init__(self, device: torch.device, capacity: int = _BUFFER_STEPS) -> None:
+    Each loss is recorded by ``copies`` processes (those of a tensor-parallel group).
+    """
+
+    def __init__(self, device: torch.device, copies: int = 1, capacity: int = _BUFFER_STEPS) -> None:
+        self._copies = copies
         self._values = torch.zeros((capacity, 3), dtype=torch.float64, device=device)
         self._recorded: list[tuple[int, float]] = []
 
@@ -53,6 +57,7 @@ class StepBuffer:
         losses = self._values[:count, _LOSS].contiguous()
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(losses)
+            losses /= self._copies
         rows = torch.cat([losses.unsqueeze(1), self._values[:count, 1:]], dim=1).tolist()
         steps = [
             Step(step, loss / targets, norm, rate, int(targets))

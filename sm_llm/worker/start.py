@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from sm_llm.models.family import Tensor
+    from sm_llm.spec.layout import Layout
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.storage.base import Store
     from sm_llm.storage.manifest import CommitManifest
@@ -240,7 +241,7 @@ def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, co
     except (CheckpointException, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{start.uri}: does not fit this job's model: {error}") from error
     strategy.state_loaded()
-    private = _load_private(context, start)
+    private = _load_private(context, start, strategy.layout)
     _verify_state(context, start, strategy, private, control)
     stream: dict[str, Any] = private.get("stream", {})
     return stream
@@ -261,22 +262,25 @@ def _verify_state(
         context.say(f"the restored state of step {start.step} is bit for bit the saved one on all processes")
 
 
-def _load_private(context: WorkerContext, start: Start) -> dict[str, Any]:
-    """What this rank alone saved; {} for another number of processes."""
+def _load_private(context: WorkerContext, start: Start, layout: Layout) -> dict[str, Any]:
+    """What this rank alone saved; {} where the processes were arranged in another way."""
     assert start.folder is not None
-    saved_world = start.commit.save.world_size if start.commit else 0
-    if saved_world != context.place.world_size:
-        if json.loads((start.folder / rank_file(0)).read_text(encoding="utf-8"))["stream"]:
-            raise CheckpointError(
-                f"{start.uri}: was saved by {saved_world} processes, each at its own place in a stream; it cannot be "
-                f"continued by {context.place.world_size}. Start {saved_world} processes, or prepare the text as rows"
-            )
-        context.notice(
-            f"the checkpoint was saved by {saved_world} processes and is continued by {context.place.world_size}: the "
-            "same tokens in the same order, but sums are added in another order and random generators start anew"
+    now = layout.degrees()
+    job = {"world_size": start.commit.save.world_size if start.commit else 0, **start.meta.get("job", {})}
+    before = {name: job.get(name, degree) for name, degree in now.items()}
+    if before == now:
+        text = rank_file(start.folder, context.place.rank).read_text(encoding="utf-8")
+        private: dict[str, Any] = json.loads(text)
+        random_state.restore(private["random"])
+        return private
+    changes = ", ".join(f"{name} {before[name]} -> {degree}" for name, degree in now.items() if before[name] != degree)
+    if json.loads(rank_file(start.folder, 0).read_text(encoding="utf-8"))["stream"]:
+        raise CheckpointError(
+            f"{start.uri}: was saved by other processes ({changes}), each at its own place in a stream, and cannot be "
+            "continued by these. Start the same ones, or prepare the text as rows"
         )
-        return {}
-    text = (start.folder / rank_file(context.place.rank)).read_text(encoding="utf-8")
-    private: dict[str, Any] = json.loads(text)
-    random_state.restore(private["random"])
-    return private
+    context.notice(
+        f"the checkpoint was saved by other processes ({changes}) and is dealt out anew: the same tokens in the same "
+        "order, but sums are added in another order and random generators start anew"
+    )
+    return {}

@@ -47,7 +47,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     assert isinstance(task, TrainTask)
     strategy = make_strategy(task, context.place)
     strategy.setup()
-    setup = set_up(task, strategy.data_parallel_degree, context.scratch)
+    setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
     Training(context, setup, strategy).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
 
@@ -63,7 +63,7 @@ class Training:
         self.control = Agreement()
         self.store = open_store(context.job.run_uri)
         self.plateau = Plateau()
-        self.steps = StepBuffer(strategy.device)
+        self.steps = StepBuffer(strategy.device, strategy.layout.tensor)
         self.last_step: Step | None = None
         self.reports = 0
         self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control)
@@ -185,7 +185,7 @@ class Training:
             micro_batch_size=derived.micro_batch_size,
             accumulation_steps=derived.accumulation_steps,
             rank=self.strategy.data_parallel_rank,
-            degree=self.strategy.data_parallel_degree,
+            degree=self.strategy.layout.data,
             start_step=done_steps,
             total_steps=self.setup.total_steps,
             state=stream,
@@ -201,16 +201,16 @@ class Training:
     def take_step(self, step: int, micro_batches: Sequence[Batch]) -> None:
         """One optimiser step. Its loss is the mean over all labels of the global batch that count.
 
-        Gradients are averaged over ranks, so each rank's sum is scaled by the number of ranks. A step that is not
+        Gradients are averaged over the parts of the loss, so each part is scaled by their number. A step that is not
         finite changes nothing. Nothing here waits for the device.
         """
-        device, degree = self.strategy.device, self.strategy.data_parallel_degree
-        targets = global_targets(micro_batches, padded=self.setup.train.padded, degree=degree, device=device)
+        device, layout = self.strategy.device, self.strategy.layout
+        targets = global_targets(micro_batches, padded=self.setup.train.padded, layout=layout, device=device)
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         for number, batch in enumerate(micro_batches, start=1):
             with self.strategy.accumulate(last=number == len(micro_batches)):
                 loss = forward_loss(self.strategy, batch)
-                torch.autograd.backward(loss, poisoned(loss, degree / targets))
+                torch.autograd.backward(loss, poisoned(loss, layout.loss_parts / targets))
             loss_sum += loss.detach()
         norm = self.strategy.clip_grad_norm(self.task.optim.max_grad_norm)
         rate, bad = self.learning_rate(step), not_finite(norm)

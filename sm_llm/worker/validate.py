@@ -23,20 +23,20 @@ def validate(
 ) -> Validation:
     """Mean token loss (nats) over the first ``max_rows`` rows (None: all) after ``step`` steps. A collective.
 
-    Every row is seen by exactly one rank. Perplexity is exp(loss), infinity where that overflows.
+    Every row is seen by exactly one data-parallel rank. Perplexity is exp(loss), infinity where that overflows.
     """
-    rank, degree = strategy.data_parallel_rank, strategy.data_parallel_degree
+    rank, layout = strategy.data_parallel_rank, strategy.layout
     total = torch.zeros(2, dtype=torch.float64, device=strategy.device)
     strategy.train_mode(False)
-    for batch in evaluation_batches(source, micro_batch_size, rank, degree, max_rows):
+    for batch in evaluation_batches(source, micro_batch_size, rank, layout.data, max_rows):
         total[0] += forward_loss(strategy, batch)
-        total[1] += batch.targets
+        total[1] += batch.targets * layout.data / layout.loss_parts  # as many processes share the row's loss
     strategy.train_mode(True)
-    if degree > 1:
+    if layout.world_size > 1:
         dist.all_reduce(total)
     loss_sum, targets = total.tolist()
     loss = loss_sum / targets
-    return Validation(step, loss, _perplexity(loss), int(targets))
+    return Validation(step, loss, _perplexity(loss), round(targets / layout.tensor))
 
 
 def _perplexity(loss: float) -> float:

@@ -65,6 +65,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2-linear": {"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 4.0}},
     "qwen2": {"model_type": "qwen2", "rope_theta": 1e6},
     "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1e6},
+    "qwen3-biases": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mixtral-window": {"model_type": "mixtral", "num_local_experts": 3, "sliding_window": 5},
+    "gpt-neox": {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 777.0},
+    "gpt-neox-serial": {"model_type": "gpt_neox", "use_parallel_residual": False, "attention_bias": False},
+    "gpt-neox-linear": {"model_type": "gpt_neox", "rope_scaling": {"type": "linear", "factor": 4.0}},
 }
 
 

@@ -47,7 +47,7 @@ def load(folder: str) -> dict[str, Any]:
         "unexpected": sorted(map(str, info["unexpected_keys"])),
         "theta": theta if theta is not None else model.config.rope_parameters["rope_theta"],
         "dtype": str(next(model.parameters()).dtype),
-        "layer_class": type(model.model.layers[0]).__name__,
+        "layer_class": type(model.base_model.layers[0]).__name__,
         "model_class": type(model).__name__,
         "config": json.loads(model.config.to_json_string(use_diff=False)),
     }

@@ -24,6 +24,7 @@ from worker_jobs import job_environment, job_file, result_folder, train_task
 from sm_llm.worker import train as train_module
 from sm_llm.worker.main import main
 from sm_llm.worker.strategies.fsdp import FsdpStrategy
+from sm_llm.worker.strategies.fsdp_mesh import make_meshes
 
 
 class Broken(Exception):
@@ -98,7 +99,7 @@ class ShardedAlone(FsdpStrategy):
 
     def setup(self) -> None:
         super().setup()
-        self._mesh = torch.distributed.device_mesh.init_device_mesh(self.device.type, (self.data_parallel_degree,))
+        self._meshes = make_meshes(self.device.type, self.layout)
 
 
 def _hash(tensor: torch.Tensor) -> str:

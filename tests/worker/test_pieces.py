@@ -16,7 +16,7 @@ from sm_llm.models.family import Tensor
 from sm_llm.spec.optim import OptimSpec
 from sm_llm.worker import random_state
 from sm_llm.worker.context import Place, WorkerContext
-from sm_llm.worker.loss import token_loss_sum
+from sm_llm.worker.loss import next_tokens, token_loss_sum
 from sm_llm.worker.metrics import Costs, Meter, StepBuffer
 from sm_llm.worker.optim import MOMENTS, build_adamw, is_decayed
 from sm_llm.worker.strategies.master import MasterWeights
@@ -35,7 +35,7 @@ def test_token_loss_is_that_of_hugging_face() -> None:
     labels[0, 4:] = -100
     counted = int((labels[:, 1:] != -100).sum())
     expected = ForCausalLMLoss(logits, labels, vocab_size=11)
-    assert token_loss_sum(logits, labels).item() / counted == pytest.approx(expected.item(), rel=1e-6)
+    assert token_loss_sum(logits, next_tokens(labels)).item() / counted == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from sm_llm.spec.layout import Layout
     from sm_llm.worker.weights import WeightReader
 
 
@@ -21,8 +22,10 @@ class Strategy(Protocol):
     """
 
     device: torch.device
+    layout: Layout
+    """Degrees of parallelism; known before ``setup``."""
     data_parallel_rank: int
-    data_parallel_degree: int
+    """Which of ``layout.data`` parts of a batch this process sees."""
     optimizer: torch.optim.Optimizer
 
     def setup(self) -> None:
@@ -31,8 +34,16 @@ class Strategy(Protocol):
     def build(self, config: Mapping[str, Any], weights: WeightReader) -> None:
         """Make the sharded model of a canonical Hugging Face ``config`` with ``weights``, and its optimiser."""
 
+    def loss_sum(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Forward pass: sum of token losses (nats, fp32 scalar with its graph). A collective.
+
+        ``input_ids`` and ``targets``, int64 [n, seq] on ``device``, are whole rows; position t predicts ``targets[t]``,
+        -100 does not count. Processes that share a sequence give the sums of their own tokens, those that share its
+        matrices all the same: over all processes the results add up to ``layout.tensor`` times the whole.
+        """
+
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Forward pass: [n, seq] int64 token ids on ``device`` -> [n, seq, vocab]. A collective under sharding."""
+        """[n, seq] token ids -> [n, seq, vocab], the same on all processes that see these rows. A collective."""
 
     def train_mode(self, enabled: bool) -> None:
         """Switch dropout on or off."""
@@ -40,7 +51,7 @@ class Strategy(Protocol):
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
         """Context of one micro-batch's forward and backward; gradients are summed over processes only in the last.
 
-        They are averaged over the data-parallel ranks, in the format of ``precision.reduce``.
+        They are averaged over the ``layout.loss_parts``, in the format of ``precision.reduce``.
         """
 
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import loss_parallel
 
 from sm_llm.models.registry import family
+from sm_llm.spec.layout import layout
+from sm_llm.spec.parallelism import FsdpSpec
+from sm_llm.worker.loss import token_loss_sum
 from sm_llm.worker.optim import MOMENTS, build_adamw, set_learning_rate
+from sm_llm.worker.strategies.fsdp_attention import CausalAttention
+from sm_llm.worker.strategies.fsdp_memory import wrap_layer
+from sm_llm.worker.strategies.fsdp_mesh import Meshes, make_meshes, start_process_group
+from sm_llm.worker.strategies.fsdp_tensor import split_matrices
 from sm_llm.worker.strategies.master import MasterWeights
-from sm_llm.worker.strategies.model import (
-    build_on_meta,
-    causal_attention,
-    decoder_layers,
-    materialise,
-    named_parameters,
-)
+from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise, named_parameters
+from sm_llm.worker.strategies.packed import PackedWeights, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,7 +37,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class FsdpStrategy:
-    """Parameters, gradients and optimiser state sharded over all processes (``Strategy``).
+    """FSDP2 over any product of sharding, copies, context and tensor parallelism (``Strategy``).
 
     One process has nothing to shard, and FSDP2's bookkeeping would cost it some percent of every step: it keeps the
     bare model with fp32 masters instead. Names, checkpoints and losses are the same either way.
@@ -46,63 +47,99 @@ class FsdpStrategy:
     optimizer: torch.optim.Optimizer
 
     def __init__(self, task: TrainTask, place: Place) -> None:
+        assert isinstance(task.parallelism, FsdpSpec)
         self._task = task
+        self._spec = task.parallelism
         self._place = place
         self._compute = DTYPES[task.precision.compute]
-        self._mesh: DeviceMesh | None = None
+        self._meshes: Meshes | None = None
         self._owns_group = False
-        self.data_parallel_rank = place.rank
-        self.data_parallel_degree = place.world_size
+        self._stack = ExitStack()
+        self.layout = layout(self._spec, place.world_size, place.local_world_size)
+        self.data_parallel_rank = self.layout.data_rank(place.rank)
 
     def setup(self) -> None:
         if torch.cuda.is_available():
             self.device = torch.device("cuda", self._place.local_rank)
             torch.cuda.set_device(self.device)
-            backend = "cpu:gloo,cuda:nccl"
         else:
-            self.device, backend = torch.device("cpu"), "gloo"
-        self._owns_group = not dist.is_initialized()
-        if self._owns_group:
-            _start_process_group(backend, self.device, self._place)
+            self.device = torch.device("cpu")
+        self._owns_group = start_process_group(self.device, self._place)
         if self._task.deterministic:
             _ask_for_determinism()
-        if self._place.world_size > 1:
-            self._mesh = init_device_mesh(self.device.type, (self._place.world_size,), mesh_dim_names=("shard",))
+        if self._place.world_size > 1 or self._spec.offload_optimizer:
+            self._meshes = make_meshes(self.device.type, self.layout)
+        if self.layout.tensor > 1:  # the loss of logits that are split along the vocabulary, forward and backward
+            self._stack.enter_context(loss_parallel())
 
     def build(self, config: Mapping[str, Any], weights: WeightReader) -> None:
-        self._model = build_on_meta(config, causal_attention(config, self._task.data.seq_length))
+        kind = family(config)
+        self._tensors, self._packings = kind.tensors(config), kind.packings(config)
+        span, length = kind.attention_span(config, self._task.data.seq_length), self._task.data.seq_length
+        context = self._meshes.context if self._meshes else None
+        self._attention = CausalAttention(span if span < length else None, context, self.device)
+        self._model = build_on_meta(config, self._attention.register(), DTYPES[self._task.precision.master])
+        if self._meshes and self._meshes.tensor:
+            split_matrices(self._model, self._meshes.tensor, sequence_parallel=self._spec.sequence_parallel)
         self._prepare_layers(config)
-        if self._mesh is not None:
-            self._shard(config, self._mesh)
-        materialise(self._model, self.device, weights)
-        parameters = dict(named_parameters(self._model))
-        # Sharded parameters stay fp32 and are rounded when they are gathered; a bare model needs copies.
-        self._masters = MasterWeights(parameters, self._compute if self._mesh is None else torch.float32)
+        if self._meshes is not None:
+            self._shard(config, self._meshes)
+        home = torch.device("cpu") if self._spec.offload_optimizer else self.device
+        materialise(self._model, home, self.device, PackedWeights(weights, self._packings, self._tensors))
+        parameters = named_parameters(self._model)
+        # Sharded parameters are rounded when they are gathered; a bare model needs copies.
+        self._masters = MasterWeights(parameters, self._compute if self._meshes is None else None)
         self._parameters = self._masters.parameters
-        self.optimizer = build_adamw(self._parameters, family(config).tensors(config), self._task.optim)
+        self.optimizer = build_adamw(self._parameters, kind.parameters(config), self._task.optim)
 
     def _prepare_layers(self, config: Mapping[str, Any]) -> None:
         """Activation checkpointing and compilation, layer by layer, before sharding hooks come around them."""
-        recompute = self._task.parallelism.activation_checkpointing == "full"
-        keep_rng = bool(config.get("attention_dropout"))
-        for parent, name in decoder_layers(self._model, config):
-            layer = parent.get_submodule(name)
-            if recompute:
-                layer = checkpoint_wrapper(layer, preserve_rng_state=keep_rng)
-                parent.register_module(name, layer)
+        keep_rng = bool(config.get("attention_dropout") or config.get("hidden_dropout"))
+        for number, (parent, name) in enumerate(decoder_layers(self._model, config)):
+            layer = wrap_layer(parent.get_submodule(name), number, self._spec, keep_rng=keep_rng)
+            parent.register_module(name, layer)
             if self._task.precision.compile:
                 layer.compile()
 
-    def _shard(self, config: Mapping[str, Any], mesh: DeviceMesh) -> None:
+    def _shard(self, config: Mapping[str, Any], meshes: Meshes) -> None:
         precision = self._task.precision
-        policy = MixedPrecisionPolicy(param_dtype=self._compute, reduce_dtype=DTYPES[precision.reduce])
-        reshard = self._task.parallelism.reshard_after_forward
+        options: dict[str, Any] = {
+            "mesh": meshes.data,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self._compute, reduce_dtype=DTYPES[precision.reduce]),
+            "shard_placement_fn": self._shard_dimension,
+        }
+        if self._spec.offload_optimizer:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
+        reshard = self._spec.reshard_after_forward
         for parent, name in decoder_layers(self._model, config):
-            fully_shard(parent.get_submodule(name), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-        fully_shard(self._model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+            fully_shard(parent.get_submodule(name), reshard_after_forward=reshard, **options)
+        fully_shard(self._model, reshard_after_forward=False, **options)
+
+    def _shard_dimension(self, parameter: torch.Tensor) -> Shard:
+        """The first, or of a stack of few experts the second: else some processes would hold none of it."""
+        degree = self.layout.shard
+        stack = parameter.dim() == 3 and parameter.shape[0] % degree and parameter.shape[1] % degree == 0
+        return Shard(1 if stack else 0)
+
+    def loss_sum(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = token_loss_sum(self._forward(input_ids), self._attention.own(targets))
+        return loss.to_local() if isinstance(loss, DTensor) else loss
 
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
-        return cast("torch.Tensor", self._model(input_ids=input_ids, use_cache=False).logits)
+        length = input_ids.shape[1]
+        unit = math.lcm(2, self.layout.tensor) * self.layout.context
+        padded = torch.nn.functional.pad(input_ids, (0, -length % unit))  # behind them, where no token looks
+        logits = self._forward(padded)
+        whole = logits.full_tensor() if isinstance(logits, DTensor) else logits
+        return self._attention.gathered(whole)[:, :length]
+
+    def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Logits of this process's tokens. [n, seq] -> [n, seq / context, vocab]."""
+        self._attention.prepare(input_ids.shape[1])
+        # Modules that see only a part of the sequence would count its positions from 0.
+        positions = self._attention.positions[None] if self.layout.context * self.layout.tensor > 1 else None
+        own = self._attention.own(input_ids)
+        return cast("torch.Tensor", self._model(input_ids=own, position_ids=positions, use_cache=False).logits)
 
     def train_mode(self, enabled: bool) -> None:
         self._model.train(enabled)
@@ -118,16 +155,17 @@ class FsdpStrategy:
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        if isinstance(norm, DTensor):  # the norm of the shards: sum their squares over processes
-            norm = norm.full_tensor()
+        if isinstance(norm, DTensor):
+            norm = _norm_of_shards(norm)
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), max_norm, norm)
-        return norm
+        return norm.to(self.device)
 
     def update(self, learning_rate: float, skip: torch.Tensor) -> None:
         set_learning_rate(self.optimizer, learning_rate)
         # What gradient scalers tell fused optimisers: their kernels return early where it is 1, and no step is counted.
-        self.optimizer.found_inf = skip  # type: ignore[attr-defined]
+        home = next(iter(self._parameters.values())).device
+        self.optimizer.found_inf = skip.to(home)  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self._masters.refresh()
@@ -153,24 +191,31 @@ class FsdpStrategy:
         self._masters.refresh()
 
     def export_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        empty = torch.empty(0)
         for name, parameter in self._parameters.items():
             tensor = parameter.detach().to(self._compute)
             whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            yield name, whole.cpu() if self._place.is_leader else empty
+            held = whole.cpu() if self._place.is_leader else torch.empty(0)
+            yield from unpacked(name, held, self._packings.get(name), self._tensors)
 
     def close(self) -> None:
+        self._stack.close()
         if self._owns_group:
             dist.destroy_process_group()
 
 
-def _start_process_group(backend: str, device: torch.device, place: Place) -> None:
-    if "MASTER_ADDR" in os.environ:
-        device_id = device if device.type == "cuda" else None
-        dist.init_process_group(backend, device_id=device_id)
-    else:  # started without torchrun: the only process
-        store = HashStore()
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size)
+def _norm_of_shards(norm: DTensor) -> torch.Tensor:
+    """The whole norm from those of all processes' shards, the same bits on every one: replicas must stay equal.
+
+    One sum over all processes, in which shards of equal content count once. (DTensor would sum over one dimension of
+    the mesh after the other, in another order on each process.)
+    """
+    mesh, own = norm.device_mesh, norm.to_local()
+    if mesh.size() == 1:
+        return own
+    copies = math.prod(mesh.size(dim) for dim, it in enumerate(norm.placements) if it.is_replicate())
+    squares = own.square()
+    dist.all_reduce(squares)
+    return (squares / copies).sqrt()
 
 
 def _ask_for_determinism() -> None:

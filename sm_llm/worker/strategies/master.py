@@ -1,4 +1,4 @@
-"""fp32 master parameters for a model that one process computes in another format, as FSDP2 keeps them for many."""
+"""Master parameters for a model that one process computes in another format, as FSDP2 keeps them for many."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 
 
 class MasterWeights:
-    """The fp32 parameters that the optimiser and the checkpoints see, and the compute copies inside the model.
+    """The parameters that the optimiser and the checkpoints see, and the compute copies inside the model.
 
     The numbers are those of FSDP2's mixed precision on one process, bit for bit, without its bookkeeping: weights are
-    rounded once per step, and gradients of micro-batches are added up in fp32. When the model computes in fp32 the
-    masters are its own parameters and nothing is copied.
+    rounded once per step, and gradients of micro-batches are added up in the masters' format. When the model computes
+    in that format (``compute`` is None, or theirs) the masters are its own parameters and nothing is copied.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], compute: torch.dtype) -> None:
-        self._copies: list[torch.Tensor] = list(parameters.values()) if compute != torch.float32 else []
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], compute: torch.dtype | None) -> None:
+        is_apart = compute is not None and any(it.dtype != compute for it in parameters.values())
+        self._copies: list[torch.Tensor] = list(parameters.values()) if is_apart else []
         if not self._copies:
             self.parameters = dict(parameters)
             return

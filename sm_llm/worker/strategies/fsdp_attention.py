@@ -1,0 +1,167 @@
+"""Causal attention for whole rows: without a mask to make, in a window, or over sequences that processes share.
+
+For its own implementations transformers looks at the position ids for packed sequences, and so waits for the device
+once in every forward pass. Under a name that it has no mask function for it makes no mask; what is needed is made here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Shard
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+NAME = "sm_llm_causal"
+_SEQUENCE = 2
+"""Dimension of the sequence in [batch, heads, sequence, channels]."""
+
+
+class CausalAttention:
+    """An attention implementation for transformers (``AttentionInterface``).
+
+    Where ``context`` processes share a sequence, each has two chunks of it, the r-th and the r-th from its end, so that
+    all have as much to do. On GPUs PyTorch's context parallelism passes keys and values around; on CPUs, and in a
+    sliding window, which that one does not know, all are gathered.
+    """
+
+    def __init__(self, window: int | None, context: DeviceMesh | None, device: torch.device) -> None:
+        self._window = window
+        self._context = context
+        self._device = device
+        self._length = 0
+        self._mask: torch.Tensor | None = None
+        self.positions = torch.empty(0)
+        """Place of each token of this process in its whole sequence, [sequence]."""
+        self._rings = context is not None and device.type == "cuda" and window is None
+        if self._rings:
+            _enable_rings()
+
+    def register(self) -> str:
+        """Make it known to transformers; returns its name there."""
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(NAME, self.attend)
+        return NAME
+
+    def prepare(self, length: int) -> None:
+        """Get ready for sequences of ``length`` tokens in all. Costs something only when the length changes."""
+        if length == self._length:
+            return
+        self._length = length
+        degree = 1 if self._context is None else self._context.size()
+        rank = 0 if self._context is None else self._context.get_local_rank()
+        parts = [_chunks(length, degree, it) for it in range(degree)]
+        self.positions = parts[rank].to(self._device)
+        self._mask = None
+        in_window = self._window is not None and self._window < length
+        if in_window or (degree > 1 and not self._rings):
+            self._mask = self._make_mask(parts[rank], torch.cat(parts)).to(self._device)
+
+    def own(self, whole: torch.Tensor) -> torch.Tensor:
+        """This process's tokens of [n, sequence, …]."""
+        return whole if self._context is None else whole[:, self.positions]
+
+    def gathered(self, part: torch.Tensor) -> torch.Tensor:
+        """[n, sequence, …] of all tokens in order, from each process's. A collective."""
+        if self._context is None:
+            return part
+        whole = _gather(part, 1, self._context.get_group())
+        order = torch.cat([_chunks(self._length, self._context.size(), it) for it in range(self._context.size())])
+        in_order: torch.Tensor = whole[:, order.argsort().to(whole.device)]
+        return in_order
+
+    def _make_mask(self, own: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        distance = own[:, None] - keys[None, :]
+        seen = distance >= 0
+        return seen if self._window is None else seen & (distance < self._window)
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """What transformers calls: [batch, heads, sequence, channels] -> [batch, sequence, heads, channels]."""
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        if self._rings:
+            return self._ring(module, query, key, value, **options), None
+        if self._context is not None:
+            group = self._context.get_group()
+            key, value = _gather(key, _SEQUENCE, group), _gather(value, _SEQUENCE, group)
+        output: torch.Tensor = sdpa_attention_forward(module, query, key, value, self._mask, **options)[0]
+        return output, None
+
+    def _ring(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        repeats = query.shape[1] // key.shape[1]  # the ring's kernels take as many key heads as query heads
+        if repeats > 1:
+            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+        q, k, v = (DTensor.from_local(it, self._context, [Shard(_SEQUENCE)]) for it in (query, key, value))
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+            output = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scaling, is_causal=True)
+        assert isinstance(output, DTensor)
+        return output.to_local().transpose(1, 2).contiguous()
+
+
+class _Gather(torch.autograd.Function):
+    """Join the parts of all processes of a group along a dimension; backward, each gets the sum of its part's."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        front = part.movedim(dim, 0).contiguous()
+        whole = front.new_empty((front.shape[0] * dist.get_world_size(group), *front.shape[1:]))
+        dist.all_gather_into_tensor(whole, front, group=group)
+        return whole.movedim(0, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        front = gradient.movedim(ctx.dim, 0).contiguous()
+        part = front.new_empty((front.shape[0] // dist.get_world_size(ctx.group), *front.shape[1:]))
+        dist.reduce_scatter_tensor(part, front, group=ctx.group)
+        return part.movedim(0, ctx.dim), None, None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives of a group break the graph anyway
+def _gather(part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    whole: torch.Tensor = _Gather.apply(part, dim, group)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def _chunks(length: int, degree: int, rank: int) -> torch.Tensor:
+    """Positions of the chunks of one of ``degree`` processes, each 1 / (2 degree) of the sequence."""
+    if degree == 1:
+        return torch.arange(length)
+    size = length // (2 * degree)
+    first, second = rank * size, (2 * degree - 1 - rank) * size
+    return torch.cat([torch.arange(first, first + size), torch.arange(second, second + size)])
+
+
+def _enable_rings() -> None:
+    """Let PyTorch's context parallelism take over attention on tensors split along the sequence, for this process.
+
+    Its balanced form expects the chunks that ``_chunks`` deals out.
+    """
+    from torch.distributed.tensor.experimental import _attention
+
+    _attention._cp_options.enable_load_balance = True
+    _attention._enable_context_parallel_dispatcher()

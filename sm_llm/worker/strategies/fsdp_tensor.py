@@ -1,0 +1,93 @@
+"""Tensor parallelism of Hugging Face decoders: which module splits its matrices and its activations how.
+
+Attention heads, the inner channels of the MLP and the vocabulary are split. With sequence parallelism the activations
+between them are split along the sequence (Korthikanti et al. 2022): same traffic, less memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+_SEQUENCE = Shard(1)
+
+
+class Replicated(ParallelStyle):
+    """The same module with the same inputs on every process, its parameters on the mesh like all others."""
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        return distribute_module(module, device_mesh, None, _as_replicated, _as_local)
+
+
+def _as_replicated(_module: torch.nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+    return DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
+
+
+def _as_local(_module: torch.nn.Module, output: Any, _mesh: DeviceMesh) -> Any:
+    return output.to_local()
+
+
+def split_matrices(model: torch.nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Split a model on the meta device, named as Llama's, over ``mesh``. Its logits are split along the vocabulary."""
+    plan = _sequence_plan() if sequence_parallel else _plain_plan()
+    # Weights are gathered over two dimensions of the mesh when they are exported, and then only.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    # The meta device has no data that could be scattered.
+    parallelize_module(model, mesh, plan, src_data_rank=None)
+    model.tie_weights()  # type: ignore[operator]  # each module has got its own parameter
+
+
+def _plain_plan() -> dict[str, ParallelStyle]:
+    return {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "model.norm": Replicated(),
+        "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+        "model.layers.*.input_layernorm": Replicated(),
+        "model.layers.*.post_attention_layernorm": Replicated(),
+        **_matrices(RowwiseParallel),
+    }
+
+
+def _sequence_plan() -> dict[str, ParallelStyle]:
+    """Gather the sequence before the matrices of a block, and scatter it again behind them."""
+    return {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
+        "model.norm": SequenceParallel(use_local_output=True),
+        "lm_head": ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=Shard(-1), use_local_output=False),
+        "model.layers.*.input_layernorm": SequenceParallel(use_local_output=True),
+        "model.layers.*.post_attention_layernorm": SequenceParallel(use_local_output=True),
+        "model.layers.*.self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": _SEQUENCE},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
+            use_local_output=True,
+        ),
+        "model.layers.*.mlp": PrepareModuleInput(
+            input_layouts=(_SEQUENCE,), desired_input_layouts=(Replicate(),), use_local_output=True
+        ),
+        **_matrices(partial(RowwiseParallel, output_layouts=_SEQUENCE)),
+    }
+
+
+def _matrices(rowwise: Any) -> dict[str, ParallelStyle]:
+    """Into heads and inner channels, and back."""
+    found: dict[str, ParallelStyle] = {}
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"):
+        found[f"model.layers.*.{name}"] = ColwiseParallel()
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        found[f"model.layers.*.{name}"] = rowwise()
+    return found
