@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.worker.publisher import Sealed, named
 from sm_llm.worker.restore import files_read, forget_restored, layout, rank_file
+from sm_llm.worker.shard_writer import ShardWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ class SaveWriter:
             self._together(lambda: _write_private(working, place.rank, job.private))
             metadata = write_distributed(
                 job.state,
-                storage_writer=FileSystemWriter(working, sync_files=False),  # sealing flushes them all
+                storage_writer=ShardWriter(working, sync_files=False),  # sealing flushes them all
                 process_group=self._background.group,
             )
             reads = self._background.gather(files_read(job.state, metadata))
