@@ -14,10 +14,12 @@ from sm_llm.cli.options import AsJson, RunName, console, print_json
 
 @app.command()
 def ls(
-    storage: Annotated[str | None, typer.Argument(metavar="[STORAGE]", help="Folder of the runs; else ./runs.")] = None,
+    storage: Annotated[
+        str | None, typer.Argument(metavar="[STORAGE]", help="Folder or s3:// address of the runs; else ./runs.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs in a storage folder, the oldest first."""
+    """List the runs in a storage, the oldest first."""
     from sm_llm.launcher.find_runs import ls as list_runs
 
     found = list_runs(storage)

@@ -21,6 +21,9 @@ JOB_ENVIRONMENT = "SM_LLM_JOB_FILE"
 
 _SETTLED = ("name", "backend", "storage", "inputs")
 
+RUN_FOLDER_ENVIRONMENT = "SM_LLM_RUN_FOLDER"
+"""Environment variable that names the folder in which a launcher on this machine keeps and ships the files of a run."""
+
 JOB_CHANNEL = "job"
 """Input channel that holds job.json where the platform mounts channels."""
 
@@ -37,7 +40,7 @@ class JobFile(BaseModel):
     run_id: str
     attempt: int = Field(ge=1)
     run_uri: str
-    """The run's folder (the worker publishes below it)."""
+    """The run's folder or its address in S3 (the worker publishes below it)."""
     spec: JobSpec
     spec_digest: str
     channels: dict[str, str] = Field(default_factory=dict)
@@ -59,7 +62,10 @@ class JobFile(BaseModel):
         late = [text for text in overrides if text.partition("=")[0].partition(".")[0] in _SETTLED]
         if late:
             raise SpecError(
-                [Fault(text.partition("=")[0], "is settled once a job has been started", remedy=remedy) for text in late]
+                [
+                    Fault(text.partition("=")[0], "is settled once a job has been started", remedy=remedy)
+                    for text in late
+                ]
             )
         loaded = changed(self.spec, overrides)
         return self.model_copy(update={"spec": loaded.spec, "spec_digest": loaded.digest})

@@ -84,6 +84,15 @@ def starting(run_root: Path) -> Iterator[bool]:
         yield mine
 
 
+def is_starting(run_root: Path) -> bool:
+    """Whether a launcher is just starting the run."""
+    path = RunPaths(run_root).starting_lock
+    if not path.exists():
+        return False
+    with _try_exclusive(path) as free:
+        return not free
+
+
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Wait for, and hold, an exclusive lock on ``path``, a file that exists for this only."""

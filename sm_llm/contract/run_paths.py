@@ -16,10 +16,15 @@
       ckpt/commits/final.json
       plot.png
       local/attempt-<n>/node-<i>/      the container contract (SAGEMAKER_BASE_DIR) of a local node
+
+In S3, events and logs are kept in segments (``contract.segments``); the locks and ``local`` lie in a folder of the
+machine that runs an attempt (``contract.s3_home``), and ``alive`` is stored anew while it does
+(``launcher.heartbeat``).
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +35,8 @@ RUN_RECORD = "run.json"
 JOB_FILE = "job.json"
 CONTAINER_BASE = "/opt/ml"
 """Where SageMaker's container contract lies in a container."""
+STOP_FILE = "stop"
+_OF_ATTEMPT = re.compile(r"(?:events|logs|local)/attempt-(\d+)[-/]")
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,12 @@ class RunPaths:
     """Keys relative to the run's folder are plain strings with "/"; local paths are ``Path``."""
 
     root: Path
+
+    @staticmethod
+    def attempt_of(name: str) -> int | None:
+        """The attempt that a file belongs to, by its path below the run's folder."""
+        match = _OF_ATTEMPT.match(name)
+        return int(match[1]) if match else None
 
     @property
     def record(self) -> Path:
@@ -57,7 +70,7 @@ class RunPaths:
     @property
     def stop_file(self) -> Path:
         """Asks a run to stop after its current step, from any machine that sees the run's folder."""
-        return self.root / "stop"
+        return self.root / STOP_FILE
 
     @property
     def events(self) -> Path:

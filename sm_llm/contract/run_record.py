@@ -67,6 +67,7 @@ class Attempt(_Block):
 
     number: int = Field(ge=1)
     native_id: str
+    """Empty while a launcher has only claimed the attempt."""
     host: str | None = None
     started: float
     ended: float | None = None
@@ -79,6 +80,11 @@ class Attempt(_Block):
     """The request as it was sent: its file, relative to the run's folder."""
     inputs: dict[str, InputManifest] = Field(default_factory=dict)
     """Dotted path -> what was read there."""
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether nothing runs yet, but nobody else may start it."""
+        return not self.native_id
 
 
 class RunRecord(_Block):
@@ -127,15 +133,22 @@ class RunRecord(_Block):
         ended = last is not None and last.is_final and last is not RunState.INTERRUPTED
         return self.model_copy(update={"attempts": attempts, "outcome": last if ended else None})
 
+    def without_attempt(self, number: int) -> RunRecord:
+        """This record without an attempt that was never started."""
+        return self.model_copy(update={"attempts": tuple(it for it in self.attempts if it.number != number)})
+
     @property
     def next_attempt(self) -> int:
         return self.attempts[-1].number + 1 if self.attempts else 1
 
+    def to_text(self) -> str:
+        """The record as the text of run.json."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
     def write(self, path: Path) -> None:
         """Write atomically. Raises ``StorageError``."""
-        text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         try:
-            write_atomically(path, text)
+            write_atomically(path, self.to_text())
         except OSError as error:
             raise StorageError(f"{path}: cannot write the run record: {error}") from error
 
@@ -143,19 +156,28 @@ class RunRecord(_Block):
     def read(cls, path: Path) -> RunRecord:
         """Read and validate. Raises ``StorageError`` that says what is wrong with the file."""
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            body = path.read_bytes()
         except FileNotFoundError as error:
             raise StorageError(f"{path}: there is no run record here. Is this a run's folder?") from error
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise StorageError(f"{path}: cannot read the run record: {error}") from error
+        return cls.parse(body, str(path))
+
+    @classmethod
+    def parse(cls, body: bytes, name: str) -> RunRecord:
+        """Validate the bytes of run.json, which messages call ``name``. Raises ``StorageError``."""
+        try:
+            value = json.loads(body)
+        except ValueError as error:
+            raise StorageError(f"{name}: cannot read the run record: {error}") from error
         version = value.get("version") if isinstance(value, dict) else None
         if version != VERSION:
-            raise StorageError(f"{path}: record version {version!r} is not known to this release (which has {VERSION})")
+            raise StorageError(f"{name}: record version {version!r} is not known to this release (which has {VERSION})")
         try:
             return cls.model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
-            raise StorageError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise StorageError(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
     @classmethod
     def update(cls, path: Path, change: Callable[[RunRecord], RunRecord]) -> RunRecord:

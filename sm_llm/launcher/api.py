@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from sm_llm.contract.run_home import home_of
 from sm_llm.contract.states import RunState
-from sm_llm.errors import StorageError
 from sm_llm.launcher.find_runs import attach, ls, run_records
-from sm_llm.launcher.run import Run
+from sm_llm.launcher.run import STEPS, Run
+from sm_llm.storage.s3_options import S3Options
+from sm_llm.storage.uri import fill, join, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.plan import Plan, Source
     from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -70,10 +72,9 @@ def launch(
     from sm_llm.spec.load import load
 
     loaded = load(source, overrides, fields)
-    storage = storage_folder(loaded.spec)
+    storage = storage_root(loaded.spec)
     if dry_run:
-        run_id = mint_run_id(loaded.spec.name)
-        return _dry_run(loaded, plan_loaded(loaded), storage / run_id, run_id)
+        return _dry_run(loaded, plan_loaded(loaded), storage, mint_run_id(loaded.spec.name))
     unfinished = None if new else find_unfinished(storage, loaded)
     run = begin(loaded, storage) if unfinished is None else proceed(Run(unfinished), loaded)
     if wait:
@@ -81,39 +82,34 @@ def launch(
     return run
 
 
-def storage_folder(spec: JobSpec | WorkflowSpec) -> Path:
-    """The folder that holds the runs of a specification. Raises ``StorageError`` for what is no folder."""
-    from sm_llm.storage.uri import fill, parse
-
-    uri = fill(spec.storage, run_name=spec.name)
-    location = parse(uri)
-    if location.path is None:
-        raise StorageError(f"{uri}: this version keeps runs in folders only")
-    return location.path
+def storage_root(spec: JobSpec | WorkflowSpec) -> str:
+    """The address below which the runs of a specification are kept, in full."""
+    return parse(fill(spec.storage, run_name=spec.name)).uri
 
 
-def find_unfinished(storage: Path, loaded: Loaded) -> Path | None:
-    """The newest run in ``storage`` with the specification's name and digest that has not completed."""
+def find_unfinished(storage: str, loaded: Loaded) -> RunHome | None:
+    """The newest run below ``storage`` with the specification's name and digest that has not completed."""
+    options = S3Options(**loaded.spec.storage_options.model_dump())
     found = [
-        (record.created, root)
-        for root, record in run_records(storage, f"{loaded.spec.name}-*")
+        (record.created, home)
+        for home, record in run_records(storage, f"{loaded.spec.name}-", options)
         if (record.name, record.spec_digest) == (loaded.spec.name, loaded.digest)
-        and Run(root).state is not RunState.COMPLETED
     ]
-    return max(found)[1] if found else None
+    newest_first = (home for _, home in sorted(found, key=lambda it: it[0], reverse=True))
+    return next((home for home in newest_first if Run(home).state is not RunState.COMPLETED), None)
 
 
-def _dry_run(loaded: Loaded, plans: Sequence[Plan], root: Path, run_id: str) -> list[Submission]:
+def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:
     from sm_llm.launcher.stage import new_record, stage
-    from sm_llm.launcher.workflow import step_root, step_run_id
+    from sm_llm.launcher.workflow import step_run_id
 
     submissions = []
     for plan in plans:
-        folder, own_id = root, run_id
+        parts, own_id = [run_id], run_id
         if plan.step is not None:
-            folder, own_id = step_root(root, plan.step), step_run_id(run_id, plan.step)
+            parts, own_id = [run_id, STEPS, plan.step], step_run_id(run_id, plan.step)
         record = new_record(own_id, plan.job, plan.digest, {}, [], created=time.time())
-        submissions.append(stage(plan, folder, record))
+        submissions.append(stage(plan, home_of(join(storage, *parts)), record))
     return submissions
 
 

@@ -7,7 +7,7 @@ import os
 import site
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,20 @@ from sm_llm.contract.liveness import hold
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.contract.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.contract.states import RunState
-from sm_llm.launcher import processes
+from sm_llm.launcher import processes, rehearsal
 from sm_llm.launcher.container import PORT, clear_scratch, lay_out
 from sm_llm.launcher.inputs import input_manifests
-from sm_llm.launcher.results import link_result, result_folder
+from sm_llm.launcher.rehearsal import TRAINING_JOB
+from sm_llm.launcher.reporting import report
+from sm_llm.launcher.results import link_result, result_place
 from sm_llm.launcher.verdict import Ending, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from sm_llm.contract.courier import Courier
+    from sm_llm.contract.run_home import RunHome
 
 GRACE_SECONDS = 5.0
 """How long the other nodes may take to notice by themselves that one has failed."""
@@ -35,57 +41,89 @@ STOP_MARGIN_SECONDS = 10.0
 
 
 def run_attempt(
-    root: Path,
+    home: RunHome,
     interrupts: processes.Interrupts,
     *,
     environ: Mapping[str, str] = os.environ,
     on_started: Callable[[], None] = lambda: None,
+    quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Ending:
     """Run the attempt that ``job.json`` and its request describe, and record how it ended.
 
-    ``on_started`` is called once the run's lock is held and the attempt is in the record.
+    ``on_started`` is called once the run's lock is held and the attempt is in the record. ``quiet`` makes this
+    process's other threads wait, while it is forked.
     """
-    paths = RunPaths(root)
+    paths = home.paths
     job = JobFile.read(paths.job_file)
-    with recorded(root, job.attempt, on_started) as record_end:
-        RunRecord.update(paths.record, lambda record: with_facts(record, paths, job))
+    with recorded(home, job.attempt, on_started) as recording:
+        home.update(lambda record: with_facts(record, paths, job))
         request = json.loads(request_file(paths, job.attempt).read_text(encoding="utf-8"))
         for earlier in range(1, job.attempt):
             clear_scratch(paths, earlier)
         for node in range(len(request["nodes"])):
-            lay_out(paths, job, node, request["entrypoint"])
-        ended = _run_nodes(paths, job, request, interrupts, environ)
-        ending = judge(paths, job, ended, interrupted=interrupts.count > 0)
-        if folder := result_folder(root, job.run_id):
-            link_result(root, folder)
+            _lay_out(paths, job, request, node)
+        ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
+        ending = judge(home, job, ended, interrupted=interrupts.count > 0)
+        link_result(home, result_place(home, job.run_id))
         clear_scratch(paths, job.attempt)  # first: a full disk has no room for the record
-        record_end(ending)
+        recording.end(ending)
     return ending
 
 
-@contextmanager
-def recorded(root: Path, number: int, on_started: Callable[[], None]) -> Iterator[Callable[[Ending], None]]:
-    """Hold the run's lock and keep its record true around one attempt: opened here, ended by the callable it yields.
+def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: int) -> None:
+    if (training_job := request.get(TRAINING_JOB)) is None:
+        lay_out(paths, job, node, request["entrypoint"])
+    else:
+        base, options = paths.node_dir(job.attempt, node), job.spec.storage_options.model_dump()
+        rehearsal.lay_out(training_job, base, node, job.spec.compute.processes, options)
 
-    An error of our own ends the attempt as failed before it is raised on.
-    """
-    paths = RunPaths(root)
-    opened = Attempt(number=number, native_id=str(os.getpid()), host=socket.gethostname(), started=time.time())
 
-    def end(ending: Ending) -> None:
+class Recording:
+    """An attempt that is in the run's record, until ``end``."""
+
+    def __init__(self, home: RunHome, number: int, courier: Courier | None) -> None:
+        self._home = home
+        self._number = number
+        self._courier = courier
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """While this lasts no other thread of ours does anything: this process can be forked."""
+        return nullcontext() if self._courier is None else self._courier.quiet()
+
+    def end(self, ending: Ending) -> None:
+        """Record the end: in the event log first, so that whoever reads of it in the record finds all events."""
+        paths, number = self._home.paths, self._number
         events = EventWriter(paths.event_file(number, "launcher"), number)
         events.write(AttemptEnded(ending.state.value, ending.reason, ending.rank))
         events.close()
-        RunRecord.update(paths.record, lambda record: with_ending(record, paths, number, ending))
+        self.close()
+        self._home.update(lambda record: with_ending(record, paths, number, ending))
 
-    with hold(root):
-        RunRecord.update(paths.record, lambda record: record.with_attempt(opened))
+    def close(self) -> None:
+        """Tell the store what is left."""
+        if self._courier is not None:
+            self._courier.close()
+
+
+@contextmanager
+def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iterator[Recording]:
+    """Hold the run's lock and keep its record true around one attempt: opened here, ended by what it yields.
+
+    An error of our own ends the attempt as failed before it is raised on.
+    """
+    opened = Attempt(number=number, native_id=str(os.getpid()), host=socket.gethostname(), started=time.time())
+    with hold(home.root):
+        home.update(lambda record: record.with_attempt(opened))
         on_started()
+        courier = report(home, number)
+        recording = Recording(home, number, courier if courier is None else courier.start())
         try:
-            yield end
+            yield recording
         except Exception as error:
-            end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
+            recording.end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
             raise
+        finally:
+            recording.close()
 
 
 def with_facts(record: RunRecord, paths: RunPaths, job: JobFile) -> RunRecord:
@@ -128,14 +166,19 @@ def _run_nodes(
     request: Mapping[str, Any],
     interrupts: processes.Interrupts,
     environ: Mapping[str, str],
+    quiet: Sequence[Callable[[], AbstractContextManager[None]]],
 ) -> processes.Ended:
-    with processes.reserved_port() as port:
+    is_rehearsal = TRAINING_JOB in request
+    with processes.reserved_port() as port, rehearsal.fixed_port(len(request["nodes"]) if is_rehearsal else 1):
         nodes = []
-        for index, node in enumerate(request["nodes"]):
-            argv = [part.replace(PORT, str(port)) for part in node["argv"]]
-            variables = {**environ, **python_path(environ), **node["env"]}
-            folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
-            nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))
+        with ExitStack() as stack:
+            for silence in quiet:
+                stack.enter_context(silence())
+            for index, node in enumerate(request["nodes"]):
+                argv = [part.replace(PORT, str(port)) for part in node["argv"]]
+                variables = {**environ, **python_path(environ), **node["env"]}
+                folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
+                nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))
         ended = processes.wait_for_all(
             nodes,
             interrupts,
@@ -143,6 +186,8 @@ def _run_nodes(
             kill_seconds=KILL_SECONDS,
             stop_seconds=job.spec.backend.stop_seconds + STOP_MARGIN_SECONDS,
         )
+        if is_rehearsal:  # the toolkit dies of a signal that its torchrun never hears of
+            processes.await_descendants(job.spec.backend.stop_seconds)
     processes.kill_descendants()
     return ended
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.contract.run_record import RunRecord
+from sm_llm.contract.run_home import home_of
 from sm_llm.contract.states import RunState
 from sm_llm.errors import CheckpointError, SubmitError
 from sm_llm.launcher.backends.registry import backend
@@ -17,19 +16,23 @@ from sm_llm.launcher.plan import plan_loaded
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
+from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_record import RunRecord
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.load import Loaded
 
 Resume = int | Literal["newest"] | None
 
 
-def begin(loaded: Loaded, storage: Path, *, folder: Path | None = None, made_from: str | None = None) -> Run:
-    """Start a new run in ``storage``. Relative inputs are taken from ``folder``, by default the working directory.
+def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from: str | None = None) -> Run:
+    """Start a new run below the address ``storage``.
 
+    Relative inputs are taken from ``folder``, by default the working directory.
     Raises ``PlanError`` (nothing was written) and ``SubmitError``.
     """
     plans = _plans(loaded, folder)
@@ -39,10 +42,10 @@ def begin(loaded: Loaded, storage: Path, *, folder: Path | None = None, made_fro
         run_id, loaded.spec, loaded.digest, loaded.origins, summaries,
         created=time.time(), folder=folder, made_from=made_from,
     )  # fmt: skip
-    root = storage / run_id
-    record.write(RunPaths(root).record)
-    _submit(plans, root, record)
-    return Run(root)
+    home = home_of(join(storage, run_id), loaded.spec.storage_options.model_dump())
+    home.create(record)
+    _submit(plans, home, record)
+    return Run(home)
 
 
 def proceed(run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequence[str] = ()) -> Run:
@@ -58,10 +61,10 @@ def proceed(run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequenc
         if isinstance(resume, int):
             _retire(run, resume, number)
         if changes:
-            RunRecord.update(run.paths.record, lambda held: _changed(held, loaded, plans, number, changes))
+            run.home.update(lambda held: _changed(held, loaded, plans, number, changes))
 
-    _submit(plans, run.root, record, resume=resume, digest=loaded.digest, on_claimed=on_claimed)
-    again = Run(run.root)
+    _submit(plans, run.home, record, resume=resume, digest=loaded.digest, on_claimed=on_claimed)
+    again = Run(run.home)
     again.continued_attempt = number
     return again
 
@@ -74,14 +77,14 @@ def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
 
 
 def _submit(
-    plans: Sequence[Plan], root: Path, record: RunRecord, *, resume: Resume = None, digest: str = "",
+    plans: Sequence[Plan], home: RunHome, record: RunRecord, *, resume: Resume = None, digest: str = "",
     on_claimed: Any = lambda: None,
 ) -> None:  # fmt: skip
     target = backend(plans[0].job.backend.name)
     if "steps" in record.spec:
-        target.submit_workflow(str(root), record.next_attempt, on_claimed)
+        target.submit_workflow(home, record.next_attempt, on_claimed)
     else:
-        target.submit(stage(plans[0], root, record, resume=resume, digest=digest), on_claimed)
+        target.submit(stage(plans[0], home, record, resume=resume, digest=digest), on_claimed)
 
 
 def _changed(
@@ -99,9 +102,8 @@ def _changed(
 
 def _retire(run: Run, step: int, attempt: int) -> None:
     from sm_llm.storage.retire import retire_after
-    from sm_llm.storage.uri import open_store
 
-    retire_after(open_store(run.uri), step, label=f"attempt-{attempt}")
+    retire_after(run.home.store, step, label=f"attempt-{attempt}")
 
 
 def recorded_folder(record: RunRecord) -> Path | None:
@@ -202,11 +204,11 @@ def branch(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: 
 
 
 def _new_from(run: Run, loaded: Loaded) -> Run:
-    from sm_llm.launcher.api import storage_folder
+    from sm_llm.launcher.api import storage_root
 
     record = run.record
     moved = loaded.spec.storage != record.spec["storage"]
-    storage = storage_folder(loaded.spec) if moved else run.storage
+    storage = storage_root(loaded.spec) if moved else run.storage
     return begin(loaded, storage, folder=recorded_folder(record), made_from=record.run_id)
 
 

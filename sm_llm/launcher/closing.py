@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -58,23 +59,27 @@ def _reached(status: Status) -> str:
 def _print_sample(run: Run, console: Console) -> None:
     from sm_llm.contract.events import read_events
 
-    samples = [event for event in read_events(run.job.paths.events) if event["kind"] == "sample"]
+    samples = [event for event in read_events(run.job.events) if event["kind"] == "sample"]
     if samples:
         console.print("\n[bold]A sample of what it writes[/]")
         console.print(f"[cyan]{escape(samples[-1]['prompt'])}[/]{escape(samples[-1]['text'])}", soft_wrap=True)
 
 
 def _print_loading(run: Run, console: Console) -> None:
-    folder = run.result_link
-    if folder is None:
+    result = run.result_link
+    if result is None:
         return
+    if run.home.is_remote:
+        console.print("\n[bold]Get it with[/]")
+        console.print(f"  sm-llm sync {escape(str(result))} ./{escape(run.job.id)}", soft_wrap=True, highlight=False)
+    folder = Path(run.job.id) if run.home.is_remote else Path(result)
     console.print("\n[bold]Load it with[/]")
     if run.job.kind == "train":
         lines = [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
             f'model = AutoModelForCausalLM.from_pretrained("{folder}")',
         ]
-        if (folder / "tokenizer.json").is_file():
+        if run.record.spec.get("task", {}).get("tokenizer") or (folder / "tokenizer.json").is_file():
             lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{folder}")')
     else:
         lines = ["from datasets import load_from_disk", f'rows = load_from_disk("{folder}/train")']

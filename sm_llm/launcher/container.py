@@ -9,7 +9,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
+from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT, JobFile
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def node_environment(paths: RunPaths, job: JobFile, node: int, devices: str | No
     variables = {
         "SAGEMAKER_BASE_DIR": str(container.base),
         JOB_ENVIRONMENT: str(paths.job_file),
+        RUN_FOLDER_ENVIRONMENT: str(paths.root),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(job.spec.backend.stop_seconds)),  # torch 2.13 and newer

@@ -14,45 +14,46 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.run import Run
 
-POLL_SECONDS = 0.2
-LOOKS_PER_STATE = 5
+STATE_SECONDS = 1.0
 
 
 class EventTail:
     """New events of one run since the last look, from attempt ``first_attempt`` on."""
 
-    def __init__(self, folder: Path, first_attempt: int) -> None:
-        self._folder = folder
+    def __init__(self, run: Run, first_attempt: int) -> None:
+        self._run = run
         self._first_attempt = first_attempt
         self._offsets: dict[Path, int] = {}
 
     def new_events(self) -> Iterator[dict[str, Any]]:
         """Events written since the last call, file by file."""
-        for attempt, _, path in event_files(self._folder):
+        self._run.home.refresh(f"events/attempt-{self._first_attempt}-")
+        for attempt, _, path in event_files(self._run.paths.events):
             if attempt >= self._first_attempt:
                 for offset, event in read_file(path, self._offsets.get(path, 0)):
                     self._offsets[path] = offset
                     yield event
 
 
-def follow(
-    run: Run, *, poll: float = POLL_SECONDS, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[tuple[Run, Mapping[str, Any]] | None]:
+def follow(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> Iterator[tuple[Run, Mapping[str, Any]] | None]:
     """Every event of the newest attempt with the job it belongs to, until the run has ended; None between looks."""
     tails: dict[str, tuple[Run, EventTail]] = {}
+    pause = run.home.poll_seconds
     for look in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
-        ended = look % LOOKS_PER_STATE == 0 and run.state.is_final
-        for job in _jobs_of_newest_attempt(run) if look % LOOKS_PER_STATE == 0 else ():
+        asks = look % max(1, round(STATE_SECONDS / pause)) == 0
+        ended = asks and run.state.is_final
+        is_known = bool(tails) and run.kind != "workflow"
+        for job in _jobs_of_newest_attempt(run) if asks and not is_known else ():
             if job.uri not in tails:
-                tails[job.uri] = (job, EventTail(job.paths.events, job.attempts[-1].number))
+                tails[job.uri] = (job, EventTail(job, job.attempts[-1].number))
         for job, tail in tails.values():
             for event in tail.new_events():
                 yield job, event
         yield None
         if ended:
             return
-        sleep(poll)
+        sleep(pause)
 
 
 def _jobs_of_newest_attempt(run: Run) -> list[Run]:

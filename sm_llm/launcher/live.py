@@ -202,7 +202,7 @@ def _watch(run: Run, console: Console, live: Live | None, interrupts: Sequence[i
             continue
         job, event = found
         if job.uri not in displays:
-            displays[job.uri] = Display(console, live, job.root.name if job.uri != run.uri else job.kind)
+            displays[job.uri] = Display(console, live, job.uri.rpartition("/")[2] if job.uri != run.uri else job.kind)
         displays[job.uri].show(event, silently=since is not None and event["time"] < since)
 
 

@@ -1,4 +1,4 @@
-"""Starts, watches and signals local runs: a run's folder, its lock and its supervisor process."""
+"""Starts, watches and signals local runs: a run's home, its lock and its supervisor process."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.liveness import is_anyone_alive, starting
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.contract.run_record import RunRecord
+from sm_llm.contract.liveness import is_anyone_alive, is_starting, starting
+from sm_llm.contract.run_home import job_home
+from sm_llm.contract.run_record import Attempt
+from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.states import RunState
+from sm_llm.contract.stop_request import ask_to_stop
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.attempt import python_path, request_file
+from sm_llm.launcher.heartbeat import SILENT_SECONDS, Heartbeat, silence
 from sm_llm.launcher.logs import last_lines
 from sm_llm.launcher.results import has_final
+from sm_llm.storage.swap import change
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_record import RunRecord
     from sm_llm.launcher.backends.base import Submission
 
 READY = b"ready\n"
 SUPERVISOR = "sm_llm.launcher.supervisor"
-is_alive = is_anyone_alive
 
 
 def start(submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
@@ -37,51 +44,77 @@ def start(submission: Submission, on_claimed: Callable[[], None] = lambda: None)
         on_claimed()
         write_submission(submission)
 
-    return start_supervisor(Path(submission.job.run_uri), submission.job.attempt, prepare)
+    return start_supervisor(job_home(submission.job), submission.job.attempt, prepare)
 
 
 def write_submission(submission: Submission) -> None:
-    """job.json and the request, as the attempt reads them."""
-    paths = RunPaths(Path(submission.job.run_uri))
-    request = request_file(paths, submission.job.attempt)
+    """job.json and the request, as the attempt reads them here, and in S3 a copy of both."""
+    home, attempt = job_home(submission.job), submission.job.attempt
+    request = request_file(home.paths, attempt)
     request.parent.mkdir(parents=True, exist_ok=True)
     request.write_text(json.dumps(submission.request, indent=2) + "\n", encoding="utf-8")
-    submission.job.write(paths.job_file)
+    submission.job.write(home.paths.job_file)
+    if isinstance(home, S3Home):
+        _keep(home, request)
+        _keep(home, home.paths.job_file)
 
 
-def start_supervisor(root: Path, attempt: int, prepare: Callable[[], None] = lambda: None) -> str:
+def _keep(home: S3Home, path: Path) -> None:
+    body = path.read_bytes()
+    change(home.store, path.relative_to(home.root).as_posix(), lambda _: body)
+
+
+def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = lambda: None) -> str:
     """Start the detached supervisor of ``attempt``, after ``prepare()``; returns once it holds the run's lock.
 
-    Raises ``SubmitError`` if the run is alive or is just being started, or if the supervisor dies at once.
+    Raises ``SubmitError`` if the run is alive or is just being started, here or elsewhere, or if the supervisor dies
+    at once.
     """
-    with starting(root) as mine:
-        record = RunRecord.read(RunPaths(root).record)
-        if not mine or is_alive(root):
-            raise SubmitError(running_message(root, record))
-        if record.next_attempt != attempt:
-            raise SubmitError(f"{root}: another launch got in between. Give the same command again")
-        prepare()
-        RunPaths(root).stop_file.unlink(missing_ok=True)
-        return _spawn(root, attempt, record.host.get("folder", ""))
+    with starting(home.root) as mine:
+        record = home.record()
+        if not mine or is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
+            raise SubmitError(running_message(home, record))
+        if isinstance(home, S3Home):  # before the claim: whoever sees the claim shall find it alive
+            Heartbeat(home.store, attempt).beat()
+        home.claim(Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time()))
+        try:
+            prepare()
+            home.paths.stop_file.unlink(missing_ok=True)
+            return _spawn(home, attempt, record.host.get("folder", ""))
+        except BaseException:
+            home.unclaim(attempt)
+            raise
 
 
-def running_message(root: Path, record: RunRecord) -> str:
+def is_alive_elsewhere(home: RunHome, record: RunRecord) -> bool:
+    """Whether an attempt that another machine runs has given a sign of life lately."""
+    last = record.attempts[-1] if record.attempts else None
+    if not isinstance(home, S3Home) or last is None or last.state is not None or home.ran_here(last.number):
+        return False  # on a folder, and here, the lock tells
+    quiet = silence(home.store)
+    return quiet is not None and quiet < SILENT_SECONDS
+
+
+def running_message(home: RunHome, record: RunRecord) -> str:
     """What to tell someone who would start a run that is running."""
-    pid = record.attempts[-1].native_id if record.attempts else "unknown"
+    last = record.attempts[-1] if record.attempts else None
+    pid = last.native_id if last is not None and last.native_id else "unknown"
+    elsewhere = f" on {last.host}" if last is not None and last.host not in (None, socket.gethostname()) else ""
+    grace = f" If that machine is gone, its silence is noticed after {SILENT_SECONDS:.0f} s." if home.is_remote else ""
     return (
-        f"{record.run_id} is running already (process {pid}). Follow it with: sm-llm logs {root} --follow, "
-        "or start another run of the same specification with --new"
+        f"{record.run_id} is running already (process {pid}{elsewhere}).{grace} Follow it with: "
+        f"sm-llm logs {home.uri} --follow, or start another run of the same specification with --new"
     )
 
 
-def _spawn(root: Path, attempt: int, folder: str) -> str:
-    log = RunPaths(root).logs(attempt) / "supervisor.log"
+def _spawn(home: RunHome, attempt: int, folder: str) -> str:
+    log = home.paths.logs(attempt) / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     reader, writer = os.pipe()
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", SUPERVISOR, str(root), str(writer)],
+                [sys.executable, "-m", SUPERVISOR, home.uri, str(writer), _options(home)],
                 env={**os.environ, **python_path(os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -96,50 +129,69 @@ def _spawn(root: Path, attempt: int, folder: str) -> str:
         if pipe.read() != READY:
             process.wait()
             cause = "\n".join(last_lines(log, 20)) or f"exit code {process.returncode}"
-            raise SubmitError(f"{root}: the run's supervisor could not start:\n{cause}")
+            raise SubmitError(f"{home.uri}: the run's supervisor could not start:\n{cause}")
     return str(process.pid)
 
 
-def state(root: Path) -> tuple[RunState, str | None]:
+def _options(home: RunHome) -> str:
+    return json.dumps(asdict(home.store.options) if isinstance(home, S3Home) else {})
+
+
+def state(home: RunHome) -> tuple[RunState, str | None]:
     """The state of a run and its reason. A record left open by a killed supervisor is completed by what is true."""
-    record = RunRecord.read(RunPaths(root).record)
+    if home.is_remote and is_anyone_alive(home.root):
+        return RunState.RUNNING, None  # without asking the store: whoever watches it here can do without
+    record = home.record()
     last = record.attempts[-1] if record.attempts else None
     if last is not None and last.state is not None and last.state.is_final:
         return last.state, last.reason
-    if is_alive(root):
+    if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
         return (RunState.RUNNING if last else RunState.PENDING), None
     if last is None:
         return RunState.PENDING, "was never started"
-    if "steps" not in record.spec and has_final(root, record.run_id):
+    if last.is_claim and is_starting(home.root):
+        return RunState.PENDING, None
+    if "steps" not in record.spec and has_final(home, record.run_id):
         return RunState.COMPLETED, None
     return RunState.INTERRUPTED, "its processes were killed"
 
 
-def signal_supervisor(root: Path, pid: int, number: signal.Signals = signal.SIGTERM) -> None:
+def signal_supervisor(home: RunHome, pid: int, number: signal.Signals = signal.SIGTERM) -> None:
     """Signal the supervisor of a run. Raises ``SubmitError`` if process ``pid`` is not it (any more)."""
-    if not is_supervisor(root, pid):
-        raise SubmitError(f"{root}: process {pid} is not this run's supervisor; the run is not running on this machine")
+    if not is_supervisor(home, pid):
+        raise SubmitError(
+            f"{home.uri}: process {pid} is not this run's supervisor; the run is not running on this machine"
+        )
     os.kill(pid, number)
 
 
-def stop(root: Path, pid: int, *, now: bool = False) -> None:
+def stop(home: RunHome, pid: int, *, now: bool = False) -> None:
     """Ask a run to stop, or (``now``) kill it. Raises ``SubmitError`` if its supervisor is not to be found.
 
-    From another machine that shares the folder, a stop file asks for it; nothing can be killed from there.
+    From another machine, a stop file or object asks for it; nothing can be killed from there.
     """
-    host = RunRecord.read(RunPaths(root).record).attempts[-1].host
-    if host not in (None, socket.gethostname()) and not is_supervisor(root, pid):
+    last = home.record().attempts[-1]
+    if _runs_elsewhere(home, last, pid):
         if now:
-            raise SubmitError(f"{root}: it runs on {host} and can be killed only there")
-        RunPaths(root).stop_file.touch()
+            raise SubmitError(f"{home.uri}: it runs on {last.host} and can be killed only there")
+        if isinstance(home, S3Home):
+            ask_to_stop(home.store, last.number)
+        else:
+            home.paths.stop_file.touch()
         return
-    signal_supervisor(root, pid)
+    signal_supervisor(home, pid)
     if now:
-        signal_supervisor(root, pid, signal.SIGINT)  # the second signal kills; another number, or they could merge
+        signal_supervisor(home, pid, signal.SIGINT)  # the second signal kills; another number, or they could merge
 
 
-def supervised_folder(pid: int) -> str | None:
-    """The run's folder of the supervisor with this process id, or None if it is no supervisor."""
+def _runs_elsewhere(home: RunHome, attempt: Attempt, pid: int) -> bool:
+    if isinstance(home, S3Home):
+        return not home.ran_here(attempt.number)
+    return attempt.host not in (None, socket.gethostname()) and not is_supervisor(home, pid)
+
+
+def supervised_run(pid: int) -> str | None:
+    """The address of the run of the supervisor with this process id, or None if it is no supervisor."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -148,6 +200,6 @@ def supervised_folder(pid: int) -> str | None:
     return arguments[arguments.index(SUPERVISOR) + 1] if SUPERVISOR in arguments[:-1] else None
 
 
-def is_supervisor(root: Path, pid: int) -> bool:
-    """Whether ``pid`` is alive and supervises ``root``: process ids are used again."""
-    return supervised_folder(pid) == str(root)
+def is_supervisor(home: RunHome, pid: int) -> bool:
+    """Whether ``pid`` is alive and supervises the run: process ids are used again."""
+    return supervised_run(pid) == home.uri

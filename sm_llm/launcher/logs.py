@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_paths import RunPaths
 
 POLL_SECONDS = 0.2
@@ -84,12 +85,26 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", errors="replace").rstrip("\r\n")
 
 
+def fresh_logs(
+    home: RunHome, attempt: int, still_running: Callable[[], bool], wanted: LogFilter | None = None
+) -> Iterator[str]:
+    """``read_logs`` of a run that may be kept, or run, elsewhere."""
+
+    def look() -> bool:
+        alive = still_running()  # asked before the rest, so that the last lines are never missed
+        home.refresh(f"logs/attempt-{attempt}/")
+        return alive
+
+    return read_logs(home.paths, attempt, wanted, still_running=look, poll=home.poll_seconds)
+
+
 def read_logs(
     paths: RunPaths,
     attempt: int,
     wanted: LogFilter | None = None,
     *,
     still_running: Callable[[], bool],
+    poll: float = POLL_SECONDS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
     """Wanted lines of the node logs of an attempt, rank 0's node first; then new ones while ``still_running``.
@@ -105,7 +120,7 @@ def read_logs(
             for follower in _followers(paths, attempt, wanted, followers):
                 yield from follower.new_lines(whole_only=alive)
             if alive:
-                sleep(POLL_SECONDS)
+                sleep(poll)
     finally:
         for follower in followers.values():
             follower.close()

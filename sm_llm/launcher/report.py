@@ -129,11 +129,11 @@ def status_table(status: Status) -> Table:
         table.add_row(name, value)
     for step in status.steps:
         table.add_row(f"step {step.uri.rpartition('/')[2]}", step.state.value)
-    table.add_row("folder", status.uri)
+    table.add_row("storage" if "://" in status.uri else "folder", status.uri)
     if status.result:
         from sm_llm.launcher.results import RESULT_LINK
 
-        link = Path(status.uri) / RESULT_LINK
+        link = Path(status.uri) / RESULT_LINK  # of a run in S3 no such file exists anywhere
         table.add_row("result", str(link) if link.exists() else status.result)
     return table
 

@@ -8,44 +8,47 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError
 from sm_llm.storage.publish import find_final, find_newest
-from sm_llm.storage.uri import open_store
+from sm_llm.storage.uri import join, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sm_llm.storage.manifest import CommitManifest
+    from sm_llm.contract.run_home import RunHome
 
 RESULT_LINK = "result"
 """Name, in the run's folder, of a link to the published folder: for people, who type it. Programs follow the commit."""
 
 
-def final_commit(root: Path, run_id: str) -> CommitManifest | None:
-    """The commit of the run's result. Raises ``CheckpointError`` if it exists and is damaged."""
-    return find_final(open_store(root), run_id=run_id)
+def has_final(home: RunHome, run_id: str) -> bool:
+    """Whether the run's result is published. Raises ``CheckpointError`` if it is damaged."""
+    return find_final(home.store, run_id=run_id) is not None
 
 
-def has_final(root: Path, run_id: str) -> bool:
-    """Whether the run's result is published."""
-    return final_commit(root, run_id) is not None
-
-
-def has_checkpoint(root: Path, run_id: str) -> bool:
+def has_checkpoint(home: RunHome, run_id: str) -> bool:
     """Whether a continued run would find a checkpoint to start from."""
     try:
-        return find_newest(open_store(root), run_id=run_id).commit is not None
+        return find_newest(home.store, run_id=run_id).commit is not None
     except CheckpointError:
         return False
 
 
-def result_folder(root: Path, run_id: str) -> Path | None:
-    """The published result (a Hugging Face folder, or prepared rows), or None before it is published."""
-    commit = final_commit(root, run_id)
-    return None if commit is None else root / commit.save.data_prefix.rstrip("/")
+def result_place(home: RunHome, run_id: str) -> Path | str | None:
+    """The published result (a Hugging Face folder, or prepared rows): a folder, or its address in S3.
+
+    None before it is published. Raises ``CheckpointError`` if it is damaged.
+    """
+    commit = find_final(home.store, run_id=run_id)
+    if commit is None:
+        return None
+    uri = join(home.uri, commit.save.data_prefix.rstrip("/"))
+    return parse(uri).path or uri
 
 
-def link_result(root: Path, target: Path) -> None:
-    """Point ``<run>/result`` at the published folder; a file system without links simply has none."""
-    link = root / RESULT_LINK
+def link_result(home: RunHome, place: Path | str | None) -> None:
+    """Point ``<run>/result`` at a published folder; S3, and a file system without links, simply have none."""
+    if home.is_remote or place is None:
+        return
+    link = home.root / RESULT_LINK
     with contextlib.suppress(OSError):
         link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(target, root))
+        link.symlink_to(os.path.relpath(place, home.root))

@@ -6,21 +6,21 @@ import json
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import newest_per_step, read_events
 from sm_llm.contract.job_file import BREAK_ENVIRONMENT
 from sm_llm.contract.states import RunState
 from sm_llm.errors import Fault, RunFailed, SpecError
-from sm_llm.launcher.api import launch, storage_folder
+from sm_llm.launcher.api import launch, storage_root
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.find import find_newest
-from sm_llm.storage.uri import open_store
+from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from sm_llm.launcher.plan import Source
     from sm_llm.launcher.run import Run
@@ -94,19 +94,26 @@ def prove_resume(
     from sm_llm.spec.load import load
 
     loaded = load(source, overrides)
-    folder = storage_folder(loaded.spec) / _FOLDER
+    folder = join(storage_root(loaded.spec), _FOLDER)
     tell(f"running {steps} steps unbroken")
-    unbroken = launch(source, *overrides, *_shortened(loaded, steps), f"storage={json.dumps(str(folder))}", new=True)
+    unbroken = launch(source, *overrides, *_shortened(loaded, steps), f"storage={json.dumps(folder)}", new=True)
     unbroken.wait()
     tell(f"running them again, broken before steps {' and '.join(map(str, _breaks(steps)))}")
     broken = _broken(unbroken.job, steps, folder)
     proof = compare_runs(unbroken.job, broken)
     if proof.ok:
         for run in (unbroken, broken):
-            shutil.rmtree(run.root)
+            _remove(run)
         with suppress(OSError):  # an earlier proof's runs are still there
-            folder.rmdir()
+            Path(folder).rmdir()
     return proof
+
+
+def _remove(run: Run) -> None:
+    if run.home.is_remote:
+        store = run.home.store
+        store.delete(it.key for it in store.list(""))
+    shutil.rmtree(run.root)
 
 
 def _breaks(steps: int) -> tuple[int, int]:
@@ -158,12 +165,12 @@ def _span(task: TrainTask, world_size: int) -> int | None:
     return derive_task(task, world_size).schedule_steps
 
 
-def _broken(unbroken: Run, steps: int, folder: Path) -> Run:
+def _broken(unbroken: Run, steps: int, folder: str) -> Run:
     """The same job, broken twice and continued, until it is completed."""
     spec = dict(unbroken.record.spec)
     breaks = ",".join(map(str, _breaks(steps)))
     environment = {**spec.get("environment", {}), BREAK_ENVIRONMENT: breaks}
-    run = launch({**spec, "environment": environment, "storage": str(folder)}, new=True)
+    run = launch({**spec, "environment": environment, "storage": folder}, new=True)
     for step in _breaks(steps):
         _see_it_break(run, step)
         run = run.resume()
@@ -184,7 +191,7 @@ def _see_it_break(run: Run, step: int) -> None:
 
 def compare_runs(unbroken: Run, broken: Run) -> ResumeProof:
     """What two completed runs of the same job have in common."""
-    first, second = (list(read_events(run.paths.events)) for run in (unbroken, broken))
+    first, second = (list(read_events(run.events)) for run in (unbroken, broken))
     steps = {it["step"]: it for it in newest_per_step(first, "step")}
     again = {it["step"]: it for it in newest_per_step(second, "step")}
     pairs = [(one, again[step]) for step, one in steps.items() if step in again]
@@ -210,7 +217,7 @@ def _equal(pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str) 
 
 def _last_states(run: Run) -> dict[str, str]:
     """The hash of the last saved state of every process."""
-    store = open_store(run.root)
+    store = run.home.store
     commit = find_newest(store, run_id=run.id).commit
     if commit is None:
         return {}

@@ -1,4 +1,4 @@
-"""The handle of a run: everything is read from the run's folder, so that any process can hold one."""
+"""The handle of a run: everything is read from where the run is kept, so that any process can hold one."""
 
 from __future__ import annotations
 
@@ -7,47 +7,62 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.contract.run_record import Attempt, RunRecord
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SmLlmError, SubmitError
-from sm_llm.launcher.logs import LogFilter, read_logs
+from sm_llm.launcher.homes import find_home, with_recorded_options
+from sm_llm.launcher.logs import LogFilter, fresh_logs
 from sm_llm.launcher.metrics import MetricRow, metric_rows
-from sm_llm.launcher.results import RESULT_LINK, result_folder
+from sm_llm.launcher.results import RESULT_LINK, result_place
 from sm_llm.spec.compute import ComputeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_paths import RunPaths
+    from sm_llm.contract.run_record import Attempt, RunRecord
     from sm_llm.launcher.backends.base import Backend
     from sm_llm.launcher.status import Status
     from sm_llm.storage.publish import CheckpointInfo
 
 POLL_SECONDS = 0.5
+STEPS = "steps"
+"""The folder, in a workflow's, of its steps' own."""
 
 
 class Run:
-    """A run by its folder. Cheap to make; every method reads what is true at that moment."""
+    """A run by its address. Cheap to make; every method reads what is true at that moment.
 
-    def __init__(self, uri: str | Path) -> None:
-        """``uri`` is the run's folder. Raises ``StorageError`` if there is no run record in it."""
-        from sm_llm.storage.uri import parse
+    Methods raise ``StorageError`` when a run's storage does not answer.
+    """
 
-        location = parse(uri)
-        if location.path is None:
-            raise SubmitError(f"{uri}: this version reads runs in folders only")
-        self.root: Path = location.path
-        self._created_from: RunRecord = RunRecord.read(self.paths.record)
+    def __init__(self, run: str | Path | RunHome) -> None:
+        """``run`` is the run's folder or ``s3://…`` address. Raises ``StorageError`` if there is no run record."""
+        home = find_home(run) if isinstance(run, str | Path) else run
+        self._created_from: RunRecord = home.record()
+        self.home: RunHome = with_recorded_options(home, self._created_from)
         self.continued_attempt: int | None = None
         """Set by ``launch`` when it continued this run instead of starting another."""
 
     @property
+    def root(self) -> Path:
+        """The run's folder; of a run in S3 the folder where this machine works on it, or copies what it reads to."""
+        return self.home.root
+
+    @property
     def paths(self) -> RunPaths:
-        return RunPaths(self.root)
+        """The places in ``root``, as far as they are there."""
+        return self.home.paths
 
     @property
     def uri(self) -> str:
-        return str(self.root)
+        return self.home.uri
+
+    @property
+    def events(self) -> Path:
+        """The folder of the run's events as they are now."""
+        self.home.refresh("events/")
+        return self.paths.events
 
     @property
     def id(self) -> str:
@@ -56,7 +71,7 @@ class Run:
     @property
     def record(self) -> RunRecord:
         """The run record as it stands now."""
-        return RunRecord.read(self.paths.record)
+        return self.home.record()
 
     @property
     def kind(self) -> str:
@@ -68,8 +83,8 @@ class Run:
     def steps(self) -> dict[str, Run]:
         """The steps of a workflow that have begun, in order; empty for a job."""
         names = self._created_from.spec.get("steps", {})
-        folders = {name: self.root / "steps" / name for name in names}
-        return {name: Run(folder) for name, folder in folders.items() if RunPaths(folder).record.is_file()}
+        homes = {name: self.home.below(STEPS, name) for name in names}
+        return {name: Run(home) for name, home in homes.items() if home.exists()}
 
     @property
     def job(self) -> Run:
@@ -96,7 +111,7 @@ class Run:
 
     def describe(self) -> tuple[RunState, str | None]:
         """The state now and, where there is one, the reason."""
-        native = self._backend.describe(self.uri, self._native_id or "")
+        native = self._backend.describe(self.home, self._native_id or "")
         return native.state, native.detail or None
 
     @property
@@ -116,23 +131,24 @@ class Run:
         return self.record.cost
 
     @property
-    def storage(self) -> Path:
-        """The storage root that holds the run (for a workflow's step: its workflow)."""
-        above = self.root.parent
-        is_step = above.name == "steps" and RunPaths(above.parent).record.is_file()
-        return above.parent.parent if is_step else above
+    def storage(self) -> str:
+        """The address of the storage root that holds the run (for a workflow's step: its workflow)."""
+        above, _, own = self.uri.rpartition("/")
+        workflow, _, folder = above.rpartition("/")
+        is_step = folder == STEPS and self.id.endswith(f"-{own}") and find_home(workflow).exists()
+        return workflow.rpartition("/")[0] if is_step else above
 
     @property
-    def result(self) -> Path | None:
-        """The published folder (a model, or prepared rows), or None before it is there."""
+    def result(self) -> Path | str | None:
+        """What was published (a model, or prepared rows): a folder, or its address in S3. None before it is there."""
         if self.kind != "workflow":
-            return result_folder(self.root, self.id)
+            return result_place(self.home, self.id)
         last = self.steps.get(list(self._created_from.spec["steps"])[-1])
         return None if last is None else last.result
 
     @property
-    def result_link(self) -> Path | None:
-        """The short path ``<run>/result`` to the published folder, where the file system has links; else the folder."""
+    def result_link(self) -> Path | str | None:
+        """The short path ``<run>/result`` to the published folder, where there are links; else ``result``."""
         link = self.root / RESULT_LINK
         return link if link.exists() else self.result
 
@@ -144,7 +160,7 @@ class Run:
 
     def metrics(self) -> list[MetricRow]:
         """One row per step with exact floats; where attempts overlap, the newest attempt's values."""
-        return metric_rows(self.job.paths.events)
+        return metric_rows(self.job.events)
 
     def checkpoints(self, *, deep: bool = False) -> list[CheckpointInfo]:
         """Every committed checkpoint by ascending step: size in bytes, time, and whether it could be continued from.
@@ -152,9 +168,9 @@ class Run:
         Names and sizes are compared; ``deep`` also reads all the data and compares checksums.
         """
         from sm_llm.storage.publish import list_checkpoints
-        from sm_llm.storage.uri import open_store
 
-        return list_checkpoints(open_store(self.job.root), run_id=self.job.id, deep=deep)
+        job = self.job
+        return list_checkpoints(job.home.store, run_id=job.id, deep=deep)
 
     def logs(
         self,
@@ -202,11 +218,11 @@ class Run:
         if not numbers:
             return
         compute = ComputeSpec.model_validate(record.spec["compute"])
-        yield from read_logs(
-            self.paths,
+        yield from fresh_logs(
+            self.home,
             attempt or numbers[-1],
+            lambda: follow and not self.state.is_final,
             wanted.on(compute.instance_count, compute.processes),
-            still_running=lambda: follow and not self.state.is_final,
         )
 
     def plot(self, path: str | Path | None = None) -> Path:
@@ -214,7 +230,7 @@ class Run:
         from sm_llm.launcher.plot import plot_run
 
         target = Path(path) if path is not None else self.paths.plot
-        return plot_run(self.job.paths.events, target, title=self.id)
+        return plot_run(self.job.events, target, title=self.id)
 
     def stop(self, *, now: bool = False, wait: bool = False) -> RunState:
         """Ask the run to stop after its current step, saving what it can; ``now`` kills it instead.
@@ -224,7 +240,7 @@ class Run:
         native_id = self._native_id
         if native_id is None or (state := self.state).is_final:
             raise SubmitError(f"{self.id} is not running: it is {self.state.value}")
-        self._backend.stop(self.uri, native_id, now=now)
+        self._backend.stop(self.home, native_id, now=now)
         while wait and not (state := self.state).is_final:
             time.sleep(POLL_SECONDS)
         return state
@@ -268,10 +284,10 @@ class Run:
 
         return branch(self, overrides, fields, step)
 
-    def wait(self, *, poll: float = POLL_SECONDS, sleep: Callable[[float], None] = time.sleep) -> RunState:
+    def wait(self, *, poll: float | None = None, sleep: Callable[[float], None] = time.sleep) -> RunState:
         """Wait until the run has completed. Raises ``RunFailed``, saying why, if it ends in any other way."""
         while not (state := self.state).is_final:
-            sleep(poll)
+            sleep(poll or max(POLL_SECONDS, self.home.poll_seconds))
         if state is not RunState.COMPLETED:
             raise RunFailed(self.failure_message())
         return state

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.contract.events import event_files, read_file
 from sm_llm.contract.job_file import JobFile
-from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.run_record import RunRecord, git_state, host_facts, package_versions
 from sm_llm.launcher.inputs import absolute_inputs, code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -64,9 +64,9 @@ def new_record(
 
 
 def stage(
-    plan: Plan, root: Path, record: RunRecord, *, resume: int | Literal["newest"] | None = None, digest: str = ""
+    plan: Plan, home: RunHome, record: RunRecord, *, resume: int | Literal["newest"] | None = None, digest: str = ""
 ) -> Submission:
-    """The submission of the next attempt of the run in ``root``. Writes nothing.
+    """The submission of the next attempt of the run at ``home``. Writes nothing.
 
     ``resume`` is the checkpoint it must continue from, ``digest`` that of a specification changed since the record.
     """
@@ -76,21 +76,23 @@ def stage(
     job_file = JobFile(
         run_id=record.run_id,
         attempt=record.next_attempt,
-        run_uri=str(root),
+        run_uri=home.uri,
         spec=job,
         spec_digest=digest or record.spec_digest,
         channels=channels,
         resume=resume,
-        trackers=known_trackers(root, record),
+        trackers=known_trackers(home, record),
     )
     return backend(job.backend.name).render(plan, job_file)
 
 
-def known_trackers(root: Path, record: RunRecord) -> dict[str, str]:
+def known_trackers(home: RunHome, record: RunRecord) -> dict[str, str]:
     """The run's ids at experiment trackers, those that only a killed supervisor's attempt has told included."""
     found = dict(record.trackers)
     unclosed = {it.number for it in record.attempts if it.ended is None}
-    for attempt, _, path in event_files(RunPaths(root).events):
+    if unclosed:
+        home.refresh("events/")
+    for attempt, _, path in event_files(home.paths.events):
         if attempt in unclosed:
             opened = (event for _, event in read_file(path) if event["kind"] == "tracker_opened")
             found.update((event["tracker"], event["id"]) for event in opened)

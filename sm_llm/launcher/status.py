@@ -53,7 +53,7 @@ def status_of(run: Run) -> Status:
     record = run.record
     last = record.attempts[-1] if record.attempts else None
     result = run.result
-    events = list(read_events(run.job.paths.events))
+    events = list(read_events(run.job.events))
     opened = [event for event in events if event["kind"] == "tracker_opened"]
     return Status(
         run_id=run.id,

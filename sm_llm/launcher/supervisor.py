@@ -1,19 +1,18 @@
 """The detached process that runs one local run, a job or a workflow.
 
-``python -m sm_llm.launcher.supervisor FOLDER FD`` holds the run's lock, starts the nodes, passes signals on, and
+``python -m sm_llm.launcher.supervisor URI FD OPTIONS`` holds the run's lock, starts the nodes, passes signals on, and
 records how the attempt ended. It lives on when the terminal that launched it goes away. ``FD`` is a pipe on which it
-says that it has begun.
+says that it has begun; ``OPTIONS`` tell, as JSON, how the run's storage is reached.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.contract.run_record import RunRecord
+from sm_llm.contract.run_home import home_of
 from sm_llm.contract.states import EXIT_CODES
 from sm_llm.launcher.attempt import run_attempt
 from sm_llm.launcher.local_run import READY
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Supervise the run in folder ``arguments[0]``; returns the exit code of its final state."""
-    root, descriptor = Path(arguments[0]), int(arguments[1])
+    """Supervise the run at ``arguments[0]``; returns the exit code of its final state."""
+    home, descriptor = home_of(arguments[0], json.loads(arguments[2])), int(arguments[1])
     interrupts = Interrupts()
     interrupts.install()
     adopt_orphans()
@@ -34,11 +33,11 @@ def main(arguments: Sequence[str]) -> int:
         os.write(descriptor, READY)
         os.close(descriptor)
 
-    if "steps" in RunRecord.read(RunPaths(root).record).spec:
+    if "steps" in home.record().spec:
         from sm_llm.launcher.workflow import run_workflow
 
-        return EXIT_CODES[run_workflow(root, interrupts, on_started=ready).state]
-    return EXIT_CODES[run_attempt(root, interrupts, on_started=ready).state]
+        return EXIT_CODES[run_workflow(home, interrupts, on_started=ready).state]
+    return EXIT_CODES[run_attempt(home, interrupts, on_started=ready).state]
 
 
 if __name__ == "__main__":

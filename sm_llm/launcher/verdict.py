@@ -17,6 +17,7 @@ from sm_llm.launcher.results import has_checkpoint, has_final
 
 if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_paths import RunPaths
     from sm_llm.launcher.processes import Ended
 
@@ -36,17 +37,18 @@ class Ending:
     rank: int | None = None
 
 
-def judge(paths: RunPaths, job: JobFile, ended: Ended, *, interrupted: bool) -> Ending:
+def judge(home: RunHome, job: JobFile, ended: Ended, *, interrupted: bool) -> Ending:
     """The state of a finished attempt. What was published decides, not exit codes: torchrun loses the workers'."""
-    if has_final(paths.root, job.run_id):
+    if has_final(home, job.run_id):
         return Ending(RunState.COMPLETED)
+    paths = home.paths
     told = told_failure(paths, job, len(ended.codes))
     stops = [StopRecord.read(_container(paths, job, node).stopped) for node in range(len(ended.codes))]
     stop = next((record for record in stops if record is not None), None)
     if told is not None and not told.cause.is_consequence:
         return _failed(told)
     if interrupted or stop is not None:
-        return _stopped(paths, job, stop)
+        return _stopped(home, job, stop)
     if ended.first_failed is None:
         return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
     node = ended.first_failed
@@ -57,8 +59,8 @@ def _failed(failure: Failure) -> Ending:
     return Ending(RunState.FAILED, failure.headline, failure.rank)
 
 
-def _stopped(paths: RunPaths, job: JobFile, stop: StopRecord | None) -> Ending:
-    resumable = has_checkpoint(paths.root, job.run_id)
+def _stopped(home: RunHome, job: JobFile, stop: StopRecord | None) -> Ending:
+    resumable = has_checkpoint(home, job.run_id)
     state = RunState.INTERRUPTED if resumable else RunState.STOPPED
     if stop is not None and stop.step is not None:
         return Ending(state, stop.sentence)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.contract.run_record import RunRecord
 from sm_llm.contract.states import RunState
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.attempt import recorded, run_attempt
 from sm_llm.launcher.local_run import write_submission
-from sm_llm.launcher.results import link_result, result_folder
+from sm_llm.launcher.results import link_result, result_place
+from sm_llm.launcher.run import STEPS
 from sm_llm.launcher.stage import new_record, stage
 from sm_llm.launcher.verdict import Ending
 from sm_llm.spec.job import WorkflowSpec
@@ -20,12 +18,10 @@ from sm_llm.spec.job import WorkflowSpec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_record import RunRecord
+    from sm_llm.launcher.attempt import Recording
     from sm_llm.launcher.processes import Interrupts
-
-
-def step_root(root: Path, step: str) -> Path:
-    """The run folder of one step."""
-    return root / "steps" / step
 
 
 def step_run_id(run_id: str, step: str) -> str:
@@ -33,37 +29,45 @@ def step_run_id(run_id: str, step: str) -> str:
     return f"{run_id}-{step}"
 
 
-def run_workflow(root: Path, interrupts: Interrupts, on_started: Callable[[], None] = lambda: None) -> Ending:
+def run_workflow(home: RunHome, interrupts: Interrupts, on_started: Callable[[], None] = lambda: None) -> Ending:
     """Run every step that has no published result yet, in order; the first that does not complete ends the workflow."""
-    record = RunRecord.read(RunPaths(root).record)
+    record = home.record()
     workflow = record.load_spec()
     assert isinstance(workflow, WorkflowSpec)
-    with recorded(root, record.next_attempt, on_started) as record_end:
-        ending = _run_steps(root, record.run_id, workflow, interrupts)
-        record_end(ending)
+    with recorded(home, _attempt(record), on_started) as recording:
+        ending = _run_steps(home, record.run_id, workflow, interrupts, recording)
+        recording.end(ending)
     return ending
 
 
-def _run_steps(root: Path, run_id: str, workflow: WorkflowSpec, interrupts: Interrupts) -> Ending:
+def _attempt(record: RunRecord) -> int:
+    """The attempt that the launcher has claimed already, as it does in S3, or else the next."""
+    last = record.attempts[-1] if record.attempts else None
+    return last.number if last is not None and last.is_claim else record.next_attempt
+
+
+def _run_steps(
+    home: RunHome, run_id: str, workflow: WorkflowSpec, interrupts: Interrupts, recording: Recording
+) -> Ending:
     outputs: dict[str, str] = {}
+    result = None
     for step in workflow.steps:
-        folder = step_root(root, step)
-        has_begun = RunPaths(folder).record.is_file()
-        result = result_folder(folder, step_run_id(run_id, step)) if has_begun else None
+        place, own_id = home.below(STEPS, step), step_run_id(run_id, step)
+        result = result_place(place, own_id) if place.exists() else None
         if result is None:
-            ending = _run_step(folder, step_run_id(run_id, step), workflow, step, outputs, interrupts)
+            ending = _run_step(place, own_id, workflow, step, outputs, interrupts, recording)
             if ending.state is not RunState.COMPLETED:
                 return Ending(ending.state, f"step {step}: {ending.reason or ending.state}", ending.rank)
-            result = result_folder(folder, step_run_id(run_id, step))
-        assert result is not None
+            result = result_place(place, own_id)
         outputs[step] = str(result)
-    link_result(root, Path(outputs[step]))
+    link_result(home, result)
     return Ending(RunState.COMPLETED)
 
 
 def _run_step(
-    folder: Path, run_id: str, workflow: WorkflowSpec, step: str, outputs: dict[str, str], interrupts: Interrupts
-) -> Ending:
+    home: RunHome, run_id: str, workflow: WorkflowSpec, step: str, outputs: dict[str, str], interrupts: Interrupts,
+    recording: Recording,
+) -> Ending:  # fmt: skip
     from sm_llm.launcher.plan import plan_job
     from sm_llm.spec.references import resolve, workflow_job
 
@@ -73,12 +77,11 @@ def _run_step(
         plan = plan_job(resolve(workflow_job(workflow, step), {}, outputs), step=step)
     except SmLlmError as error:
         return Ending(RunState.FAILED, str(error))
-    paths = RunPaths(folder)
-    if not paths.record.is_file():
-        new_record(run_id, plan.job, plan.digest, {}, [plan.to_json()], created=time.time()).write(paths.record)
-    elif RunRecord.read(paths.record).spec_digest != plan.digest:
+    if not home.exists():
+        home.create(new_record(run_id, plan.job, plan.digest, {}, [plan.to_json()], created=time.time()))
+    elif home.record().spec_digest != plan.digest:
         # The workflow was resumed with changes: the step's record follows.
         changed = {"spec": plan.job.model_dump(mode="json"), "spec_digest": plan.digest, "plan": [plan.to_json()]}
-        RunRecord.update(paths.record, lambda record: record.model_copy(update=changed))
-    write_submission(stage(plan, folder, RunRecord.read(paths.record)))
-    return run_attempt(folder, interrupts)
+        home.update(lambda record: record.model_copy(update=changed))
+    write_submission(stage(plan, home, home.record()))
+    return run_attempt(home, interrupts, quiet=recording.quiet)

@@ -12,6 +12,7 @@ from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.backends import VpcSpec
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.faults import validate
+from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tree import Path, Tree
 from sm_llm.spec.yaml_text import from_yaml
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class UserDefaults(SpecModel):
-    """What a user sets once for all jobs. ``storage`` serves every backend, the others those that run on AWS."""
+    """What a user sets once for all jobs. What names storage serves every backend, the rest those that run on AWS."""
 
     role: str | None = None
     """IAM role that managed jobs assume."""
@@ -30,6 +31,8 @@ class UserDefaults(SpecModel):
     """S3 bucket for code bundles and job files."""
     storage: str | None = None
     """Folder or URI under which runs get their folders."""
+    storage_options: StorageOptions = Field(default_factory=StorageOptions)
+    """How S3 is reached."""
     vpc: VpcSpec = Field(default_factory=VpcSpec)
     """Network of managed jobs."""
 
@@ -39,6 +42,7 @@ _VARIABLES: dict[str, Path] = {
     "SM_LLM_REGION": ("region",),
     "SM_LLM_BUCKET": ("bucket",),
     "SM_LLM_STORAGE": ("storage",),
+    "SM_LLM_ENDPOINT_URL": ("storage_options", "endpoint_url"),
     "SM_LLM_SUBNETS": ("vpc", "subnets"),
     "SM_LLM_SECURITY_GROUP_IDS": ("vpc", "security_group_ids"),
 }

@@ -33,7 +33,7 @@ class Loaded:
     """Dotted path -> ``job.yaml:12``, ``recipe tiny-local``, ``override``, ...; a path that is missing is a default."""
     digest: str
     defaults: Defaults = field(default_factory=Defaults)
-    """The user's own defaults, of which ``storage`` has been applied."""
+    """The user's own defaults, of which those of storage have been applied."""
 
 
 def load(
@@ -117,6 +117,11 @@ def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:
     if defaults.values.storage is not None and "storage" not in tree.value:
         tree.value["storage"] = defaults.values.storage
         tree.origins[("storage",)] = defaults.origins["storage"]
+    for name, value in defaults.values.storage_options.model_dump(exclude_none=True).items():
+        own = tree.value.setdefault("storage_options", {})
+        if isinstance(own, dict) and name not in own:
+            own[name] = value
+            tree.origins["storage_options", name] = defaults.origins[f"storage_options.{name}"]
     return tree
 
 

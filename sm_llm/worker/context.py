@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ from sm_llm.contract.run_paths import CONTAINER_BASE, ContainerPaths, RunPaths
 from sm_llm.errors import RunFailed
 from sm_llm.redaction import Hidden
 from sm_llm.spec.tasks import starts_ranks
-from sm_llm.storage.uri import parse
+from sm_llm.storage.uri import open_store
 from sm_llm.worker.job import read_job
 from sm_llm.worker.pulse import Pulse
+from sm_llm.worker.shipping import run_folder
 from sm_llm.worker.stop import StopRequests
 from sm_llm.worker.transfer_agent import TransferAgent
 
@@ -24,19 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sm_llm.contract.job_file import JobFile
+    from sm_llm.storage.base import Store
     from sm_llm.worker.board import Board
 
 
 def container_paths(environ: Mapping[str, str]) -> ContainerPaths:
     """The container contract's folders of this node."""
     return ContainerPaths(Path(environ.get("SAGEMAKER_BASE_DIR", CONTAINER_BASE)))
-
-
-def _run_folder(uri: str) -> Path:
-    location = parse(uri)
-    if location.path is None:
-        raise RunFailed(f"run folder: {location.uri} is not a folder, and this version keeps runs in folders only")
-    return location.path
 
 
 @dataclass(frozen=True)
@@ -108,9 +104,14 @@ class WorkerContext:
         container = container_paths(environ)
         place = Place.read(environ, Hosts.read(container.resource_config))
         job, changes = read_job(container, argv, environ)
-        run = RunPaths(_run_folder(job.run_uri))
+        run = RunPaths(run_folder(job, place, container, environ))
         events = EventWriter(run.event_file(job.attempt, "rank0"), job.attempt) if place.is_leader else None
         return cls(job, place, container, run, StopRequests(place.rank), Pulse(), events, changes=changes)
+
+    @cached_property
+    def store(self) -> Store:
+        """The run's storage: checkpoints and results."""
+        return open_store(self.job.run_uri, self.job.spec.storage_options.model_dump())
 
     @property
     def scratch(self) -> Path:

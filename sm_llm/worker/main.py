@@ -17,18 +17,19 @@ from sm_llm.contract.stopped import StopRecord
 from sm_llm.errors import RunFailed
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import ScriptTask, TrainTask
-from sm_llm.storage.uri import open_store
 from sm_llm.worker import failure as failures
 from sm_llm.worker.context import Place, WorkerContext, container_paths
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.parent import end_with_parent
 from sm_llm.worker.secrets import secrets_at_hand
+from sm_llm.worker.shipping import ship_events
 from sm_llm.worker.sinks import feeding
 from sm_llm.worker.stop import Stopping, leave
 from sm_llm.worker.sync import stage_inputs
 from sm_llm.worker.toolkit import is_child_of_toolkit, settle_environment, start_watch
 
 if TYPE_CHECKING:
+    from sm_llm.contract.courier import Courier
     from sm_llm.spec.watchdog import WatchdogSpec
     from sm_llm.worker.board import Board
 
@@ -73,6 +74,8 @@ def main(
     except BaseException as error:  # torch has errors that are no Exception
         frame.tell_failure(error)
         return EXIT_CODES[RunState.FAILED]
+    finally:
+        frame.ship_rest()
     return EXIT_CODES[RunState.COMPLETED]
 
 
@@ -84,11 +87,13 @@ class Frame:
         self.argv = argv
         self.context: WorkerContext | None = None
         self.board: Board | None = None
+        self.courier: Courier | None = None
         self._told = False
 
     def work(self, kind: str, watched: bool) -> None:
         """Run the task."""
         context = self.context = WorkerContext.read(self.environ, self.argv)
+        self.courier = ship_events(context, self.environ)
         if watched:
             context.requests.install(self.end_now)
             start_watch(context, self.environ)
@@ -133,11 +138,17 @@ class Frame:
         assert self.context is not None
         record = StopRecord(reason=reason, checkpoint=self._newest_step())
         self.tell_stop(record)
+        self.ship_rest()
         leave(EXIT_CODES[record.state])
+
+    def ship_rest(self) -> None:
+        """Bring the last events to the run's storage, where nobody else does."""
+        if self.courier is not None:
+            self.courier.close()
 
     def _newest_step(self) -> int | None:
         assert self.context is not None
-        return newest_step(open_store(self.context.job.run_uri), self.context.job.run_id)
+        return newest_step(self.context.store, self.context.job.run_id)
 
     def tell_stop(self, record: StopRecord) -> None:
         """Leave ``output/stopped``: torchrun loses exit codes."""
@@ -183,15 +194,6 @@ def _task(kind: str) -> Task:
     return cast("Task", import_module(f"sm_llm.worker.{kind}").run)
 
 
-@contextmanager
-def _watchdog(context: WorkerContext, spec: WatchdogSpec, board: Board | None) -> Iterator[None]:
-    from sm_llm.worker.watchdog import Watchdog
-
-    watchdog = Watchdog(context, spec, board).start()
-    try:
-        yield
-    finally:
-        watchdog.close()
 def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
     """Torchrun's, or one of our own for hosts that run no torchrun; none for a program that is alone."""
     if isinstance(context.job.spec.task, ScriptTask) and context.place.world_size == 1:
@@ -206,3 +208,12 @@ def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
     return open_board(prefix, hosts.leader, is_leader=context.place.is_leader)
 
 
+@contextmanager
+def _watchdog(context: WorkerContext, spec: WatchdogSpec, board: Board | None) -> Iterator[None]:
+    from sm_llm.worker.watchdog import Watchdog
+
+    watchdog = Watchdog(context, spec, board).start()
+    try:
+        yield
+    finally:
+        watchdog.close()

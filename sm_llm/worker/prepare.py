@@ -9,7 +9,6 @@ from sm_llm.contract.events import Account, AttemptStarted, Progress
 from sm_llm.data.prepare import prepare
 from sm_llm.spec.tasks import PrepareTask
 from sm_llm.storage.publish import find_final
-from sm_llm.storage.uri import open_store
 from sm_llm.worker.publish_final import publish_final, result_folder
 from sm_llm.worker.versions import versions
 
@@ -29,7 +28,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     if not context.place.is_leader:
         return
     context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
-    store = open_store(context.job.run_uri)
+    store = context.store
     if find_final(store, run_id=context.job.run_id) is not None:
         context.notice("the result of this run is published already; there is nothing to do")
         return

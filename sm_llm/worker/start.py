@@ -158,7 +158,8 @@ class Starter:
     def _foreign_checkpoint(self, uri: str) -> Start:
         match = _CHECKPOINT_URI.fullmatch(uri)
         assert match is not None
-        store, step = open_store(match["run"]), match["step"]
+        options = self._context.job.spec.storage_options.model_dump()
+        store, step = open_store(match["run"], options), match["step"]
         restored = self._restore(store, None, None if step is None else int(step))
         if restored is None:
             which = "any checkpoint" if step is None else f"a checkpoint of step {step}"

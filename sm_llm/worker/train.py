@@ -12,7 +12,6 @@ from sm_llm.data.loader import Batches
 from sm_llm.errors import CheckpointError, RunFailed
 from sm_llm.models.registry import family
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.storage.uri import open_store
 from sm_llm.worker import random_state
 from sm_llm.worker.agreed_stop import Stopper
 from sm_llm.worker.break_down import break_down, break_step
@@ -61,7 +60,7 @@ class Training:
         self.task = setup.task
         self.strategy = strategy
         self.control = Agreement()
-        self.store = open_store(context.job.run_uri)
+        self.store = context.store
         self.plateau = Plateau()
         self.steps = StepBuffer(strategy.device, strategy.layout.tensor)
         self.last_step: Step | None = None

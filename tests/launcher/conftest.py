@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +29,7 @@ from sm_llm.contract.run_paths import RunPaths
 from sm_llm.storage.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
 job = JobFile.read(pathlib.Path(os.environ["SM_LLM_JOB_FILE"]))
-paths = RunPaths(pathlib.Path(job.run_uri))
+paths = RunPaths(pathlib.Path(os.environ["SM_LLM_RUN_FOLDER"]))
 scratch = pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"]) / "scratch"
 node = int(sys.argv[1])
 
@@ -41,7 +41,8 @@ def put(step, files={"result.txt": "done"}):
         (working / name).write_text(text)
     save = new_save(job.run_id, step, world_size=1, node_count=1)
     sealed = seal(working, scratch / f"sealed-{step}")
-    publish(open_store(job.run_uri), save, sealed, node=0, leader=True, gather=lambda value: [value])
+    store = open_store(job.run_uri, job.spec.storage_options.model_dump())
+    publish(store, save, sealed, node=0, leader=True, gather=lambda value: [value])
 """
 """Start of a fake worker: ``put(step)`` publishes a checkpoint, ``put(None)`` the result; ``node`` is its number."""
 
@@ -71,8 +72,10 @@ SYNTHETIC: dict[str, Any] = {
 class FakeRuns:
     """Launches ``SYNTHETIC`` below ``storage`` with a fake worker in torchrun's place."""
 
-    storage: Path
+    storage: Path | str
     monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any] = field(default_factory=dict)
+    """How ``storage`` is reached, where it is in S3."""
 
     def use(self, text: str) -> None:
         """From now on every submission's entrypoint is ``PUBLISH`` and ``text``, run by Python itself."""
@@ -89,7 +92,7 @@ class FakeRuns:
         return PUBLISH + text
 
     def spec(self, **changes: Any) -> dict[str, Any]:
-        return {**SYNTHETIC, "storage": str(self.storage), **changes}
+        return {**SYNTHETIC, "storage": str(self.storage), "storage_options": self.options, **changes}
 
     def launch(self, *overrides: str, new: bool = False, **changes: Any) -> Run:
         return api.launch(self.spec(**changes), *overrides, new=new)
@@ -113,3 +116,17 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     # The detached processes import this package from wherever the tests do.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     return FakeRuns(tmp_path / "runs", monkeypatch)
+
+
+@pytest.fixture
+def s3_fakes(fakes: FakeRuns, bucket: str, s3_server: Any) -> FakeRuns:
+    """``fakes`` whose runs are kept in S3."""
+    fakes.storage, fakes.options = f"s3://{bucket}/runs", {"endpoint_url": s3_server.endpoint}
+    fakes.monkeypatch.setenv("SM_LLM_ENDPOINT_URL", s3_server.endpoint)
+    return fakes
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Makes this process one of another machine: nothing of the runs lies in its caches."""
+    return lambda name="elsewhere": monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))

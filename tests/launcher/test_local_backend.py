@@ -139,13 +139,14 @@ def test_local_inputs_become_absolute_paths_and_channels(tmp_path: Path, monkeyp
 
 
 def test_staging_numbers_the_next_attempt_and_keeps_the_records_digest(tmp_path: Path) -> None:
+    from sm_llm.contract.run_home import FolderHome
     from sm_llm.contract.run_record import Attempt
     from sm_llm.launcher.stage import new_record
 
     (it,) = plan(JOB)
     record = new_record("job-1", it.job, "digest", {}, [], created=1.0)
     record = record.with_attempt(Attempt(number=1, native_id="1", started=1.0))
-    job = stage(it, tmp_path, record).job
+    job = stage(it, FolderHome(tmp_path), record).job
     assert (job.run_id, job.attempt, job.spec_digest, job.run_uri) == ("job-1", 2, "digest", str(tmp_path))
 
 

@@ -255,7 +255,7 @@ def test_stop_refuses_a_process_that_is_not_the_runs_supervisor(fakes: Fakes) ->
     with pytest.raises(SubmitError, match="is not running"):
         run.stop()
     with pytest.raises(SubmitError, match="not this run's supervisor"):
-        local_run.signal_supervisor(run.root, os.getpid())
+        local_run.signal_supervisor(run.home, os.getpid())
 
 
 def test_attach_finds_runs_by_folder_id_and_name_and_names_what_there_is(fakes: Fakes) -> None:

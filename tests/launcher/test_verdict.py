@@ -9,6 +9,7 @@ import pytest
 from sm_llm.contract.events import EventWriter
 from sm_llm.contract.failure import Cause, Failure
 from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.run_home import FolderHome
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.contract.states import RunState
 from sm_llm.contract.stopped import StopRecord
@@ -63,7 +64,7 @@ class Attempt:
         log.close()
 
     def judge(self, ended: Ended = BOTH_FAILED, *, interrupted: bool = False) -> Ending:
-        return judge(self.paths, self.job, ended, interrupted=interrupted)
+        return judge(FolderHome(self.paths.root), self.job, ended, interrupted=interrupted)
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.run_home import FolderHome, RunHome
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.states import RunState
 from sm_llm.errors import CheckpointError, SubmitError
@@ -20,6 +20,7 @@ from sm_llm.spec.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 Fakes = Any
 
@@ -57,7 +58,7 @@ def turn(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         if not root.exists():
             loaded = load(flow(fakes))
             new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0).write(RunPaths(root).record)
-        workflow.run_workflow(root, interrupts or processes.Interrupts())
+        workflow.run_workflow(FolderHome(root), interrupts or processes.Interrupts())
         return Run(root)
 
     return run
@@ -119,11 +120,10 @@ def at_once(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """``fakes`` whose workflows run in this process, in the folder that their supervisor would be given."""
     monkeypatch.setattr(processes, "kill_descendants", lambda: 0)
 
-    def submit_workflow(self: Any, run_uri: str, attempt: int, on_claimed: Callable[[], None]) -> str:
+    def submit_workflow(self: Any, home: RunHome, attempt: int, on_claimed: Callable[[], None]) -> str:
         on_claimed()
-        root = Path(run_uri)
-        with contextlib.chdir(Run(root).record.host["folder"]):
-            workflow.run_workflow(root, processes.Interrupts())
+        with contextlib.chdir(home.record().host["folder"]):
+            workflow.run_workflow(home, processes.Interrupts())
         return str(attempt)
 
     monkeypatch.setattr(LocalBackend, "submit_workflow", submit_workflow)

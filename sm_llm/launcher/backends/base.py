@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from sm_llm.contract.job_file import JobFile
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import Attempt
     from sm_llm.contract.states import RunState
     from sm_llm.errors import Fault
@@ -62,20 +62,20 @@ class Backend(Protocol):
     def submit(self, submission: Submission, on_claimed: Callable[[], None]) -> str:
         """Start it; returns the native id. ``on_claimed`` is called once it is sure that nobody else starts it."""
 
-    def submit_workflow(self, run_uri: str, attempt: int, on_claimed: Callable[[], None]) -> str:
-        """Start the workflow whose record lies in ``run_uri``; returns the native id."""
+    def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None]) -> str:
+        """Start the workflow whose record lies in ``home``; returns the native id."""
 
-    def describe(self, run_uri: str, native_id: str) -> NativeState:
+    def describe(self, home: RunHome, native_id: str) -> NativeState:
         """The state of a native job."""
 
-    def logs(self, run_uri: str, attempt: int, *, follow: bool) -> Iterator[str]:
+    def logs(self, home: RunHome, attempt: int, *, follow: bool) -> Iterator[str]:
         """Lines of all nodes, rank 0's node first."""
 
-    def stop(self, run_uri: str, native_id: str, *, now: bool) -> None:
+    def stop(self, home: RunHome, native_id: str, *, now: bool) -> None:
         """Ask the job to stop after its current step, saving what it can; ``now`` kills it instead."""
 
     def native_uri(self, attempt: Attempt) -> str:
         """The address of an attempt's native job, e.g. ``local://host/process``."""
 
     def find(self, native: str) -> str | None:
-        """The run's folder of a native job (its URI without the scheme), where the job itself tells it."""
+        """The address of the run of a native job (its URI without the scheme), where the job itself tells it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import entrypoint_source
+from sm_llm.contract.run_home import local_root
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.errors import Fault, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from sm_llm.contract.job_file import JobFile
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import Attempt
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.job import JobSpec
@@ -86,7 +88,7 @@ class LocalBackend:
 
     def render(self, plan: Plan, job: JobFile) -> Submission:
         """One argument list and environment per node; the supervisor runs exactly these."""
-        paths = RunPaths(Path(job.run_uri))
+        paths = RunPaths(local_root(job.run_uri))
         rendezvous = f"{job.run_id}-{job.attempt}"
         nodes = [
             {
@@ -115,46 +117,44 @@ class LocalBackend:
         _need_torch()
         return start(submission, on_claimed)
 
-    def submit_workflow(self, run_uri: str, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
+    def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
         """Start one detached supervisor, which runs the steps in turn; the native id is its process id."""
         from sm_llm.launcher.local_run import start_supervisor
 
         _need_torch()
-        return start_supervisor(Path(run_uri), attempt, on_claimed)
+        return start_supervisor(home, attempt, on_claimed)
 
-    def describe(self, run_uri: str, native_id: str) -> NativeState:
+    def describe(self, home: RunHome, native_id: str) -> NativeState:
         """The state of a local run, from its record, its lock and its final commit."""
         from sm_llm.launcher.local_run import state as state_of
 
-        state, reason = state_of(Path(run_uri))
+        state, reason = state_of(home)
         return NativeState(state, reason or "")
 
-    def logs(self, run_uri: str, attempt: int, *, follow: bool) -> Iterator[str]:
+    def logs(self, home: RunHome, attempt: int, *, follow: bool) -> Iterator[str]:
         """Lines of all nodes, rank 0's node first; following ends with the run."""
-        from sm_llm.contract.liveness import is_anyone_alive
-        from sm_llm.launcher.logs import read_logs
+        from sm_llm.launcher.logs import fresh_logs
 
-        folder = Path(run_uri)
-        return read_logs(RunPaths(folder), attempt, still_running=lambda: follow and is_anyone_alive(folder))
+        return fresh_logs(home, attempt, lambda: follow and not self.describe(home, "").state.is_final)
 
-    def stop(self, run_uri: str, native_id: str, *, now: bool = False) -> None:
+    def stop(self, home: RunHome, native_id: str, *, now: bool = False) -> None:
         """Signal the supervisor, which passes it on to every node; from another machine, leave a stop file."""
         from sm_llm.launcher.local_run import stop
 
-        stop(Path(run_uri), int(native_id), now=now)
+        stop(home, int(native_id or 0), now=now)
 
     def native_uri(self, attempt: Attempt) -> str:
         """``local://HOST/PROCESS``, of the attempt's supervisor."""
         return f"{self.name}://{attempt.host or socket.gethostname()}/{attempt.native_id}"
 
     def find(self, native: str) -> str | None:
-        """The run's folder, if its supervisor lives on this machine."""
-        from sm_llm.launcher.local_run import supervised_folder
+        """The run's address, if its supervisor lives on this machine."""
+        from sm_llm.launcher.local_run import supervised_run
 
         host, _, pid = native.rpartition("/")
         if host not in ("", "localhost", socket.gethostname()) or not pid.isdigit():
             return None
-        return supervised_folder(int(pid))
+        return supervised_run(int(pid))
 
 
 def _tracker_faults(job: JobSpec) -> list[Fault]:

@@ -1,0 +1,79 @@
+"""Tells other machines that an attempt of this machine is alive: an object in S3 that is stored anew while it is."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.s3_client import code_of, told
+from sm_llm.storage.swap import read_tagged, swap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.storage.s3 import S3Store
+
+KEY = "alive"
+BEAT_SECONDS = 15.0
+SILENT_SECONDS = 75.0
+"""Without a sign of life for so long, by the store's clock, an attempt is taken for dead."""
+_TRIES = 5
+
+
+def silence(store: S3Store) -> float | None:
+    """Seconds since the last beat, both by the store's own clock; None if there never was one."""
+    from botocore.exceptions import ClientError
+
+    with told(store.uri, "look up", KEY, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
+        try:
+            answer = store.client.head_object(**store.at(KEY))
+        except ClientError as error:
+            if code_of(error) in ("404", "NoSuchKey", "NotFound"):
+                return None
+            raise
+    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    return float((now - answer["LastModified"]).total_seconds())
+
+
+@dataclass
+class Heartbeat:
+    """The beats of one attempt. ``on_superseded`` is called when a later attempt turns out to have begun elsewhere."""
+
+    store: S3Store
+    attempt: int
+    on_superseded: Callable[[], None] = lambda: None
+    _tag: str | None = None
+    _due: float = 0.0
+
+    def beat(self, *, at_once: bool = False) -> None:
+        """Store the next beat if it is due. Raises ``StorageError``."""
+        now = time.monotonic()
+        if now < self._due and not at_once:
+            return
+        for _ in range(_TRIES):
+            self._tag = swap(self.store, KEY, self._body(), self._tag)
+            if self._tag is not None:
+                self._due = now + BEAT_SECONDS
+                return
+            found = read_tagged(self.store, KEY)
+            if found.tag is not None and _attempt_in(found.body) > self.attempt:
+                self.on_superseded()
+                return
+            self._tag = found.tag
+        raise StorageError(f"{self.store.uri}: {KEY!r} cannot be stored: other writers were in the way {_TRIES} times")
+
+    def _body(self) -> bytes:
+        # The time makes every beat another body, so that a lost answer is told from somebody else's beat.
+        return json.dumps({"attempt": self.attempt, "host": socket.gethostname(), "time": time.time()}).encode()
+
+
+def _attempt_in(body: bytes) -> int:
+    try:
+        return int(json.loads(body)["attempt"])
+    except (ValueError, KeyError, TypeError):
+        return 0

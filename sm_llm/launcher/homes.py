@@ -1,0 +1,98 @@
+"""Finds where runs live: how their storage is reached before anything of them is read, and which lie below a root."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.run_home import FolderHome, home_of
+from sm_llm.contract.run_paths import RUN_RECORD
+from sm_llm.contract.s3_home import CONFIG, S3Home, workspace
+from sm_llm.errors import StorageError
+from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_options import S3Options
+from sm_llm.storage.swap import folders
+from sm_llm.storage.uri import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_record import RunRecord
+
+_READERS = 16
+
+
+def user_options() -> S3Options:
+    """How S3 is reached as the user's defaults and variables say; what they leave open AWS's own settings tell."""
+    from sm_llm.spec.defaults import read_defaults
+
+    return S3Options(**read_defaults(os.environ).values.storage_options.model_dump())
+
+
+def find_home(uri: str | Path) -> RunHome:
+    """The home of a run whose record was not read yet.
+
+    Its storage is reached as the user's defaults say, or else as this machine last reached it.
+    """
+    location = parse(uri)
+    if location.path is not None:
+        return FolderHome(location.path)
+    return home_of(location.uri, _over(user_options(), _remembered(location.uri)))
+
+
+def with_recorded_options(home: RunHome, record: RunRecord) -> RunHome:
+    """The same home, reached as the run's specification says; what was told before, and worked, has precedence."""
+    if not isinstance(home, S3Home):
+        return home
+    options = _over(home.store.options, record.spec.get("storage_options") or {})
+    return home if options == home.store.options else home_of(home.uri, options)
+
+
+def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None = None) -> list[RunHome]:
+    """The homes of everything right below a storage root that has a name beginning with ``prefix``, run or not."""
+    location = parse(storage)
+    if location.path is not None:
+        paths = location.path.glob(f"{prefix}*/{RUN_RECORD}")
+        return [FolderHome(path.parent) for path in sorted(paths)]
+    assert location.bucket is not None
+    store = S3Store(location.bucket, location.prefix, options or user_options(), CONFIG)
+    names = folders(store, prefix)
+    below = [store.below(name) for name in names]
+    return [S3Home(it, workspace(it.uri, os.environ)) for it in below]
+
+
+def read_records(homes: list[RunHome]) -> list[tuple[RunHome, RunRecord | StorageError | None]]:
+    """Every home with its record, the error that reading it met, or None where there is none. A few at a time."""
+
+    def read(home: RunHome) -> RunRecord | StorageError | None:
+        try:
+            return home.record()
+        except StorageError as error:
+            with contextlib.suppress(StorageError):
+                return error if home.exists() else None
+            raise
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(zip(homes, pool.map(read, homes), strict=True))
+
+
+def _over(first: S3Options, second: Mapping[str, Any]) -> S3Options:
+    """``first``, with what it leaves open taken from ``second``."""
+    open_fields = {name: second.get(name) for name, value in asdict(first).items() if value is None}
+    return replace(first, **open_fields)
+
+
+def _remembered(uri: str) -> Mapping[str, Any]:
+    """The options of the copy of the record that this machine kept; how to reach a store is all that is read of it."""
+    try:
+        text = (workspace(uri, os.environ) / RUN_RECORD).read_text(encoding="utf-8")
+        options: Mapping[str, Any] = json.loads(text)["spec"]["storage_options"]
+        return options
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,50 @@
+"""What S3 is told of an attempt that runs on this machine, and what it tells back: that somebody wants it to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.courier import Courier
+from sm_llm.contract.events import EventWriter, Notice
+from sm_llm.contract.s3_home import S3Home
+from sm_llm.contract.shipper import Shipper
+from sm_llm.contract.stop_request import StopRequest
+from sm_llm.launcher.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from sm_llm.contract.run_home import RunHome
+
+
+def report(home: RunHome, attempt: int) -> Courier | None:
+    """A courier (not yet started) that keeps the store of a remote run informed of an attempt; a folder needs none.
+
+    It stores events and logs, beats, and looks for a request to stop, which becomes a signal to this process.
+    """
+    if not isinstance(home, S3Home):
+        return None
+    shipper = Shipper(home.root, home.store, home.is_original)
+    heartbeat = Heartbeat(home.store, attempt, lambda: _superseded(home, attempt))
+    requests = StopRequest(home.store, attempt, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    return Courier(
+        [heartbeat.beat, requests.look, shipper.ship],
+        lambda message: _tell(home, attempt, message),
+        last=shipper.ship_all,
+    )
+
+
+def _superseded(home: S3Home, attempt: int) -> None:
+    """Another machine took this attempt for dead and started the next: two must not go on."""
+    _tell(home, attempt, "a later attempt of this run was started elsewhere, so this one ends")
+    for number in (signal.SIGTERM, signal.SIGINT):  # the second signal kills
+        os.kill(os.getpid(), number)
+
+
+def _tell(home: S3Home, attempt: int, message: str) -> None:
+    print(message, flush=True)
+    with suppress(OSError):
+        log = EventWriter(home.paths.event_file(attempt, "launcher"), attempt)
+        log.write(Notice(message, "warning"))
+        log.close()

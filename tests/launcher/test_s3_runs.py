@@ -1,0 +1,361 @@
+"""Runs kept in S3, on a real server, with a fake worker: all that a folder does, also from another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.contract.liveness import is_anyone_alive
+from sm_llm.contract.run_home import home_of
+from sm_llm.contract.run_record import Attempt
+from sm_llm.contract.states import RunState
+from sm_llm.errors import RunFailed, StorageError, SubmitError
+from sm_llm.launcher import api, heartbeat, processes, workflow
+from sm_llm.launcher.metrics import to_json
+from sm_llm.launcher.run import Run
+from sm_llm.launcher.stage import new_record
+from sm_llm.spec.load import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Elsewhere = Callable[..., None]
+
+Fakes = Any
+SLEEP = "(scratch / 'up').touch(); time.sleep(60)"
+EVENTS = """
+from sm_llm.contract.events import *
+log = EventWriter(paths.event_file(job.attempt, "rank0"), job.attempt)
+log.write(AttemptStarted(1, "cpu", 8, {}))
+"""
+PLANTED = f"planted-{secrets.token_hex(8)}"
+
+
+def up(run: Run) -> bool:
+    return any(run.paths.attempt_dir(run.attempts[-1].number).glob("node-*/scratch/up"))
+
+
+def seen(run: Run) -> dict[str, Any]:
+    """What people look at, without what depends on the moment or the machine."""
+    return {
+        "status": {**run.status().to_json(), "native_uri": None},
+        "metrics": [to_json(row) for row in run.metrics()],
+        "logs": list(run.logs()),
+        "attempts": [it.model_dump(mode="json") for it in run.attempts],
+        "checkpoints": [it.step for it in run.checkpoints()],
+    }
+
+
+def objects(s3_server: Any, bucket: str) -> dict[str, bytes]:
+    client = s3_server.client
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    keys = [it["Key"] for page in pages for it in page.get("Contents", ())]
+    return {key: client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
+
+
+def test_a_run_in_S3_is_the_same_from_another_machine(
+    s3_fakes: Fakes, elsewhere: Elsewhere, bucket: str, s3_server: Any
+) -> None:
+    s3_fakes.use(
+        EVENTS + "log.write(Step(3, 0.1 + 0.2, 1.0, 1e-3, 64)); print(f'Loss on {node}')\n"
+        "if node == 0: put(4); put(None)\nelse:\n"
+        " while not open_store(job.run_uri, job.spec.storage_options.model_dump()).list('ckpt/commits/final'):"
+        " time.sleep(0.1)\n"
+    )
+    run = s3_fakes.launch("compute.instance_count=2")
+    assert run.uri.startswith(f"s3://{bucket}/runs/fake-")
+    assert run.wait() is RunState.COMPLETED, "\n".join(run.logs())
+    assert str(run.result).startswith(f"{run.uri}/final/")
+    assert run.result_link == run.result
+    here = seen(run)
+    assert here["metrics"][0]["loss"] == 0.1 + 0.2
+    assert here["logs"] == ["[node 0] Loss on 0", "[node 1] Loss on 1"]
+    elsewhere()
+    for there in (
+        Run(run.uri),
+        api.attach(run.id, storage=s3_fakes.storage),
+        api.attach("fake", storage=s3_fakes.storage),
+    ):
+        assert seen(there) == here
+        assert there.root != run.root
+    assert there.plot().is_file()
+    (listed,) = api.ls(s3_fakes.storage)
+    assert (listed.uri, listed.state, listed.step, listed.loss) == (run.uri, RunState.COMPLETED, 3, 0.1 + 0.2)
+    assert not [key for key in objects(s3_server, bucket) if "/scratch/" in key or key.endswith("lock")]
+
+
+def test_the_same_launch_continues_after_everything_was_killed(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
+    s3_fakes.use(EVENTS + "log.write(Step(1, 1.5, 1.0, 1e-3, 64)); print('first', flush=True); put(2); " + SLEEP)
+    run = s3_fakes.launch()
+    s3_fakes.wait_until(lambda: up(run))
+    os.kill(int(run.attempts[-1].native_id), signal.SIGKILL)
+    s3_fakes.wait_until(lambda: not is_anyone_alive(run.root))
+    assert run.state is RunState.INTERRUPTED
+    s3_fakes.use(EVENTS + "log.write(Step(2, 1.25, 1.0, 1e-3, 64)); print('second'); put(None)")
+    again = s3_fakes.launch()
+    assert (again.uri, again.continued_attempt) == (run.uri, 2)
+    assert again.wait() is RunState.COMPLETED
+    here = seen(again)
+    assert [row["loss"] for row in here["metrics"]] == [1.5, 1.25]
+    elsewhere()
+    there = Run(run.uri)
+    assert seen(there) == here, "what the killed attempt had not shipped was shipped by the next"
+    assert list(there.logs(attempt=1)) == ["first"]
+    assert s3_fakes.launch().continued_attempt is None, "a completed run is not continued"
+    api.attach(storage=s3_fakes.storage).wait()
+
+
+def test_a_run_goes_on_from_another_machine_only_when_the_first_is_silent(
+    s3_fakes: Fakes, elsewhere: Elsewhere
+) -> None:
+    s3_fakes.use("put(2); " + SLEEP)
+    run = s3_fakes.launch()
+    s3_fakes.wait_until(lambda: up(run))
+    elsewhere()
+    there = Run(run.uri)
+    assert there.state is RunState.RUNNING
+    with pytest.raises(SubmitError, match=r"is running already.*its silence is noticed after 75 s"):
+        s3_fakes.launch()
+    with pytest.raises(SubmitError, match="is running"):
+        there.resume()
+    s3_fakes.monkeypatch.setattr("sm_llm.launcher.local_run.SILENT_SECONDS", -1.0)
+    assert there.state is RunState.INTERRUPTED
+    s3_fakes.use("put(None)")
+    again = s3_fakes.launch()
+    assert (again.uri, again.continued_attempt) == (run.uri, 2)
+    assert again.wait() is RunState.COMPLETED
+    # The first machine was not dead: it learns that it has lost the run, and ends.
+    s3_fakes.monkeypatch.undo()
+    s3_fakes.wait_until(lambda: run.record.attempts[0].state is not None, seconds=40)
+    assert run.record.attempts[1].state is RunState.COMPLETED
+    assert not is_anyone_alive(run.root)
+
+
+RACER = """
+import pathlib, sys, time
+from sm_llm.launcher import begin
+from sm_llm.launcher.backends import local
+from sm_llm.launcher.container import PORT, entry_script
+from sm_llm.launcher.run import Run
+uri, worker, gate, name = sys.argv[1], *map(pathlib.Path, sys.argv[2:4]), sys.argv[4]
+local._torchrun = lambda job, node, rendezvous, base: (
+    sys.executable, str(entry_script(base, job.task.kind)), str(node), rendezvous, PORT)
+local.entrypoint_source = lambda kind: worker.read_text()
+submit = begin._submit
+def at_the_gate(*arguments, **named):
+    (gate / name).touch()  # it has looked, and found the run free
+    while len(list(gate.iterdir())) < 2:
+        time.sleep(0.01)
+    submit(*arguments, **named)
+begin._submit = at_the_gate
+try:
+    Run(uri).resume()
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_of_two_machines_that_continue_a_run_at_once_one_wins_and_one_line_tells_the_other(
+    s3_fakes: Fakes, tmp_path: Path
+) -> None:
+    s3_fakes.use("put(2); raise ValueError('stop here')")
+    run = s3_fakes.launch()
+    s3_fakes.end(run)
+    (tmp_path / "worker.py").write_text(s3_fakes.worker("print(os.environ['WHERE']); put(None)"))
+    (tmp_path / "gate").mkdir()
+    racers = {}
+    for name in ("one", "two"):
+        command = [sys.executable, "-c", RACER, run.uri, str(tmp_path / "worker.py"), str(tmp_path / "gate"), name]
+        environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / name), "WHERE": name}
+        racers[name] = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
+    told = {name: racer.communicate(timeout=100)[1].strip() for name, racer in racers.items()}
+    (winner,) = [name for name, racer in racers.items() if racer.returncode == 0]
+    (loser,) = [text for text in told.values() if text]
+    assert len(loser.splitlines()) == 1
+    assert loser.startswith(f"SubmitError: {run.id}: another launch was first, and has started attempt 2 on")
+    assert s3_fakes.end(run) is RunState.COMPLETED
+    assert [it.number for it in run.attempts] == [1, 2]
+    assert list(run.logs()) == [winner]
+
+
+def test_two_jobs_with_one_run_id_are_one_run(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
+    s3_fakes.monkeypatch.setattr("sm_llm.launcher.begin.mint_run_id", lambda name: f"{name}-same")
+    s3_fakes.use(SLEEP)
+    first = s3_fakes.launch(new=True)
+    elsewhere()
+    with pytest.raises(SubmitError, match="fake-same: there is a run of this id already"):
+        s3_fakes.launch("task.max_steps=9", new=True)
+    assert first.record.spec["task"]["max_steps"] == 8
+    assert [it.number for it in first.attempts] == [1]
+    s3_fakes.monkeypatch.undo()
+    first.stop(now=True, wait=True)
+
+
+def test_a_run_is_stopped_from_another_machine(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
+    s3_fakes.use("put(2); " + SLEEP)
+    run = s3_fakes.launch()
+    s3_fakes.wait_until(lambda: up(run))
+    here = os.environ["XDG_CACHE_HOME"]
+    elsewhere()
+    there = Run(run.uri)
+    with pytest.raises(SubmitError, match="can be killed only there"):
+        there.stop(now=True)
+    there.stop()
+    s3_fakes.wait_until(lambda: there.state.is_final)
+    assert there.state is RunState.INTERRUPTED
+    s3_fakes.monkeypatch.setenv("XDG_CACHE_HOME", here)
+    s3_fakes.use("time.sleep(4); put(None)")
+    again = s3_fakes.launch()
+    assert again.wait() is RunState.COMPLETED, "a new attempt is not stopped by an old request"
+
+
+def test_resume_at_a_step_branch_rerun_and_finish(s3_fakes: Fakes) -> None:
+    s3_fakes.use("put(2); put(4); put(8); raise ValueError('after the last step')")
+    run = s3_fakes.launch()
+    with pytest.raises(RunFailed, match="after the last step"):
+        run.wait()
+    s3_fakes.use("put(4); raise ValueError('again')")
+    s3_fakes.end(run.resume("task.optim.learning_rate=0.001", step=2))
+    assert [it.step for it in run.checkpoints()] == [2, 4]
+    assert run.record.changes == {2: ("task.optim.learning_rate=0.001",)}
+    s3_fakes.use("assert job.spec.task.start.checkpoint.endswith('@4'); put(None)")
+    branched = run.branch("task.max_steps=6")
+    assert branched.wait() is RunState.COMPLETED, "\n".join(branched.logs())
+    assert branched.storage == run.storage == s3_fakes.storage
+    assert branched.record.spec["task"]["start"]["checkpoint"] == f"{run.uri}@4"
+    s3_fakes.use("put(None)")
+    assert run.rerun().wait() is RunState.COMPLETED
+
+
+def test_what_cannot_be_started_leaves_the_attempt_to_the_next_launch(s3_fakes: Fakes) -> None:
+    s3_fakes.use("put(None)")
+    with s3_fakes.monkeypatch.context() as broken:
+        broken.setattr("sm_llm.launcher.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
+        with pytest.raises(SubmitError, match="could not start"):
+            s3_fakes.launch()
+    run = s3_fakes.launch()
+    assert run.continued_attempt == 1
+    assert run.wait() is RunState.COMPLETED
+
+
+def test_a_workflow_in_S3_feeds_its_steps_by_address(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
+    """In this process: a supervisor of its own would start real workers, as the integration test does."""
+    s3_fakes.monkeypatch.setattr(processes, "kill_descendants", lambda: 0)
+    train = s3_fakes.spec()["task"]
+    prepare = {"kind": "prepare", "sources": ["builtin:python-docs"], "seq_length": 16}
+    data = {"format": "rows", "train": "steps.one.output/train", "seq_length": 16}
+    steps = {
+        "one": {"task": {**prepare, "train_tokenizer": {"vocab_size": 300}}},
+        "two": {"task": {**train, "data": data}},
+    }
+    s3_fakes.use(
+        "if job.spec.task.kind == 'train':\n assert job.spec.task.data.train.startswith('s3://'), job.spec\n"
+        " assert not job.channels\nprint(job.spec.task.kind); put(None)"
+    )
+    loaded = load({"name": "flow", "storage": s3_fakes.storage, "storage_options": s3_fakes.options, "steps": steps})
+    home = home_of(f"{s3_fakes.storage}/flow-1", s3_fakes.options)
+    home.create(new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0))
+    assert workflow.run_workflow(home, processes.Interrupts()).state is RunState.COMPLETED, "\n".join(Run(home).logs())
+    elsewhere()
+    there = Run(home.uri)
+    assert there.state is RunState.COMPLETED
+    assert [it.state for it in there.steps.values()] == [RunState.COMPLETED] * 2
+    assert there.result == there.steps["two"].result
+    assert list(there.logs()) == ["prepare", "train"]
+    assert there.steps["two"].storage == s3_fakes.storage
+    assert Run(f"{home.uri}/steps/two").id == "flow-1-two"
+
+
+def test_following_from_another_machine_ends_with_the_run(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
+    s3_fakes.use("for i in range(4):\n print('line', i, flush=True); time.sleep(1)\nput(None)")
+    run = s3_fakes.launch()
+    elsewhere()
+    assert list(Run(run.uri).logs(follow=True)) == [f"line {i}" for i in range(4)]
+    assert run.wait() is RunState.COMPLETED
+
+
+def test_a_store_that_does_not_answer_is_one_clear_error(
+    s3_fakes: Fakes, elsewhere: Elsewhere, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from sm_llm.cli import main
+
+    s3_fakes.use(EVENTS + "log.write(Step(3, 2.5, 1.0, 1e-3, 64)); put(None)")
+    run = s3_fakes.launch()
+    run.wait()
+    assert run.metrics()
+    s3_fakes.monkeypatch.setattr(
+        "sm_llm.contract.s3_home.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
+    )
+    s3_fakes.monkeypatch.setenv("SM_LLM_ENDPOINT_URL", "http://127.0.0.1:9")
+    capfd.readouterr()
+    for verb in (["status", run.uri], ["metrics", run.uri], ["logs", run.uri], ["ls", s3_fakes.storage]):
+        s3_fakes.monkeypatch.setattr(sys, "argv", ["sm-llm", *verb])
+        with contextlib.suppress(SystemExit):
+            main()
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: s3://"), captured.err
+        assert "Traceback" not in captured.err
+        assert len(captured.err.strip().splitlines()) == 1
+    with pytest.raises(StorageError):
+        s3_fakes.launch(storage_options={"endpoint_url": "http://127.0.0.1:9"})
+
+
+def test_S3_holds_no_secret_of_a_run(s3_fakes: Fakes, bucket: str, s3_server: Any) -> None:
+    s3_fakes.monkeypatch.setenv("HUB_TOKEN", PLANTED)
+    s3_fakes.use("put(2); put(None)")
+    run = s3_fakes.launch(secrets={"HF_TOKEN": "env:HUB_TOKEN"})
+    assert run.wait() is RunState.COMPLETED
+    stored = objects(s3_server, bucket)
+    assert f"runs/{run.id}/run.json" in stored
+    assert f"runs/{run.id}/job.json" in stored
+    assert f"runs/{run.id}/local/attempt-1/request.json" in stored
+    for key, body in stored.items():
+        assert PLANTED.encode() not in body, key
+
+
+def test_beats_tell_age_by_the_stores_clock_and_who_was_superseded(s3_fakes: Fakes, s3_server: Any) -> None:
+    from sm_llm.storage.s3 import S3Store
+    from sm_llm.storage.s3_options import S3Options
+
+    bucket = str(s3_fakes.storage).split("/")[2]
+    store = S3Store(bucket, "runs/x", S3Options(endpoint_url=s3_server.endpoint))
+    assert heartbeat.silence(store) is None
+    lost: list[int] = []
+    one = heartbeat.Heartbeat(store, 1, lambda: lost.append(1))
+    one.beat()
+    age = heartbeat.silence(store)
+    assert age is not None
+    assert -2 <= age <= 5
+    heartbeat.Heartbeat(store, 1).beat()
+    one.beat(at_once=True)
+    assert lost == [], "its own launcher's beat"
+    heartbeat.Heartbeat(store, 2).beat()
+    one.beat(at_once=True)
+    assert lost == [1]
+    body = store.get(heartbeat.KEY)
+    assert body is not None
+    assert json.loads(body)["attempt"] == 2
+
+
+def test_a_claim_without_a_process_is_not_a_running_run(s3_fakes: Fakes) -> None:
+    s3_fakes.use("put(2); raise ValueError('x')")
+    run = s3_fakes.launch()
+    s3_fakes.end(run)
+    run.home.claim(Attempt(number=2, native_id="", host="here", started=time.time()))
+    assert run.state is RunState.INTERRUPTED, "its launcher was killed"
+    s3_fakes.use("put(None)")
+    again = s3_fakes.launch()
+    assert again.continued_attempt == 3
+    assert again.wait() is RunState.COMPLETED
+    assert Path(run.root).is_dir()
