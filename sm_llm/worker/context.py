@@ -18,6 +18,7 @@ from sm_llm.spec.tasks import starts_ranks
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.job import read_job
 from sm_llm.worker.pulse import Pulse
+from sm_llm.worker.scratch import scratch_folder
 from sm_llm.worker.shipping import run_folder
 from sm_llm.worker.stop import StopRequests
 from sm_llm.worker.transfer_agent import TransferAgent
@@ -113,10 +114,10 @@ class WorkerContext:
         """The run's storage: checkpoints and results."""
         return open_store(self.job.run_uri, self.job.spec.storage_options.model_dump())
 
-    @property
+    @cached_property
     def scratch(self) -> Path:
         """This node's folder for large temporary files."""
-        return self.container.scratch
+        return scratch_folder(self.container, self.job.run_id, self.place.node, os.environ)
 
     def check_world_size(self) -> None:
         """Raise ``RunFailed`` when other than the requested number of processes has started."""
