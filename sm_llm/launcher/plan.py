@@ -105,7 +105,7 @@ def plan_loaded(loaded: Loaded) -> list[Plan]:
             return plan_workflow(loaded.spec, loaded.origins)
         return [plan_job(loaded.spec, origins=loaded.origins)]
     except PlanError as error:
-        raise PlanError([replace(it, origin=loaded.origins.get(it.path, "")) for it in error.faults]) from None
+        raise PlanError([replace(it, origin=loaded.origins.get(it.path, it.origin)) for it in error.faults]) from None
 
 
 def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:

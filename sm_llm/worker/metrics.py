@@ -126,7 +126,7 @@ class Meter:
         parts = [
             f"step {step.step}/{total_steps}",
             f"Loss: {step.loss:.4f}",
-            f"{window.tokens_per_second_per_device:,.0f} tokens/s/device",
+            f"{window.tokens_per_second_per_device:.0f} tokens/s/device",  # no separators: CloudWatch reads it
             self._mfu(window),
             _memory(window),
             f"grad norm {step.grad_norm:.3f}",

@@ -1,0 +1,164 @@
+"""The code bundle: deterministic, without secrets, data and dangling links."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.launcher.bundle import LOCK_FILE, make_bundle
+from sm_llm.launcher.images import IMAGES
+from sm_llm.launcher.source_faults import requirement_faults
+from sm_llm.launcher.source_tree import IGNORE_FILE, source_tree
+from tests.launcher.sagemaker.conftest import SCRIPT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sm_llm.errors import Fault
+    from sm_llm.launcher.images import Image
+
+
+def write(root: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = root / name.replace("__", "/").replace("_py", ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def contents(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        members = [(it.name, opened.extractfile(it)) for it in opened.getmembers()]
+        return {name: stream.read() for name, stream in members if stream is not None}
+
+
+def test_the_same_files_give_the_same_archive_whenever_they_were_written(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", train_py="x = 1", pkg__util_py="y = 2")
+    second = write(tmp_path / "b", pkg__util_py="y = 2", train_py="x = 1")
+    os.utime(second / "train.py", (1, 1))
+    one, two = make_bundle(source_tree(first)), make_bundle(source_tree(second))
+    assert (one.digest, one.archive) == (two.digest, two.archive)
+    (second / "train.py").write_text("x = 2")
+    assert make_bundle(source_tree(second)).digest != one.digest
+
+
+def test_entrypoints_lie_at_the_root_with_the_text_of_the_checkout() -> None:
+    files = contents(make_bundle(lock="torch\n").archive)
+    assert {kind: files[f"{kind}.py"].decode() for kind in TASK_KINDS} == {
+        kind: entrypoint_source(kind) for kind in TASK_KINDS
+    }
+    assert files[LOCK_FILE] == b"torch\n"
+
+
+def test_SR02_SR04_a_setup_py_of_the_program_stays_below_the_root(
+    tmp_path: Path, faults: Callable[..., list[Fault]]
+) -> None:
+    source = write(tmp_path / "with", train_py="", setup_py="from setuptools import setup; setup()")
+    assert "source/setup.py" in contents(make_bundle(source_tree(source)).archive)
+    (source / "setup.py").write_text("")
+    (fault,) = faults({**SCRIPT, "task": {**SCRIPT["task"], "source": str(source)}})
+    assert "setup.py is empty" in fault.problem
+
+
+def test_SR10_what_is_no_code_stays_here_and_secrets_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path, train_py="", data__big="", _git__config="", _env="KEY=1", key="")
+    (source / ".git").mkdir()
+    (source / ".git" / "HEAD").write_text("ref")
+    (source / ".venv").mkdir()
+    (source / ".env").write_text("TOKEN=1")
+    with (source / "data" / "big").open("wb") as stream:
+        stream.truncate(200_000_000)
+    tree = source_tree(source)
+    assert {".git/", ".venv/"} <= set(tree.left_out)
+    assert [it.problem for it in tree.faults] == [
+        ".env holds secrets by its name",
+        "data/big is no code: it has 200 MB",
+    ]
+    (source / IGNORE_FILE).write_text("# not for the cloud\n.env\ndata/*\n!data/small\n")
+    (source / "data" / "small").write_text("x")
+    tree = source_tree(source)
+    assert tree.faults == []
+    assert "data/small" in tree.files
+
+
+def test_a_large_program_is_warned_of(tmp_path: Path) -> None:
+    with (tmp_path / "weights").open("wb") as stream:
+        stream.truncate(60_000_000)
+    (warning,) = source_tree(tmp_path).warnings
+    assert "60 MB" in warning
+
+
+def test_SR12_links_are_followed_told_and_loops_refused(tmp_path: Path) -> None:
+    outside = write(tmp_path / "common", util_py="shared = 1")
+    source = write(tmp_path / "source", train_py="")
+    (source / "common").symlink_to(outside)
+    (source / "again.py").symlink_to("train.py")
+    tree = source_tree(source)
+    assert contents(make_bundle(tree).archive)["source/common/util.py"] == b"shared = 1"
+    assert "source/again.py" in contents(make_bundle(tree).archive)
+    (warning,) = tree.warnings
+    assert "common is a link out of the folder" in warning
+    (source / "loop").symlink_to(source)
+    (source / "broken").symlink_to("nowhere")
+    assert [it.problem for it in source_tree(source).faults] == [
+        "the link broken leads nowhere", "the link loop leads back to a folder that holds it",
+    ]  # fmt: skip
+
+
+def test_SR13_a_tree_of_links_to_blobs_is_packed_as_files(tmp_path: Path) -> None:
+    blobs = write(tmp_path / "cache" / "blobs", abc="weights")
+    snapshot = tmp_path / "cache" / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "config.json").symlink_to("../blobs/abc")
+    assert contents(make_bundle(source_tree(snapshot)).archive)["source/config.json"] == (blobs / "abc").read_bytes()
+
+
+@pytest.mark.parametrize("entry", ["train.sh;id", 'tr"ain.py', "../x.py", "/abs.py", "train.py extra", "-m pkg;id", ""])
+def test_HP18_an_entry_that_is_no_plain_name_is_refused(entry: str, faults: Callable[..., list[Fault]]) -> None:
+    assert "task.entry" in {it.path for it in faults({**SCRIPT, "task": {"kind": "script", "entry": entry}})}
+
+
+def test_SR17_a_missing_entry_is_told_with_what_there_is(tmp_path: Path, faults: Callable[..., list[Fault]]) -> None:
+    write(tmp_path, run_py="")
+    (fault,) = faults({**SCRIPT, "task": {"kind": "script", "entry": "train.py", "source": str(tmp_path)}})
+    assert (fault.path, fault.remedy) == ("task.entry", "There are: run.py")
+    (missing,) = faults({**SCRIPT, "task": {"kind": "script"}})
+    assert (missing.path, "missing" in missing.problem) == ("task.entry", True)
+
+
+def test_SR14_a_source_in_S3_is_a_folder(faults: Callable[..., list[Fault]]) -> None:
+    """The worker stages it, so there is no archive to get wrong."""
+    assert faults({**SCRIPT, "task": {**SCRIPT["task"], "source": "s3://bucket/code"}}) == []
+
+
+def image(line: str) -> Image:
+    return next(row for row in IMAGES if row.line == line)
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "is_refused"),
+    [
+        ("gpu", "torch==2.1.0", True),
+        ("gpu", "torch>=2.0", False),
+        ("gpu", "torch", False),
+        ("gpu", "flash_attn==2.9.9", True),
+        ("gpu", "nvidia-cublas-cu12==12.1", True),
+        ("gpu", "transformers==4.40", False),
+        ("smp", "transformers==4.50", True),
+        ("gpu", "rich  # torch==1", False),
+        ("neuron", "torch-xla==2.1", True),
+    ],
+)
+def test_SR08_requirements_may_not_move_what_the_image_owns(
+    line: str, text: str, is_refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "requirements.txt").write_text(f"# needs\n{text}\n")
+    found = list(requirement_faults(tmp_path / "requirements.txt", image(line)))
+    assert bool(found) == is_refused
+    assert all("line 2" in it.problem for it in found)
