@@ -105,6 +105,7 @@ class Publisher:
         """Publish a save that all nodes have sealed. A collective over ``agreement``, of the thread that sealed it."""
         with self._changed:
             self._held[sealed.save.save_id] = sealed
+        agreement.barrier()  # rank 0 may tell the other thread to publish it from now on
         told = agreement.broadcast(self._enqueue(sealed) if self._context.place.is_leader else None)
         assert told is not None
         if self.failure is not None:
