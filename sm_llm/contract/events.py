@@ -17,7 +17,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.trouble import Failed, PublicationLate, Stacks, Stalled, StateVerified, Stopped
+from sm_llm.contract.published import CheckpointPublished, FinalPublished, PublicationLate
+from sm_llm.contract.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -95,28 +96,6 @@ class Validation:
     perplexity: float
     tokens: int
     kind: str = "validation"
-
-
-@dataclass(frozen=True)
-class CheckpointPublished:
-    """A commit exists. ``blocked_seconds``: the training loop waited; ``superseded``: saves left out for this one."""
-
-    step: int
-    uri: str
-    bytes: int
-    seconds: float
-    blocked_seconds: float
-    superseded: int = 0
-    kind: str = "checkpoint_published"
-
-
-@dataclass(frozen=True)
-class FinalPublished:
-    """The task's result is published and committed."""
-
-    uri: str
-    bytes: int
-    kind: str = "final_published"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The events of a job that stops, fails, stalls, lags or goes on again (a part of ``contract.events``)."""
+"""The events of a job that stops, fails, stalls or goes on again (a part of ``contract.events``)."""
 
 from __future__ import annotations
 
@@ -62,20 +62,3 @@ class StateVerified:
 
     step: int
     kind: str = "state_verified"
-
-
-@dataclass(frozen=True)
-class PublicationLate:
-    """Publishing checkpoints lags or fails; training goes on.
-
-    ``step`` is the last one published (or that training continued from; None: none yet), ``age_seconds`` how long ago
-    that was (None: since training began), ``waiting_step`` the newest save that is not published yet and
-    ``superseded`` how many saves newer ones have replaced since.
-    """
-
-    step: int | None
-    age_seconds: float
-    waiting_step: int | None
-    superseded: int
-    reason: str
-    kind: str = "publication_late"

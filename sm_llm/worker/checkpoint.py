@@ -8,7 +8,7 @@ from concurrent.futures import wait as wait_for
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from sm_llm.contract.events import CheckpointPublished
+from sm_llm.contract.published import CheckpointPublished
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.uri import join

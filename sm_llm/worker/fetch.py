@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.events import AttemptStarted, FinalPublished, Progress
+from sm_llm.contract.events import AttemptStarted, Progress
+from sm_llm.contract.published import FinalPublished
 from sm_llm.errors import StorageError
 from sm_llm.spec.tasks import FetchTask
 from sm_llm.storage import publish as publication

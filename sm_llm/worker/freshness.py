@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.trouble import PublicationLate
+from sm_llm.contract.published import PublicationLate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

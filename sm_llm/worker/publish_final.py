@@ -7,7 +7,7 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.events import FinalPublished
+from sm_llm.contract.published import FinalPublished
 from sm_llm.errors import StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.files import write_atomically

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from sm_llm.contract.events import CheckpointPublished
 from sm_llm.contract.program import step_of
+from sm_llm.contract.published import CheckpointPublished
 from sm_llm.errors import SmLlmError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.uri import join
