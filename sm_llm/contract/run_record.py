@@ -75,6 +75,8 @@ class Attempt(_Block):
     reason: str | None = None
     rank: int | None = None
     """The first failing rank, where it is known."""
+    billable_seconds: int | None = None
+    """Seconds that the platform bills, of all nodes together; None where nothing is billed, or not yet known."""
     start: AttemptStart | None = None
     request: str | None = None
     """The request as it was sent: its file, relative to the run's folder."""

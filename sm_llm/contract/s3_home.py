@@ -97,7 +97,8 @@ class S3Home:
             return record.with_attempt(attempt)
 
         self.update(begun)
-        self.paths.attempt_dir(attempt.number).mkdir(parents=True, exist_ok=True)
+        if attempt.is_claim:  # a job that has its id already runs elsewhere, and its files are no originals of ours
+            self.paths.attempt_dir(attempt.number).mkdir(parents=True, exist_ok=True)
 
     def unclaim(self, number: int) -> None:
         self.update(lambda record: record.without_attempt(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.s3_options import S3Options
 
 SHOWN_RUNS = 20
+_JOB_ARN = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d{12}:training-job/(?P<name>[\w-]+)")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     """The handle of a run that exists, from any process or machine that sees its storage.
 
     ``run`` is the run's folder or ``s3://`` (``file://``) URI, its id or name below ``storage``, the native job of one
-    of its attempts (``local://host/process``), or None: the newest run. ``storage`` is the user's default storage,
+    of its attempts (``local://host/process``, ``sagemaker://region/job`` or that job's ARN), or None: the newest run
+    there. ``storage`` is the user's default storage,
     or ``./runs``. A name means its newest run. Raises ``SubmitError`` naming what there is.
     """
     if run is not None and (found := _by_uri(str(run), storage)):
@@ -78,6 +81,8 @@ def _not_found(run: str | Path | None, place: str, known: Sequence[str]) -> str:
 
 
 def _by_uri(run: str, storage: str | Path | None) -> Run | None:
+    if match := _JOB_ARN.fullmatch(run):
+        run = f"sagemaker://{match['region']}/{match['name']}"
     scheme, separator, rest = run.partition("://")
     if separator and scheme in BACKENDS:
         return _by_native_job(run, scheme, rest, storage)

@@ -164,7 +164,8 @@ def begin(run: Run, console: Console) -> None:
     verb = "continues" if run.continued_attempt else "starts"
     attempt = f" as attempt {run.continued_attempt} of an unfinished run" if run.continued_attempt else ""
     console.print(f"[bold]{escape(run.id)}[/] {verb}{attempt} in {escape(run.uri)}", soft_wrap=True)
-    hint = f"It runs in the background; follow it from anywhere with: sm-llm logs -f {escape(run.uri)}"
+    where = "It runs in the background" if run.is_local else f"It is {escape(str(run.native_uri))}"
+    hint = f"{where}; follow it from anywhere with: sm-llm logs -f {escape(run.uri)}"
     console.print(hint, style="dim", soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SmLlmError, SubmitError
 from sm_llm.launcher.homes import find_home, with_recorded_options
-from sm_llm.launcher.logs import LogFilter, fresh_logs
+from sm_llm.launcher.logs import LogFilter
 from sm_llm.launcher.metrics import MetricRow, metric_rows
 from sm_llm.launcher.results import RESULT_LINK, result_place
 from sm_llm.spec.compute import ComputeSpec
@@ -92,6 +92,11 @@ class Run:
         steps = list(self.steps.values())
         training = [step for step in steps if step.kind == "train"]
         return (training or steps or [self])[-1]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs on the machine that launched it."""
+        return bool(self._created_from.spec["backend"]["name"] == "local")
 
     @property
     def _backend(self) -> Backend:
@@ -218,11 +223,11 @@ class Run:
         if not numbers:
             return
         compute = ComputeSpec.model_validate(record.spec["compute"])
-        yield from fresh_logs(
+        yield from self._backend.logs(
             self.home,
             attempt or numbers[-1],
-            lambda: follow and not self.state.is_final,
             wanted.on(compute.instance_count, compute.processes),
+            lambda: follow and not self.state.is_final,
         )
 
     def plot(self, path: str | Path | None = None) -> Path:

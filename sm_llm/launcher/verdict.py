@@ -16,6 +16,8 @@ from sm_llm.launcher.logs import last_lines
 from sm_llm.launcher.results import has_checkpoint, has_final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sm_llm.contract.job_file import JobFile
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_paths import RunPaths
@@ -75,16 +77,21 @@ def told_failure(paths: RunPaths, job: JobFile, nodes: int) -> Failure | None:
     A cause comes before a consequence, then whoever was first. A script's own words are taken as they are.
     """
     found: list[tuple[bool, float, Failure]] = []
-    for log in paths.events.glob(f"attempt-{job.attempt}-rank*-failure.jsonl"):
-        for _, event in read_file(log):
-            failure = Failure(Cause(event["cause"]), event["message"], event["rank"], event["node"])
-            found.append((failure.cause.is_consequence, event["time"], failure))
+    for at, failure in failures_in_events(paths, job.attempt):
+        found.append((failure.cause.is_consequence, at, failure))
     for node in range(nodes):
         path = _container(paths, job, node).failure
         if path.is_file():
             failure = Failure.from_text(path.read_text(encoding="utf-8", errors="replace").strip())
             found.append((failure.cause.is_consequence, path.stat().st_mtime, failure))
     return min(found, key=lambda item: item[:2])[2] if found else None
+
+
+def failures_in_events(paths: RunPaths, attempt: int) -> Iterator[tuple[float, Failure]]:
+    """Every failure that a process of an attempt told in the event log, with its time in seconds since the epoch."""
+    for log in paths.events.glob(f"attempt-{attempt}-rank*-failure.jsonl"):
+        for _, event in read_file(log):
+            yield event["time"], Failure(Cause(event["cause"]), event["message"], event["rank"], event["node"])
 
 
 def killed(paths: RunPaths, job: JobFile, nodes: int) -> Failure | None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_record import Attempt
     from sm_llm.contract.states import RunState
     from sm_llm.errors import Fault
+    from sm_llm.launcher.logs import LogFilter
     from sm_llm.launcher.plan import Plan
     from sm_llm.launcher.review import Review
     from sm_llm.spec.job import JobSpec
@@ -68,8 +69,8 @@ class Backend(Protocol):
     def describe(self, home: RunHome, native_id: str) -> NativeState:
         """The state of a native job."""
 
-    def logs(self, home: RunHome, attempt: int, *, follow: bool) -> Iterator[str]:
-        """Lines of all nodes, rank 0's node first."""
+    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+        """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
 
     def stop(self, home: RunHome, native_id: str, *, now: bool) -> None:
         """Ask the job to stop after its current step, saving what it can; ``now`` kills it instead."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import Attempt
+    from sm_llm.launcher.logs import LogFilter
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.job import JobSpec
 
@@ -131,11 +132,13 @@ class LocalBackend:
         state, reason = state_of(home)
         return NativeState(state, reason or "")
 
-    def logs(self, home: RunHome, attempt: int, *, follow: bool) -> Iterator[str]:
-        """Lines of all nodes, rank 0's node first; following ends with the run."""
+    def logs(
+        self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]
+    ) -> Iterator[str]:
+        """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
         from sm_llm.launcher.logs import fresh_logs
 
-        return fresh_logs(home, attempt, lambda: follow and not self.describe(home, "").state.is_final)
+        return fresh_logs(home, attempt, still_running, wanted)
 
     def stop(self, home: RunHome, native_id: str, *, now: bool = False) -> None:
         """Signal the supervisor, which passes it on to every node; from another machine, leave a stop file."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.run_paths import JOB_FILE
-from sm_llm.errors import PlanError
+from sm_llm.errors import PlanError, SubmitError
 from sm_llm.launcher.backends.base import Submission
 from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
+from sm_llm.launcher.sagemaker.account import Account
 from sm_llm.launcher.sagemaker.channels import mounted, seen_from_inside
 from sm_llm.launcher.sagemaker.request import Request, training_job
 from sm_llm.launcher.sagemaker.review import decide, review
@@ -19,9 +21,14 @@ from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.storage.uri import fill
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from sm_llm.contract.job_file import JobFile
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import Attempt
     from sm_llm.errors import Fault
+    from sm_llm.launcher.backends.base import NativeState
+    from sm_llm.launcher.logs import LogFilter
     from sm_llm.launcher.plan import Plan
     from sm_llm.launcher.review import Review
     from sm_llm.spec.job import JobSpec
@@ -35,6 +42,8 @@ class SageMakerBackend:
     """Renders and runs training jobs."""
 
     name: str = "sagemaker"
+    connect: Callable[[str], Account] = Account
+    """Region -> the account's clients; injected in tests."""
 
     def check(self, job: JobSpec) -> list[Fault]:
         """What SageMaker cannot do for the job, whatever account it runs in."""
@@ -86,9 +95,57 @@ class SageMakerBackend:
         }
         return Submission(self.name, inside, training_job(spec, given), uploads)
 
+    def submit(self, submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
+        """Upload what is missing and create the job; the native id is ``REGION/JOB``.
+
+        Raises ``SubmitError``, also where an earlier attempt of the run has not ended.
+        """
+        from sm_llm.contract.run_home import job_home
+        from sm_llm.launcher.sagemaker.submit import create_job
+
+        home = job_home(submission.job)
+        earlier = home.record().attempts
+        if earlier and not (state := self.describe(home, earlier[-1].native_id).state).is_final:
+            follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
+            raise SubmitError(f"{submission.job.run_id} is {state.value} already ({earlier[-1].native_id}). {follow}")
+        return create_job(submission, self.connect(region_of(submission)), on_claimed)
+
+    def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
+        """Workflows run as Pipelines; see ``sm_llm.pipelines``."""
+        raise SubmitError(f"{home.uri}: a workflow runs on SageMaker as a pipeline: sm-llm pipeline upsert, start")
+
+    def describe(self, home: RunHome, native_id: str) -> NativeState:
+        """The state of the run's newest training job."""
+        from sm_llm.launcher.sagemaker.jobs import state_of
+
+        return state_of(home, native_id, self.connect)
+
+    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+        """Wanted lines of all hosts, rank 0's first; then new ones while ``still_running``."""
+        from sm_llm.launcher.sagemaker.jobs import logs_of
+
+        return logs_of(home, attempt, wanted, still_running, self.connect)
+
+    def stop(self, home: RunHome, native_id: str, *, now: bool = False) -> None:
+        """Ask the job to stop; SageMaker gives it 120 s."""
+        from sm_llm.launcher.sagemaker.jobs import stop_job
+
+        stop_job(home, native_id, now=now, connect=self.connect)
+
+    def find(self, native: str) -> str | None:
+        """The address of the run of ``REGION/JOB``, by the job's tag."""
+        from sm_llm.launcher.sagemaker.jobs import run_of
+
+        return run_of(native, self.connect)
+
     def native_uri(self, attempt: Attempt) -> str:
         """``sagemaker://REGION/JOB``; the native id is ``REGION/JOB``."""
         return f"{self.name}://{attempt.native_id}"
+
+
+def region_of(submission: Submission) -> str:
+    """The region that a request was rendered for."""
+    return str(json.loads(submission.request["HyperParameters"]["sagemaker_region"]))
 
 
 def code_folder(job: JobSpec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CONFIG = {"connect_timeout": 10, "read_timeout": 30, "retries": {"mode": "standard", "total_max_attempts": 5}}
+_NOT_FOUND = re.compile("not found|could not find", re.IGNORECASE)
 _MEANINGS = {
     "ResourceLimitExceeded": "the account's quota for this instance type does not allow it. Ask for more in Service "
     "Quotas (SageMaker, '<type> for training job usage'), or use fewer nodes",
@@ -25,6 +27,10 @@ _MEANINGS = {
 
 class Expired(SubmitError):
     """The caller's credentials have expired; jobs do not mind."""
+
+
+class NoSuchJob(SubmitError):
+    """There is no training job of this name in the region."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +76,17 @@ def told(action: str) -> Iterator[None]:
 
 
 def describe(account: Account, name: str) -> dict[str, Any]:
-    """What the service says of a training job. Raises ``SubmitError`` if there is none, or no answer."""
+    """What the service says of a training job. Raises ``NoSuchJob``, or ``SubmitError`` without an answer."""
     with told(f"cannot describe training job {name} in {account.region}"):
-        found: dict[str, Any] = account.client("sagemaker").describe_training_job(TrainingJobName=name)
+        from botocore.exceptions import ClientError
+
+        try:
+            found: dict[str, Any] = account.client("sagemaker").describe_training_job(TrainingJobName=name)
+        except ClientError as error:
+            missing = code_of(error) in ("ValidationException", "ResourceNotFound") and _NOT_FOUND.search(str(error))
+            if missing:
+                raise NoSuchJob(f"there is no training job {name} in {account.region}") from None
+            raise
     return found
 
 

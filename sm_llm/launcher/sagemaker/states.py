@@ -65,6 +65,12 @@ def billable_line(job: Mapping[str, Any]) -> str:
     return f"{count} x {duration(used)} used, {count} x {duration(billed)} billed{saved}"
 
 
+def billable_seconds(job: Mapping[str, Any]) -> int | None:
+    """Seconds that are billed, of all nodes together; None while nobody knows."""
+    billed = job.get("BillableTimeInSeconds")
+    return None if billed is None else int(billed) * node_count(job)
+
+
 def node_count(job: Mapping[str, Any]) -> int:
     """Nodes of a job."""
     resources = job.get("ResourceConfig", {})

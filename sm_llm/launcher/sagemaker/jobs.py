@@ -1,0 +1,143 @@
+"""Training jobs that exist: their state, their end in the run's record, their logs, and how they are stopped."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.events import read_events
+from sm_llm.contract.s3_home import S3Home
+from sm_llm.contract.states import RunState
+from sm_llm.contract.stop_request import ask_to_stop
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.attempt import with_ending
+from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.logs import read_logs
+from sm_llm.launcher.results import has_checkpoint, has_final
+from sm_llm.launcher.sagemaker.account import Account, Expired, NoSuchJob, describe, split_native, told
+from sm_llm.launcher.sagemaker.cloudwatch import LogMirror
+from sm_llm.launcher.sagemaker.request import RUN_TAG
+from sm_llm.launcher.sagemaker.states import billable_seconds, native_state
+from sm_llm.launcher.verdict import Ending, failures_in_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_record import RunRecord
+    from sm_llm.launcher.logs import LogFilter
+
+LOOK_SECONDS = 5.0
+"""Between two looks at the logs of a job that runs."""
+
+
+def state_of(home: RunHome, native_id: str, connect: Callable[[str], Account] = Account) -> NativeState:
+    """The state of a run's newest attempt. A job that has ended is settled in the record, once and for all."""
+    record = home.record()
+    last = record.attempts[-1] if record.attempts else None
+    if last is not None and last.state is not None and last.state.is_final:
+        return NativeState(last.state, last.reason or "")
+    if last is None or not native_id:
+        return NativeState(RunState.PENDING, "was never started")
+    region, name = split_native(native_id)
+    try:
+        with leaving_alone(home):
+            job = describe(connect(region), name)
+    except NoSuchJob:
+        return _gone(home, record, last.number)
+    native = native_state(job, time.time())
+    return _settle(home, record, last.number, native, job) if native.state.is_final else native
+
+
+@contextmanager
+def leaving_alone(home: RunHome) -> Iterator[None]:
+    """Expired credentials are the watcher's trouble, not the job's: say how to come back."""
+    try:
+        yield
+    except Expired as error:
+        raise SubmitError(
+            f"{error}. The job goes on without us; come back to it with: sm-llm logs {home.uri} --follow"
+        ) from error
+
+
+def _gone(home: RunHome, record: RunRecord, number: int) -> NativeState:
+    state = RunState.INTERRUPTED if has_checkpoint(home, record.run_id) else RunState.STOPPED
+    ending = Ending(state, "its training job was never created")
+    home.update(lambda held: with_ending(held, home.paths, number, ending))
+    return NativeState(ending.state, ending.reason or "")
+
+
+def _settle(home: RunHome, record: RunRecord, number: int, native: NativeState, job: Mapping[str, Any]) -> NativeState:
+    """Write how the attempt ended into the record: what was published decides, then what the processes told."""
+    home.refresh(f"events/attempt-{number}-")
+    ending = _ending(home, record.run_id, number, native)
+    billed = billable_seconds(job)
+
+    def ended(held: RunRecord) -> RunRecord:
+        closed = with_ending(held, home.paths, number, ending)
+        attempt = next(it for it in closed.attempts if it.number == number)
+        return closed.with_attempt(attempt.model_copy(update={"billable_seconds": billed}))
+
+    home.update(ended)
+    return NativeState(ending.state, ending.reason or "")
+
+
+def _ending(home: RunHome, run_id: str, number: int, native: NativeState) -> Ending:
+    if has_final(home, run_id):
+        return Ending(RunState.COMPLETED)
+    if native.state is RunState.COMPLETED:
+        return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
+    told_by = sorted(failures_in_events(home.paths, number), key=lambda it: (it[1].cause.is_consequence, it[0]))
+    if native.state is RunState.FAILED and told_by and not told_by[0][1].cause.is_consequence:
+        return Ending(RunState.FAILED, told_by[0][1].headline, told_by[0][1].rank)
+    stops = [it for it in read_events(home.paths.events) if it["kind"] == "stopped" and it["attempt"] == number]
+    if native.state is RunState.FAILED and not stops:
+        return Ending(RunState.FAILED, native.detail)
+    reason = native.detail if native.state is not RunState.FAILED else str(stops[-1]["reason"])
+    state = RunState.INTERRUPTED if has_checkpoint(home, run_id) else RunState.STOPPED
+    return Ending(state, reason)
+
+
+def stop_job(home: RunHome, native_id: str, *, now: bool, connect: Callable[[str], Account] = Account) -> None:
+    """Ask the processes to stop through the run's storage, and SageMaker to end the job in its 120 s.
+
+    The training toolkit passes no signal on, so the first is what they heed; ``now`` leaves it out.
+    """
+    region, name = split_native(native_id)
+    if not now and isinstance(home, S3Home):
+        ask_to_stop(home.store, home.record().attempts[-1].number)
+    with leaving_alone(home), told(f"cannot stop training job {name}"):
+        connect(region).client("sagemaker").stop_training_job(TrainingJobName=name)
+
+
+def logs_of(
+    home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
+    connect: Callable[[str], Account] = Account,
+) -> Iterator[str]:  # fmt: skip
+    """Wanted lines of an attempt's hosts, rank 0's first; then new ones while ``still_running``."""
+    native_id = next(it.native_id for it in home.record().attempts if it.number == attempt)
+    region, name = split_native(native_id)
+    mirror = LogMirror(connect(region), name, home.paths.logs(attempt))
+
+    def look() -> bool:
+        alive = still_running()  # asked before the rest, so that the last lines are never missed
+        with leaving_alone(home):
+            mirror.pull()
+        return alive
+
+    return read_logs(home.paths, attempt, wanted, still_running=look, poll=LOOK_SECONDS)
+
+
+def run_of(native: str, connect: Callable[[str], Account] = Account) -> str | None:
+    """The address of the run that a training job is an attempt of, by its tag; None for a job that is not ours."""
+    region, name = split_native(native)
+    account = connect(region)
+    try:
+        arn = describe(account, name)["TrainingJobArn"]
+    except NoSuchJob:
+        return None
+    with told(f"cannot read the tags of training job {name}"):
+        pages = account.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
+        tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
+    return tags.get(RUN_TAG)

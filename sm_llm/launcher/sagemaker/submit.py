@@ -1,0 +1,90 @@
+"""Starts a training job: the role is looked at, what is missing in S3 is uploaded, then one call creates the job."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.run_home import job_home
+from sm_llm.contract.run_record import Attempt
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.lines import size
+from sm_llm.launcher.sagemaker.account import Account, console_line, told
+from sm_llm.storage.s3_client import code_of
+from sm_llm.storage.uri import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sm_llm.launcher.backends.base import Submission
+
+
+def create_job(submission: Submission, account: Account, on_claimed: Callable[[], None]) -> str:
+    """Upload, claim the attempt in the run's record and create the job; returns ``REGION/JOB``.
+
+    Raises ``SubmitError``; then no job was created and the attempt is free again.
+    """
+    job, request = submission.job, submission.request
+    check_role(account, str(request["RoleArn"]))
+    sent = upload(submission)
+    home = job_home(job)
+    native_id = f"{account.region}/{request['TrainingJobName']}"
+    kept = f"requests/attempt-{job.attempt}.json"
+    opened = Attempt(
+        number=job.attempt, native_id=native_id, host=socket.gethostname(), started=time.time(), request=kept
+    )
+    home.claim(opened)
+    try:
+        on_claimed()
+        home.store.put_if_absent(kept, (json.dumps(request, indent=2) + "\n").encode())
+        with told(f"SageMaker did not take training job {request['TrainingJobName']}"):
+            account.client("sagemaker").create_training_job(**request)
+    except BaseException:
+        home.unclaim(job.attempt)
+        raise
+    print(*submitted_lines(submission, account, sent), sep="\n", file=sys.stderr)
+    return native_id
+
+
+def upload(submission: Submission) -> dict[str, int]:
+    """Store what a submission needs in S3, leaving out what is there already; returns what was sent, in bytes.
+
+    Raises ``SubmitError`` if something else lies under an address whose name promises its contents.
+    """
+    sent = {}
+    for uri, body in submission.uploads.items():
+        folder, _, key = uri.rpartition("/")
+        store = open_store(folder, submission.job.spec.storage_options.model_dump())
+        if store.put_if_absent(key, body):
+            sent[uri] = len(body)
+        elif (found := store.head(key)) is not None and found.size != len(body) and "/bundles/" not in uri:
+            raise SubmitError(f"{uri}: another launch has stored a job of this attempt. Give the command again")
+    return sent
+
+
+def check_role(account: Account, role: str) -> None:
+    """Raise ``SubmitError`` for a role that does not exist; who may not look at roles is not stopped."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        account.client("iam").get_role(RoleName=role.rpartition("/")[2])
+    except ClientError as error:
+        if code_of(error) == "NoSuchEntity":
+            raise SubmitError(f"backend.role: there is no role {role}. Check the name and the account") from None
+    except BotoCoreError:
+        return
+
+
+def submitted_lines(submission: Submission, account: Account, sent: Mapping[str, int]) -> list[str]:
+    """What was submitted, where its output will be, and how to follow it."""
+    request, uri = submission.request, submission.job.run_uri
+    name, resources = request["TrainingJobName"], request["ResourceConfig"]
+    nodes = f"{submission.job.spec.compute.instance_count} x {resources.get('InstanceType', 'several types')}"
+    return [
+        f"submitted training job {name} ({nodes}) in {account.region}; uploaded {size(sum(sent.values()))}",
+        f"its results will be in {uri}; follow it with: sm-llm logs -f {uri}",
+        console_line(account.region, name),
+    ]
