@@ -17,9 +17,10 @@ from sm_llm.contract.liveness import hold
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.contract.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.contract.states import RunState
-from sm_llm.launcher import processes
+from sm_llm.launcher import processes, rehearsal
 from sm_llm.launcher.container import PORT, clear_scratch, lay_out
 from sm_llm.launcher.inputs import input_manifests
+from sm_llm.launcher.rehearsal import TRAINING_JOB
 from sm_llm.launcher.reporting import report
 from sm_llm.launcher.results import link_result, result_place
 from sm_llm.launcher.verdict import Ending, judge
@@ -60,13 +61,21 @@ def run_attempt(
         for earlier in range(1, job.attempt):
             clear_scratch(paths, earlier)
         for node in range(len(request["nodes"])):
-            lay_out(paths, job, node, request["entrypoint"])
+            _lay_out(paths, job, request, node)
         ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
         ending = judge(home, job, ended, interrupted=interrupts.count > 0)
         link_result(home, result_place(home, job.run_id))
         clear_scratch(paths, job.attempt)  # first: a full disk has no room for the record
         recording.end(ending)
     return ending
+
+
+def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: int) -> None:
+    if (training_job := request.get(TRAINING_JOB)) is None:
+        lay_out(paths, job, node, request["entrypoint"])
+    else:
+        base, options = paths.node_dir(job.attempt, node), job.spec.storage_options.model_dump()
+        rehearsal.lay_out(training_job, base, node, job.spec.compute.processes, options)
 
 
 class Recording:
@@ -159,7 +168,8 @@ def _run_nodes(
     environ: Mapping[str, str],
     quiet: Sequence[Callable[[], AbstractContextManager[None]]],
 ) -> processes.Ended:
-    with processes.reserved_port() as port:
+    is_rehearsal = TRAINING_JOB in request
+    with processes.reserved_port() as port, rehearsal.fixed_port(len(request["nodes"]) if is_rehearsal else 1):
         nodes = []
         with ExitStack() as stack:
             for silence in quiet:
@@ -176,6 +186,8 @@ def _run_nodes(
             kill_seconds=KILL_SECONDS,
             stop_seconds=job.spec.backend.stop_seconds + STOP_MARGIN_SECONDS,
         )
+        if is_rehearsal:  # the toolkit dies of a signal that its torchrun never hears of
+            processes.await_descendants(interrupts, job.spec.backend.stop_seconds)
     processes.kill_descendants()
     return ended
 

@@ -23,6 +23,7 @@ from sm_llm.errors import SubmitError
 from sm_llm.launcher.attempt import python_path, request_file
 from sm_llm.launcher.heartbeat import SILENT_SECONDS, Heartbeat, silence
 from sm_llm.launcher.logs import last_lines
+from sm_llm.launcher.rehearsal import upload
 from sm_llm.launcher.results import has_final
 from sm_llm.storage.swap import change
 
@@ -54,6 +55,7 @@ def write_submission(submission: Submission) -> None:
     request.parent.mkdir(parents=True, exist_ok=True)
     request.write_text(json.dumps(submission.request, indent=2) + "\n", encoding="utf-8")
     submission.job.write(home.paths.job_file)
+    upload(submission)
     if isinstance(home, S3Home):
         _keep(home, request)
         _keep(home, home.paths.job_file)

@@ -143,6 +143,16 @@ def send(nodes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> No
             node.send_signal(number)
 
 
+def await_descendants(interrupts: Interrupts, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Wait until nothing is left below this process (orphans were adopted), for so long at most, or a second signal."""
+    deadline = time.monotonic() + seconds
+    while (children := _children()) and time.monotonic() < deadline and interrupts.count < 2:
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        sleep(POLL_SECONDS)
+
+
 def kill_descendants() -> int:
     """SIGKILL whatever is left below this process (orphans were adopted); returns how many were found."""
     killed = 0

@@ -23,6 +23,8 @@ class LocalBackend(SpecModel):
 
     name: Literal["local"] = "local"
     """The backend."""
+    contract: Literal["local", "sagemaker"] = "local"
+    """``sagemaker`` rehearses: what SageMaker would be sent runs here under its own training toolkit."""
     threads_per_process: int | None = Field(default=None, ge=1)
     """CPU threads of each process; null shares the machine's cores out evenly."""
     stop_seconds: float = Field(default=120.0, gt=0)

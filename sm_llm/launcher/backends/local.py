@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import entrypoint_source
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
 from sm_llm.contract.run_home import local_root
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.errors import Fault, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.container import PORT, entry_script, node_environment, rank_logs
+from sm_llm.launcher.rehearsal import is_rehearsed, rehearsal_faults
 from sm_llm.launcher.review import Review
 from sm_llm.spec.backends import LocalBackend as LocalOptions
 from sm_llm.spec.inputs import FileSystemInput
@@ -62,7 +64,8 @@ class LocalBackend:
 
     def check(self, job: JobSpec) -> list[Fault]:
         """What this machine cannot do: more processes than GPUs, trackers that are not installed, a pod's secrets."""
-        return [*self._device_faults(job), *_tracker_faults(job), *_secret_faults(job), *_platform_faults(job)]
+        own = rehearsal_faults() if is_rehearsed(job) else _tracker_faults(job)
+        return [*self._device_faults(job), *own, *_secret_faults(job), *_platform_faults(job)]
 
     def _device_faults(self, job: JobSpec) -> list[Fault]:
         """NCCL needs one GPU per process."""
@@ -90,6 +93,8 @@ class LocalBackend:
     def render(self, plan: Plan, job: JobFile) -> Submission:
         """One argument list and environment per node; the supervisor runs exactly these."""
         paths = RunPaths(local_root(job.run_uri))
+        if is_rehearsed(job.spec):
+            return self._rehearsal(plan, job)
         rendezvous = f"{job.run_id}-{job.attempt}"
         nodes = [
             {
@@ -99,6 +104,25 @@ class LocalBackend:
             for node in range(job.spec.compute.instance_count)
         ]
         return Submission(self.name, job, {"nodes": nodes, "entrypoint": entrypoint_source(job.spec.task.kind)})
+
+    def _rehearsal(self, plan: Plan, job: JobFile) -> Submission:
+        """What SageMaker would be sent, and the toolkit's own command for every host."""
+        from sm_llm.launcher import rehearsal
+        from sm_llm.launcher.backends.sagemaker import SageMakerBackend
+
+        cloud = rehearsal.as_training_job(replace(plan, job=job.spec))
+        inside = job.model_copy(update={"spec": cloud.job, "channels": {}})
+        sent = SageMakerBackend().render(cloud, inside)
+        paths = RunPaths(local_root(job.run_uri))
+        own = {RUN_FOLDER_ENVIRONMENT: str(paths.root), "OMP_NUM_THREADS": str(self._threads(job.spec))}
+        nodes = [
+            {
+                "argv": rehearsal.command(PORT),
+                "env": {**own, **rehearsal.environment(sent.request, paths.node_dir(job.attempt, node))},
+            }
+            for node in range(rehearsal.host_count(sent.request))
+        ]
+        return Submission(self.name, job, {"nodes": nodes, rehearsal.TRAINING_JOB: sent.request}, sent.uploads)
 
     def _devices(self, job: JobSpec, node: int) -> str | None:
         if not self.machine.gpus:
@@ -132,9 +156,7 @@ class LocalBackend:
         state, reason = state_of(home)
         return NativeState(state, reason or "")
 
-    def logs(
-        self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]
-    ) -> Iterator[str]:
+    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
         from sm_llm.launcher.logs import fresh_logs
 
@@ -184,7 +206,7 @@ def _secret_faults(job: JobSpec) -> list[Fault]:
 def _platform_faults(job: JobSpec) -> list[Fault]:
     """What only a managed backend has: instances to rent and file systems to mount."""
     faults = []
-    if job.compute.instance_type is not None:
+    if job.compute.instance_type is not None and not is_rehearsed(job):
         remedy = "Set it to null, and compute.processes_per_instance to what this machine can run"
         faults.append(Fault("compute.instance_type", "this machine is what it is", job.compute.instance_type, remedy))
     for name, value in job.inputs.items():
