@@ -70,7 +70,7 @@ class Ours:
         assert isinstance(spec.task, TrainTask)
         strategy = make_strategy(spec.task, context.place)
         strategy.setup()
-        self.setup = set_up(spec.task, 1, context.scratch)
+        self.setup = set_up(spec.task, strategy.layout, 1, context.scratch)
         self.training = Training(context, self.setup, strategy)
         self.training.begin()
         self.step = 0
@@ -98,7 +98,7 @@ class Bare:
         config = ours.setup.config
         self.model = build_on_meta(config)
         self.device = ours.training.strategy.device
-        materialise(self.model, self.device, InitialWeights(family(config).tensors(config), 0))
+        materialise(self.model, self.device, self.device, InitialWeights(family(config).tensors(config), 0))
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
