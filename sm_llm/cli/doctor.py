@@ -7,10 +7,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, Endpoint, KmsKey, Overrides, Owner, Region, StorageClass, print_json
+from sm_llm.cli.options import AsJson, Overrides, S3Access, print_json, s3_access
 
 
 @app.command()
+@s3_access
 def doctor(
     overrides: Overrides = None,
     storage: Annotated[
@@ -20,12 +21,9 @@ def doctor(
         str | None, typer.Option("--resume-proof", metavar="RECIPE|FILE", help="Break a training job and compare.")
     ] = None,
     steps: Annotated[int, typer.Option(help="With --resume-proof: train so many steps, twice.")] = 24,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    kms_key_id: KmsKey = None,
-    storage_class: StorageClass = None,
-    expected_bucket_owner: Owner = None,
     as_json: AsJson = False,
+    *,
+    options: S3Access,
 ) -> None:
     """Try whether things are as runs need them.
 
@@ -50,9 +48,8 @@ def doctor(
     if overrides:
         raise typer.BadParameter("--storage takes no KEY=VALUE")
     from sm_llm.storage.probe import probe_storage
-    from sm_llm.storage.s3_options import S3Options
 
-    report = probe_storage(storage, S3Options(endpoint_url, region, kms_key_id, storage_class, expected_bucket_owner))
+    report = probe_storage(storage, options)
     _answer(report.to_json(), report.text(), report.ok, as_json)
 
 

@@ -7,24 +7,22 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, Endpoint, KmsKey, Owner, Region, StorageClass, console, print_json
+from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
 
 AllWeights = Annotated[bool, typer.Option("--all-weights", help="Every format of the weights, and original/.")]
 
 
 @app.command()
+@s3_access
 def fetch(
     source: Annotated[str, typer.Argument(metavar="SRC", help="hf://[datasets/]org/name[@revision][/path].")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3://bucket/prefix.")],
     include: Annotated[list[str] | None, typer.Option(help="Take only: a folder, .suffix or 'glob'.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Leave out: a folder, .suffix or 'glob'.")] = None,
     all_weights: AllWeights = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    kms_key_id: KmsKey = None,
-    storage_class: StorageClass = None,
-    expected_bucket_owner: Owner = None,
     as_json: AsJson = False,
+    *,
+    options: S3Access,
 ) -> None:
     """Copy a model or data set of the Hugging Face hub to a folder or S3, at one commit.
 
@@ -38,9 +36,7 @@ def fetch(
     """
     from sm_llm.launcher.sync import fetch as copy
     from sm_llm.launcher.sync import fetch_lines, shown, stopping_on_signals
-    from sm_llm.storage.s3_options import S3Options
 
-    options = S3Options(endpoint_url, region, kms_key_id, storage_class, expected_bucket_owner)
     with stopping_on_signals(), shown(console(stderr=True)) as progress:
         report = copy(
             source,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from sm_llm.storage.s3_options import S3Options
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from sm_llm.launcher.run import Run
@@ -18,17 +24,39 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]", help="e.g. task.optim.learning_rate=1e-4")
 ]
 RunName = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Folder, id, name or job URI of a run; else the newest.")
+    str | None,
+    typer.Argument(metavar="[RUN]", help="Folder, s3:// address, id, name or job URI of a run; else the newest."),
 ]
-GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Folder, id, name or job URI of a run.")]
+GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Folder, s3:// address, id, name or job URI of a run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
 New = Annotated[bool, typer.Option("--new", help="Start another run, even if an unfinished one could go on.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Watch until it ends, or leave it in the background.")]
-Endpoint = Annotated[str | None, typer.Option("--endpoint-url", help="Another S3 endpoint.")]
-Region = Annotated[str | None, typer.Option("--region", help="Region of the bucket.")]
-KmsKey = Annotated[str | None, typer.Option("--kms-key-id", help="Encrypt what is written with this KMS key.")]
-StorageClass = Annotated[str | None, typer.Option("--storage-class", help="S3 storage class of what is written.")]
-Owner = Annotated[str | None, typer.Option("--expected-bucket-owner", help="Account id that must own the bucket.")]
+S3Access: TypeAlias = S3Options
+_S3_ACCESS = {
+    "endpoint_url": "Another S3 endpoint.",
+    "region": "Region of the bucket.",
+    "kms_key_id": "Encrypt what is written with this KMS key.",
+    "storage_class": "S3 storage class of what is written.",
+    "expected_bucket_owner": "Account id that must own the bucket.",
+}
+
+
+def s3_access(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options by which S3 is reached; it gets them as its one argument ``options``."""
+
+    @functools.wraps(verb)
+    def with_access(**given: Any) -> None:
+        verb(options=S3Options(**{name: given.pop(name) for name in _S3_ACCESS}), **given)
+
+    own = inspect.signature(verb, eval_str=True)
+    parameters = [it for it in own.parameters.values() if it.name != "options"]
+    for name, text in _S3_ACCESS.items():
+        kind = Annotated[str | None, typer.Option(help=text)]
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
+    # Typer reads both.
+    with_access.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_access.__annotations__ = {it.name: it.annotation for it in parameters}
+    return with_access
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, Endpoint, KmsKey, Owner, Region, StorageClass, console, print_json
+from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
 from sm_llm.errors import StorageError
 
 
 @app.command()
+@s3_access
 def sync(
     source: Annotated[str, typer.Argument(metavar="SRC", help="Folder, file, s3://bucket/prefix or an object.")],
     destination: Annotated[str, typer.Argument(metavar="DST", help="Folder or s3://bucket/prefix.")],
@@ -23,12 +24,9 @@ def sync(
     bandwidth: Annotated[str | None, typer.Option(help="At most so much a second, e.g. 200MiB.")] = None,
     resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on inside files above 1 GiB.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare only.")] = False,
-    endpoint_url: Endpoint = None,
-    region: Region = None,
-    kms_key_id: KmsKey = None,
-    storage_class: StorageClass = None,
-    expected_bucket_owner: Owner = None,
     as_json: AsJson = False,
+    *,
+    options: S3Access,
 ) -> None:
     """Copy a folder to S3 or S3 to a folder; what is there and equal stays. Nothing is deleted.
 
@@ -41,9 +39,7 @@ def sync(
     """
     from sm_llm.launcher.sync import report_lines, shown, stopping_on_signals
     from sm_llm.launcher.sync import sync as copy
-    from sm_llm.storage.s3_options import S3Options
 
-    options = S3Options(endpoint_url, region, kms_key_id, storage_class, expected_bucket_owner)
     with stopping_on_signals(), shown(console(stderr=True)) as progress:
         report = copy(
             source,
