@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial, reduce
 from typing import TYPE_CHECKING
 
 from sm_llm.storage.files import drop_cache
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 18
 """Bytes read at a time: enough for full speed, little enough to stay in the processor's cache."""
+
+PIECE_BYTES = 64 << 20
+"""Files larger than this are read in pieces of this size, a few at once."""
+
+_READERS = 4
 
 
 _IMPORTING = threading.Lock()
@@ -36,14 +43,14 @@ class Crc64:
     """A running CRC64NVME; ``hexdigest`` is 16 lower-case hex digits (the empty input gives zeros)."""
 
     def __init__(self) -> None:
-        self._value = 0
+        self.value = 0
         self._crc64nvme = _crc64nvme()
 
     def update(self, data: bytes | memoryview) -> None:
-        self._value = self._crc64nvme(data, self._value)
+        self.value = self._crc64nvme(data, self.value)
 
     def hexdigest(self) -> str:
-        return f"{self._value:016x}"
+        return f"{self.value:016x}"
 
 
 def crc64_bytes(data: bytes) -> str:
@@ -54,16 +61,36 @@ def crc64_bytes(data: bytes) -> str:
 
 
 def crc64_file(path: Path, *, from_disk: bool = False) -> str:
-    """CRC64NVME of a file as 16 hex digits.
+    """CRC64NVME of a file as 16 hex digits; a large one is read by several threads.
 
     ``from_disk`` first asks the kernel to forget its cached pages, so that the bytes come from the device (as far
     as the file system allows). Raises ``OSError``.
     """
-    crc = Crc64()
-    buffer = memoryview(bytearray(CHUNK_BYTES))
     with path.open("rb", buffering=0) as stream:
         if from_disk:
             drop_cache(stream.fileno())
-        while count := stream.readinto(buffer):
+        size = os.fstat(stream.fileno()).st_size
+    starts = range(0, size, PIECE_BYTES)
+    if len(starts) < 2:
+        return f"{_crc64_piece(path, 0)[0]:016x}"
+    with ThreadPoolExecutor(min(_READERS, len(starts)), thread_name_prefix="checksum") as pool:
+        pieces = list(pool.map(partial(_crc64_piece, path), starts))
+    return f"{reduce(_join, pieces)[0]:016x}"
+
+
+def _crc64_piece(path: Path, start: int) -> tuple[int, int]:
+    """CRC64NVME and length of up to ``PIECE_BYTES`` from ``start``."""
+    crc, left = Crc64(), PIECE_BYTES
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as stream:
+        stream.seek(start)
+        while count := stream.readinto(buffer[: min(left, CHUNK_BYTES)]):
             crc.update(buffer[:count])
-    return crc.hexdigest()
+            left -= count
+    return crc.value, PIECE_BYTES - left
+
+
+def _join(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    from awscrt.checksums import combine_crc64nvme
+
+    return combine_crc64nvme(first[0], second[0], second[1]), first[1] + second[1]
