@@ -64,20 +64,26 @@ def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None
         raise StorageError(f"{uri}: cannot {action} {key!r}: {error}{_remedy(error)}") from error
 
 
-def code_of(error: Any) -> str:
-    """The error code of a ``ClientError``."""
-    return str(error.response.get("Error", {}).get("Code", ""))
+def code_of(error: BaseException | None) -> str:
+    """The error code of a ``ClientError``; empty for any other error."""
+    return str(_response(error).get("Error", {}).get("Code", ""))
 
 
-def status_of(error: Any) -> int:
-    """The HTTP status of a ``ClientError``; 0 if there is none."""
-    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def status_of(error: BaseException | None) -> int:
+    """The HTTP status of a ``ClientError``; 0 for any other error."""
+    return int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _response(error: BaseException | None) -> Mapping[str, Any]:
+    # Errors of the connection have this attribute too, with other things in it.
+    response = getattr(error, "response", None)
+    return response if isinstance(response, dict) else {}
 
 
 def is_expired(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, says that the credentials have expired."""
     while error is not None:
-        if code_of(error) in EXPIRED if hasattr(error, "response") else "ExpiredToken" in str(error):
+        if code_of(error) in EXPIRED or "ExpiredToken" in str(error):
             return True
         error = error.__cause__
     return False
@@ -93,6 +99,8 @@ def _meaning(error: Any, permission: str) -> str:
         return f"access denied ({said}).{wanted} Check with: sm-llm doctor --storage URI"
     if code == "NoSuchBucket":
         return "the bucket does not exist. Create it first; buckets are never made in passing"
+    if code == "RequestTimeTooSkewed":
+        return f"this machine's clock is wrong ({said})"
     if code == "ENOSPC":
         return f"disk full ({said})"
     return f"{code} {said}".strip()

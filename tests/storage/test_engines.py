@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.errors import StorageError
 from sm_llm.storage.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.base import Copy, MissingObjectError
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.engines import auto, ranges
 from sm_llm.storage.engines.auto import EngineTransfer
 from sm_llm.storage.engines.classic import ClassicTransfer
-from sm_llm.storage.engines.common import MAX_PARTS, MIB, DiskError, part_size
+from sm_llm.storage.engines.common import MAX_PARTS, MIB, part_size
 from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.engines.s5cmd import S5cmdTransfer
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_options import S3Options
-from sm_llm.storage.sync import sync
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,50 +114,6 @@ def test_a_request_that_fails_is_made_good(
     assert arrive(copies) == [True, True]
 
 
-@pytest.mark.parametrize("engine", ["s5cmd", "crt", "boto3", "auto"])
-@pytest.mark.usefixtures("small_ranges")
-def test_I9_one_flipped_bit_is_caught_and_repaired_with_every_engine(
-    far: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, bucket: str, engine: str
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "large").write_bytes(os.urandom(SIZE))
-    far.put_file(tmp_path / "in" / "large", "large")
-    fault_proxy.set(rule("GET /.*/data/large", "flip"))
-    report = sync(
-        f"s3://{bucket}/data", tmp_path / "out", engine=engine, options={"endpoint_url": fault_proxy.endpoint}
-    )
-    assert fault_proxy.rules[0].seen > 1, "it was fetched again"
-    assert (tmp_path / "out" / "large").read_bytes() == (tmp_path / "in" / "large").read_bytes()
-    assert (report.copied, report.unverified) == (["large"], [])
-    assert [it.name for it in (tmp_path / "out").iterdir()] == ["large"]
-
-
-@pytest.mark.parametrize("engine", FEW)
-def test_I1_a_file_that_stays_wrong_is_an_error_and_never_gets_its_name(
-    far: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, bucket: str, engine: str
-) -> None:
-    fill(far, tmp_path, small=1000)
-    fault_proxy.set(rule("GET /.*/data/small", "flip", count=1000))
-    with pytest.raises(StorageError, match=r"arrives with other content|did not match calculated checksum"):
-        sync(f"s3://{bucket}/data", tmp_path / "out", engine=engine, options={"endpoint_url": fault_proxy.endpoint})
-    assert not (tmp_path / "out" / "small").exists()
-
-
-@pytest.mark.parametrize("engine", FEW)
-def test_two_swapped_shards_are_caught_with_every_engine(s3_bench: Any, tmp_path: Path, engine: str) -> None:
-    from sm_llm.storage.publish import fetch, find_newest
-
-    body = {"shard-0.bin": os.urandom(5000), "shard-1.bin": os.urandom(5000)}
-    commit = s3_bench.publish(1, body).commit
-    store, prefix = s3_bench.store, commit.save.data_prefix
-    for mine, other in (("shard-0.bin", "shard-1.bin"), ("shard-1.bin", "shard-0.bin")):
-        store.client.put_object(**store.at(prefix + mine), Body=body[other], ChecksumAlgorithm="CRC64NVME")
-    assert find_newest(store).commit is not None, "names and sizes are as they were"
-    with pytest.raises(CheckpointError, match="other content than was published"):
-        fetch(store, commit, tmp_path / "out", transfer=EngineTransfer(engine))
-    assert not [it for it in (tmp_path / "out").rglob("*") if it.is_file()]
-
-
 @pytest.mark.parametrize("engine", FEW)
 def test_a_missing_object_is_a_missing_object_with_every_engine(far: S3Store, tmp_path: Path, engine: str) -> None:
     with pytest.raises(MissingObjectError):
@@ -238,40 +193,6 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(far: S3Store, tmp_p
 
     with pytest.raises(StorageError):
         RangesTransfer(workers=1).download(far, copies, overwrite)
-
-
-@pytest.mark.usefixtures("small_ranges")
-def test_credentials_that_expire_inside_a_file_are_read_anew(
-    far: S3Store, near: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path
-) -> None:
-    copies = fill(far, tmp_path, large=SIZE)
-    fault_proxy.set(rule("GET .*data/large", "expired", first=2))
-    before = near.client
-    RangesTransfer(workers=1).download(near, copies, lambda _: None)
-    assert arrive(copies) == [True]
-    assert near.client is not before
-
-
-@pytest.mark.parametrize("engine", FEW)
-def test_credentials_that_expire_under_an_engine_are_read_anew(
-    far: S3Store, near: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str
-) -> None:
-    copies = fill(far, tmp_path, large=SIZE)
-    said: list[str] = []
-    fault_proxy.set(rule("GET .*data/large", "expired"))
-    EngineTransfer(engine, announce=said.append).download(near, copies, lambda _: None)
-    assert arrive(copies) == [True]
-    assert any("ranges goes on" in line for line in said) or engine == "crt", said
-
-
-def test_credentials_that_stay_expired_are_told_as_that(
-    far: S3Store, near: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranges, "_TRIES", 2)
-    copies = fill(far, tmp_path, small=100)
-    fault_proxy.set(rule("GET .*data/small", "expired", count=99))
-    with pytest.raises(StorageError, match="the credentials have expired"):
-        RangesTransfer().download(near, copies, lambda _: None)
 
 
 @slow
@@ -359,42 +280,6 @@ def test_names_s5cmd_cannot_be_told_go_by_another_engine(far: S3Store, tmp_path:
     copies = [Copy("two\nlines", tmp_path / "x.part", 1, "")]
     EngineTransfer("s5cmd", announce=said.append).download(far, copies, lambda _: None)
     assert said[0].startswith("ranges")
-
-
-def test_a_full_disk_is_told_at_once(far: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies = fill(far, tmp_path, x=1000)
-    asked: list[int] = []
-
-    def full(*_: Any) -> int:
-        asked.append(1)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(DiskError, match="No space left on device"):
-        RangesTransfer().download(far, copies, lambda _: None)
-    assert len(asked) == 1, "it is not tried again"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    import subprocess
-
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("may not mount a small disk here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.parametrize("engine", ["auto", *FEW])
-def test_a_disk_that_fills_up_during_a_fetch_is_told_with_every_engine(
-    far: S3Store, small_disk: Path, engine: str
-) -> None:
-    copies = fill(far, small_disk, large=SIZE)
-    with pytest.raises(DiskError, match=r"(?i)disk full|no space left"):
-        EngineTransfer(engine).download(far, copies, lambda _: None)
 
 
 def test_what_killed_engines_left_is_cleared_and_nothing_else(tmp_path: Path) -> None:

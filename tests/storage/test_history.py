@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.publish import collect_garbage, find_newest, list_checkpoints, verify
+from sm_llm.storage.publish import collect_garbage, fetch, find_newest, list_checkpoints, restore, verify
+from sm_llm.storage.transfer import CopyTransfer
 
 KEEP = 2
 OPERATION = st.integers(0, 40)
 MODE = st.sampled_from(["before", "torn", "after", "refused", "lost"])
 
 
-def machine(make_bench: Any, faulty: Any, killed: Any) -> type[RuleBasedStateMachine]:
+def machine(make_bench: Any, faulty: Any, killed: Any, contents: Any) -> type[RuleBasedStateMachine]:
     class History(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
@@ -77,6 +79,23 @@ def machine(make_bench: Any, faulty: Any, killed: Any) -> type[RuleBasedStateMac
                 collect_garbage(store, run_id=self.bench.run_id, keep_last=KEEP, clock=lambda: age)
             assert self._valid()[-KEEP:] == before[-KEEP:]
 
+        @rule(at=OPERATION, mode=MODE)
+        def restore(self, at: int, mode: str) -> None:
+            target, store = self.folder / "restored", faulty(self.bench.store, at, mode)
+            bring = partial(fetch, store, transfer=CopyTransfer(workers=1))
+            told = {"run_id": self.bench.run_id, "leader": True, "fetches": True, "gather": lambda it: [it]}
+            try:
+                restored = restore(store, target, bring=bring, **told)
+            except (StorageError, killed):
+                return
+            if restored is None:
+                assert self.acknowledged == 0
+                return
+            step = restored.commit.step
+            assert step in self.possible
+            assert step >= self.acknowledged
+            assert {it: (restored.folder / it).read_bytes() for it in contents(step)} == contents(step)
+
         def _valid(self) -> list[int]:
             return [it.step for it in list_checkpoints(self.bench.store, run_id=self.bench.run_id) if it.valid]
 
@@ -94,9 +113,9 @@ def machine(make_bench: Any, faulty: Any, killed: Any) -> type[RuleBasedStateMac
     return History
 
 
-def test_no_history_loses_or_invents_a_checkpoint(bench: Any, faulty: Any, killed: Any) -> None:
+def test_no_history_loses_or_invents_a_checkpoint(bench: Any, faulty: Any, killed: Any, contents: Any) -> None:
     run_state_machine_as_test(
-        machine(type(bench), faulty, killed),
+        machine(type(bench), faulty, killed, contents),
         settings=settings(
             max_examples=8,
             stateful_step_count=10,
@@ -108,9 +127,9 @@ def test_no_history_loses_or_invents_a_checkpoint(bench: Any, faulty: Any, kille
 
 
 @pytest.mark.integration
-def test_no_long_history_loses_or_invents_a_checkpoint(bench: Any, faulty: Any, killed: Any) -> None:
+def test_no_long_history_loses_or_invents_a_checkpoint(bench: Any, faulty: Any, killed: Any, contents: Any) -> None:
     run_state_machine_as_test(
-        machine(type(bench), faulty, killed),
+        machine(type(bench), faulty, killed, contents),
         settings=settings(
             max_examples=60,
             stateful_step_count=20,

@@ -220,6 +220,38 @@ def test_412_is_a_value_and_a_missing_bucket_an_error(monkeypatch: pytest.Monkey
     assert len(answers.calls) == 1
 
 
+@pytest.fixture
+def near(fault_proxy: Any, bucket: str) -> S3Store:
+    """The store through the proxy."""
+    return S3Store(bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))
+
+
+@pytest.mark.parametrize(
+    ("actions", "created", "requests"),
+    [
+        ([], True, 1),  # 200
+        (["412"], False, 1),
+        (["409", "404", "409"], True, 4),
+        (["503", "409", "reset"], True, 4),
+        (["lost"], False, 2),  # the SDK repeats it and meets its own object: the reader of the nonce decides
+    ],
+    ids=["200", "412", "409-404", "503-409-reset", "lost"],
+)
+def test_answers_to_a_conditional_write_are_told_apart_on_the_wire(
+    near: S3Store, fault_proxy: Any, rule: Any, actions: list[str], created: bool, requests: int
+) -> None:
+    fault_proxy.set(*(rule("PUT", action, first=number) for number, action in enumerate(actions)))
+    assert near.put_if_absent("k", b"body") is created
+    assert fault_proxy.count("PUT") == requests
+    assert near.get("k") == (None if actions == ["412"] else b"body")
+
+
+def test_a_clock_that_is_wrong_is_named(near: S3Store, fault_proxy: Any, rule: Any) -> None:
+    fault_proxy.set(rule(".", "skewed", count=99))
+    with pytest.raises(StorageError, match="this machine's clock is wrong"):
+        near.list("")
+
+
 def test_access_denied_names_the_action_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = answering(monkeypatch, (403, "AccessDenied"))
     with pytest.raises(StorageError, match=r"Needed: s3:PutObject on arn:aws:s3:::bucket/\*"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -66,6 +67,12 @@ def usable_steps(bench: Any) -> list[int]:
     return [it.step for it in infos]
 
 
+def leave_parts(store: Any, key: str) -> None:
+    """What a writer that was killed in an upload leaves."""
+    upload = store.client.create_multipart_upload(**store.at(key))["UploadId"]
+    store.client.upload_part(**store.at(key), UploadId=upload, PartNumber=1, Body=b"part")
+
+
 @pytest.mark.parametrize("mode", SWEEP)
 def test_I1_I2_a_save_killed_at_any_request(s3_bench: Any, guillotine: Any, killed: Any, mode: str) -> None:
     s3_bench.publish(1)
@@ -98,6 +105,7 @@ def test_I5_a_collection_killed_at_any_request(s3_bench: Any, guillotine: Any, k
     while True:
         step += 1
         s3_bench.publish(step)
+        leave_parts(s3_bench.store, f"ckpt/step-{step:08d}/left/data/x")
         try:
             with guillotine(at, mode).on(s3_bench.store) as store:
                 collect(store)
@@ -110,6 +118,7 @@ def test_I5_a_collection_killed_at_any_request(s3_bench: Any, guillotine: Any, k
             continue
         break
     assert 10 < at < 60
+    assert not s3_bench.store.client.list_multipart_uploads(Bucket=s3_bench.bucket).get("Uploads")
     assert usable_steps(s3_bench) == [step - 1, step]
     assert len({it.key.split("/")[2] for it in s3_bench.store.list("ckpt/step-")}) == 2
 
@@ -153,6 +162,41 @@ def test_I4_a_lost_answer_at_any_request_of_a_save_has_one_outcome(s3_bench: Any
         s3_bench.endpoint = fault_proxy.endpoint
 
 
+def test_I4_the_sdk_repeats_a_deletion_whose_answer_was_lost(s3_bench: Any, fault_proxy: Any, rule: Any) -> None:
+    for step in (1, 2, 3):
+        s3_bench.publish(step)
+    s3_bench.endpoint = fault_proxy.endpoint
+    fault_proxy.set(rule("POST .*delete", "lost", count=2))
+    gone = collect_garbage(s3_bench.store, run_id=s3_bench.run_id, keep_last=1)
+    assert (gone.steps, gone.refused) == ((1, 2), "")
+    assert usable_steps(s3_bench) == [3]
+    assert len({it.key.split("/")[2] for it in s3_bench.store.list("ckpt/step-")}) == 1
+
+
+@pytest.mark.integration
+def test_I4_I5_a_lost_answer_at_any_request_of_a_collection_never_costs_a_kept_checkpoint(
+    s3_bench: Any, fault_proxy: Any, rule: Any
+) -> None:
+    s3_bench.publish(1)
+    s3_bench.publish(2)
+    behind, at, step = s3_bench.endpoint, 0, 2
+    while True:
+        step += 1
+        s3_bench.publish(step)
+        s3_bench.endpoint, s3_bench.attempts = fault_proxy.endpoint, 1
+        fault_proxy.set(rule(".", "lost", first=at))
+        with contextlib.suppress(StorageError):
+            collect_garbage(s3_bench.store, run_id=s3_bench.run_id, keep_last=2)
+        s3_bench.endpoint, s3_bench.attempts = behind, 4
+        assert usable_steps(s3_bench)[-2:] == [step - 1, step]
+        collect_garbage(s3_bench.store, run_id=s3_bench.run_id, keep_last=2)
+        assert usable_steps(s3_bench) == [step - 1, step]
+        if fault_proxy.rules[0].seen <= at:
+            break
+        at += 1
+    assert at > 10
+
+
 def test_I4_the_sdk_repeats_a_commit_whose_answer_was_lost_and_the_nonce_settles_it(
     s3_bench: Any, fault_proxy: Any, rule: Any
 ) -> None:
@@ -164,6 +208,27 @@ def test_I4_the_sdk_repeats_a_commit_whose_answer_was_lost_and_the_nonce_settles
     assert s3_bench.publish(5, store=store).won
     assert fault_proxy.count("PUT .*/commits/") == 2
     assert usable_steps(s3_bench) == [5]
+
+
+def test_I3_I5_two_jobs_of_one_run_that_save_and_collect_at_once_lose_nothing(s3_bench: Any, together: Any) -> None:
+    """Both believe they are the run: a restarted job beside a zombie. Whoever loses a step knows it."""
+    benches = [s3_bench, type(s3_bench)(s3_bench.root, s3_bench.scratch, bucket=s3_bench.bucket)]
+    benches[1].endpoint = s3_bench.endpoint
+
+    def work(rank: int, gather: Any) -> list[bool]:
+        won = []
+        for step in range(1, 7):
+            gather(None)  # both begin each step together
+            won.append(benches[rank].publish(step).won)
+            collect_garbage(benches[rank].store, run_id=s3_bench.run_id, keep_last=2)
+            assert find_newest(benches[rank].store, run_id=s3_bench.run_id).commit.step >= step
+        return won
+
+    mine, others = together(2, work)
+    assert [sorted(pair) for pair in zip(mine, others, strict=True)] == [[False, True]] * 6
+    assert usable_steps(s3_bench) == [5, 6]
+    assert verify(s3_bench.store, find_newest(s3_bench.store).commit, deep=True) == []
+    assert len({it.key.split("/")[2] for it in s3_bench.store.list("ckpt/step-")}) == 2, "losers cleaned up"
 
 
 def test_I3_of_racing_jobs_one_wins_and_the_loser_knows(s3_bench: Any, together: Any) -> None:
@@ -190,6 +255,29 @@ def test_I6_all_nodes_restore_the_same_and_fall_back_together(s3_bench: Any, tog
     assert [it.commit.step for it in outcomes] == [1, 1], outcomes
     assert len({it.commit.save_id for it in outcomes}) == 1
     assert all("other content than was published" in str(it.rejected[0]) for it in outcomes)
+
+
+@pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.integration)])
+def test_I2_I7_a_storm_of_503_costs_time_and_never_a_checkpoint(
+    s3_bench: Any, fault_proxy: Any, rule: Any, seconds: int
+) -> None:
+    from sm_llm.storage.s3 import S3Store
+    from sm_llm.storage.s3_options import S3Options
+
+    s3_bench.publish(1)
+    store = S3Store(s3_bench.bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))
+    fault_proxy.set(rule(".", "503", count=10**9))
+    storm = threading.Timer(seconds, fault_proxy.set)
+    storm.start()
+    try:
+        won = s3_bench.publish(2, store=store).won
+    except StorageError:
+        won = False
+    with contextlib.suppress(StorageError):
+        assert find_newest(store, run_id=s3_bench.run_id).commit.step == 1 + won
+    storm.join()
+    assert s3_bench.publish(3, store=store).won
+    assert usable_steps(s3_bench) == ([1, 2, 3] if won else [1, 3])
 
 
 @pytest.mark.parametrize("action", ["503", "reset"])
@@ -269,7 +357,7 @@ def test_CK02_each_of_eight_nodes_uploads_its_own_and_nothing_twice(
 @pytest.mark.integration
 @pytest.mark.timeout(170)
 def test_no_history_in_s3_loses_or_invents_a_checkpoint(
-    s3_bench: Any, faulty: Any, killed: Any, s3_server: Any
+    s3_bench: Any, faulty: Any, killed: Any, contents: Any, s3_server: Any
 ) -> None:
     """The same random histories as on folders, against the same model, seeds printed."""
     from hypothesis import HealthCheck, settings
@@ -286,7 +374,7 @@ def test_no_history_in_s3_loses_or_invents_a_checkpoint(
         return type(s3_bench)(prefix, scratch, bucket=s3_bench.bucket, endpoint=s3_server.endpoint)
 
     run_state_machine_as_test(
-        history.machine(bench, faulty, killed),
+        history.machine(bench, faulty, killed, contents),
         settings=settings(
             max_examples=20,
             stateful_step_count=10,

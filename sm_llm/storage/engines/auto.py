@@ -28,6 +28,8 @@ LARGE_BYTES = 16 * MIB
 RESUME_BYTES = 1 << 30
 """Above this a file broken off half-way is too much to fetch again."""
 
+_FULL = ("no space left", "out of space", "disk quota exceeded", "file too large")
+
 
 class EngineTransfer:
     """Moves files between S3 and disk by the engine asked for, or by the one that suits each file (``auto``).
@@ -62,46 +64,68 @@ class EngineTransfer:
         clear_leftovers(copy.path for copy in copies)
         checksums: dict[str, str] = {}
         for name, group in self._groups(copies, lambda copy: self._for_download(where, copy)).items():
-            counted = _Count(progress)
-            try:
-                checksums |= self._build(name).download(where, group, counted)
-            except (MissingObjectError, DiskError):
-                raise
-            except StorageError as error:
-                _raise_if_full(error, group)
-                left = [copy for copy in group if not _has_arrived(copy)]
-                counted.correct(sum(copy.size for copy in group) - sum(copy.size for copy in left))
-                self._take_over(where, name, "ranges", error, len(left))
-                checksums |= RangesTransfer(self._max_bandwidth).download(where, left, progress)
+            checksums |= self._download(where, name, group, progress)
         return checksums
+
+    def _download(self, store: S3Store, name: str, group: Sequence[Copy], progress: Progress) -> dict[str, str]:
+        counted = _Count(progress)
+        try:
+            return dict(self._build(name).download(store, group, counted))
+        except (MissingObjectError, DiskError):
+            raise
+        except StorageError as error:
+            _raise_if_full(error, group)
+            if name == "ranges":
+                raise
+            left = [copy for copy in group if not _has_arrived(copy)]
+            counted.correct(_size(group) - _size(left))
+            other = name if _renewed(store, error) and len(left) < len(group) else "ranges"
+            self._announce(f"{name} failed ({error}); {other} goes on with {len(left)} files")
+            return self._download(store, other, left, progress)
 
     def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
         where = s3(store)
         results: dict[str, StoredObject] = {}
         try:
             for name, group in self._groups(copies, lambda copy: self._for_upload(where, copy)).items():
-                results |= {it.key: it for it in self._upload(where, name, group, progress)}
+                self._upload(where, name, group, progress, results)
         except BaseException:
             abort_own_uploads(where, [copy for copy in copies if copy.key not in results])
             raise
         return [results[copy.key] for copy in copies]
 
-    def _upload(self, store: S3Store, name: str, group: Sequence[Copy], progress: Progress) -> list[StoredObject]:
+    def _upload(
+        self,
+        store: S3Store,
+        name: str,
+        group: Sequence[Copy],
+        progress: Progress,
+        results: dict[str, StoredObject],
+        renewed: bool = False,
+    ) -> None:
+        """Store a group; ``results`` gets, by key, what the store then holds. ``renewed``: with fresh credentials."""
         counted = _Count(progress)
         try:
-            return list(self._build(name).upload(store, group, counted))
+            results |= {it.key: it for it in self._build(name).upload(store, group, counted)}
         except StorageError as error:
-            counted.correct(0)
+            if name == "boto3" and (renewed or not is_expired(error)):
+                raise
+            expired = _renewed(store, error)
             abort_own_uploads(store, group)
-            self._take_over(store, name, "boto3", error, len(group))
-            return ClassicTransfer(self._max_bandwidth).upload(store, group, progress)
+            results |= {copy.key: found for copy in group if (found := _stored_already(store, copy))}
+            left = [copy for copy in group if copy.key not in results]
+            counted.correct(_size(group) - _size(left))
+            came_on = expired and len(left) < len(group)
+            other = name if came_on else "boto3"
+            self._announce(f"{name} failed ({error}); {other} goes on with {len(left)} files")
+            self._upload(store, other, left, progress, results, renewed=not came_on)
 
     def _groups(self, copies: Sequence[Copy], choose: Callable[[Copy], str]) -> dict[str, list[Copy]]:
         groups: dict[str, list[Copy]] = {}
         for copy in copies:
             groups.setdefault(choose(copy), []).append(copy)
         for name, group in groups.items():
-            self._announce(f"{name}: {len(group)} files, {sum(copy.size for copy in group):,} bytes")
+            self._announce(f"{name}: {len(group)} files, {_size(group):,} bytes")
         return groups
 
     def _for_download(self, store: S3Store, copy: Copy) -> str:
@@ -130,12 +154,6 @@ class EngineTransfer:
             return s5cmd.S5cmdTransfer()
         return CrtTransfer() if name == "crt" else ClassicTransfer(self._max_bandwidth)
 
-    def _take_over(self, store: S3Store, failed: str, other: str, error: StorageError, count: int) -> None:
-        """Say that another engine goes on, with fresh credentials if that is what was wrong."""
-        if is_expired(error):
-            store.renew()
-        self._announce(f"{failed} failed ({error}); {other} goes on with {count} files")
-
 
 class _Count:
     """Counts what an engine reports, so that it can be put right when the engine fails."""
@@ -154,9 +172,30 @@ class _Count:
         self._sum = total
 
 
+def _renewed(store: S3Store, error: StorageError) -> bool:
+    """Whether credentials had expired; then they are read anew."""
+    expired = is_expired(error)
+    if expired:
+        store.renew()
+    return expired
+
+
 def _has_arrived(copy: Copy) -> bool:
     """Whether an engine that failed on other files has finished this one; engines rename only whole files."""
     return copy.path.is_file() and copy.path.stat().st_size == copy.size and not is_half_fetched(copy.path)
+
+
+def _stored_already(store: S3Store, copy: Copy) -> StoredObject | None:
+    """What the store holds of a copy, if it is just that."""
+    try:
+        found = store.head(copy.key)
+    except StorageError:
+        return None
+    return found if found is not None and (found.size, found.crc64nvme) == (copy.size, copy.crc64nvme) else None
+
+
+def _size(copies: Sequence[Copy]) -> int:
+    return sum(copy.size for copy in copies)
 
 
 def _raise_if_full(error: StorageError, copies: Sequence[Copy]) -> None:
@@ -167,5 +206,5 @@ def _raise_if_full(error: StorageError, copies: Sequence[Copy]) -> None:
     except OSError:
         return
     missing = sum(copy.size for copy in copies if not copy.path.is_file())
-    if "no space left" in str(error).lower() or (missing and free < min(missing, MIB)):
+    if any(word in str(error).lower() for word in _FULL) or (missing and free < min(missing, MIB)):
         raise DiskError(f"{folder}: disk full: {free:,} bytes are free. {error}") from error

@@ -224,8 +224,7 @@ def _open(copy: Copy, flags: int) -> int:
 
 
 def _is_final(error: StorageError) -> bool:
-    cause = error.__cause__
-    status = status_of(cause) if hasattr(cause, "response") else 0
+    status = status_of(error.__cause__)
     refused = 400 <= status < 500 and status not in (408, 429)
     return isinstance(error, DiskError | MissingObjectError) or (refused and not is_expired(error))
 

@@ -1,0 +1,129 @@
+"""Credentials that expire inside a file: the ones that came after them are used, with every engine, both ways."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.arrival import accept, part_of
+from sm_llm.storage.base import Copy
+from sm_llm.storage.checksum import crc64_bytes, crc64_file
+from sm_llm.storage.engines import ranges
+from sm_llm.storage.engines.auto import EngineTransfer
+from sm_llm.storage.engines.ranges import RangesTransfer
+from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_options import S3Options
+from tests.fixtures.s3_server import KEY, OTHER_KEY, OTHER_SECRET, SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MIB = 1 << 20
+slow = pytest.mark.integration
+SIZES = {"s5cmd": 51 * MIB, "crt": 18 * MIB, "boto3": 18 * MIB, "ranges": 18 * MIB}
+"""Bytes that make several parts."""
+
+
+@pytest.fixture
+def renewed(tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Credentials come from a program; from this call on it gives others than before."""
+    given = tmp_path / "credentials.json"
+
+    def give(key: str, secret: str) -> None:
+        pair = {"AccessKeyId": key, "SecretAccessKey": secret, "Expiration": "2099-01-01T00:00:00Z"}
+        given.write_text(json.dumps({"Version": 1, **pair}))
+
+    give(KEY, SECRET)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {given}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    return lambda: give(OTHER_KEY, OTHER_SECRET)
+
+
+@pytest.fixture
+def store(fault_proxy: Any, bucket: str) -> S3Store:
+    return S3Store(bucket, "data", S3Options(endpoint_url=fault_proxy.endpoint), {"read_timeout": 5})
+
+
+def expire(proxy: Any, rule: Any, match: str, first: int = 0) -> Any:
+    """The first credentials end at a request; the rule that is returned counts what the others sign."""
+    others = rule(match, "", key=OTHER_KEY, count=0)
+    proxy.set(rule(match, "expired", key=KEY, first=first, count=10**6), others)
+    return others
+
+
+@pytest.mark.parametrize("engine", ["crt", "ranges", *(pytest.param(it, marks=slow) for it in ("s5cmd", "boto3"))])
+def test_a_download_goes_on_with_new_credentials(
+    store: S3Store,
+    renewed: Any,
+    fault_proxy: Any,
+    rule: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    engine: str,
+) -> None:
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 4 * MIB)
+    body = os.urandom(SIZES[engine])
+    store.client.put_object(**store.at("large"), Body=body, ChecksumAlgorithm="CRC64NVME")
+    others = expire(fault_proxy, rule, "GET .*data/large", first=1)
+    renewed()
+    copy = Copy("large", part_of(tmp_path / "large"), len(body), crc64_bytes(body))
+    counted: list[int] = []
+    transfer = RangesTransfer(workers=1) if engine == "ranges" else EngineTransfer(engine)
+    transfer.download(store, [copy], counted.append)
+    assert accept(copy, tmp_path / "large", copy.crc64nvme)
+    assert others.seen >= 1
+    assert sum(counted) == len(body)
+
+
+@pytest.mark.parametrize("engine", ["crt", *(pytest.param(it, marks=slow) for it in ("s5cmd", "boto3"))])
+def test_an_upload_goes_on_with_new_credentials_and_leaves_no_parts(
+    store: S3Store, renewed: Any, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str
+) -> None:
+    for name, size in (("large", SIZES[engine]), ("small", 1000)):
+        (tmp_path / name).write_bytes(os.urandom(size))
+    copies = [
+        Copy(it, tmp_path / it, (tmp_path / it).stat().st_size, crc64_file(tmp_path / it)) for it in ("large", "small")
+    ]
+    store.list("")
+    others = expire(fault_proxy, rule, "PUT .*data/large.*partNumber=2|DELETE .*data/large")
+    renewed()
+    stored = EngineTransfer(engine).upload(store, copies, lambda _: None)
+    assert [it.crc64nvme for it in stored] == [it.crc64nvme for it in copies]
+    assert [store.checksum(it.key) for it in copies] == [it.crc64nvme for it in copies]
+    assert others.seen >= 1
+    assert "Uploads" not in store.client.list_multipart_uploads(Bucket=store.bucket)
+
+
+@pytest.mark.parametrize("engine", ["s5cmd", "crt"])
+def test_an_engine_that_came_on_starts_again_with_new_credentials(
+    store: S3Store, renewed: Any, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str
+) -> None:
+    copies = []
+    for name in ("a", "b", "c"):
+        body = os.urandom(1000)
+        store.client.put_object(**store.at(name), Body=body, ChecksumAlgorithm="CRC64NVME")
+        copies.append(Copy(name, part_of(tmp_path / name), len(body), crc64_bytes(body)))
+    others = expire(fault_proxy, rule, "GET .*data/c")
+    renewed()
+    said: list[str] = []
+    EngineTransfer(engine, announce=said.append).download(store, copies, lambda _: None)
+    assert others.seen == 1
+    assert len(said) == 2
+    assert f"{engine} goes on with 1 files" in said[1]
+
+
+def test_credentials_that_stay_expired_are_an_error_that_says_so(
+    store: S3Store, renewed: Any, fault_proxy: Any, rule: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "_TRIES", 2)
+    store.client.put_object(**store.at("small"), Body=b"x" * 100)
+    fault_proxy.set(rule("GET .*data/small", "expired", count=99))
+    with pytest.raises(StorageError, match="the credentials have expired"):
+        EngineTransfer("boto3").download(store, [Copy("small", tmp_path / "x.part", 100, "")], lambda _: None)
