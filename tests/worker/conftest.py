@@ -31,17 +31,25 @@ class World:
         return self.folder / name
 
 
-def launch(root: Path, size: int, prepared: dict[str, Path]) -> World:
+def launch(
+    root: Path,
+    size: int,
+    prepared: dict[str, Path],
+    *,
+    script: str = "run_configurations.py",
+    name: str = "",
+    seconds: float = 480,
+) -> World:
     """Run every configuration under torchrun. ``prepared`` are runs of another world size to be continued."""
-    folder = root / f"world-{size}"
+    folder = root / (name or f"world-{size}")
     folder.mkdir()
-    for name, source in prepared.items():
-        shutil.copytree(source, folder / name / source.name)  # a run keeps its name: its commits hold it
-    script = Path(__file__).with_name("run_configurations.py")
+    for place, source in prepared.items():
+        shutil.copytree(source, folder / place / source.name)  # a run keeps its name: its commits hold it
+    program = Path(__file__).with_name(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
     done = subprocess.run(
-        [*command, str(script), str(folder)], env=environ, capture_output=True, text=True, timeout=280
+        [*command, str(program), str(folder)], env=environ, capture_output=True, text=True, timeout=seconds
     )
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return World(size, folder, json.loads((folder / "results.json").read_text()))

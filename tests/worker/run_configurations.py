@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import parallel_configurations
 import resume_configurations
 from worker_jobs import job_environment, job_file, result_folder, train_task
 
@@ -175,6 +176,7 @@ def run_all(folder: Path) -> None:
     {1: one, 2: two}.get(harness.world, lambda _: None)(harness)
     continue_other_world(harness)
     resume_configurations.of_world(harness)
+    parallel_configurations.of_world(harness)
     if dist.get_rank() == 0:
         (folder / "results.json").write_text(json.dumps(harness.results))
     dist.barrier()

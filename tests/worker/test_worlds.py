@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from plain_loop import plain_losses
 from worker_jobs import STEPS, events, exact_steps, losses, result_folder, train_task
 
-from sm_llm.models.config import model_config
-from sm_llm.models.registry import family
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publish import find_final, list_checkpoints
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import World
 
 
@@ -160,43 +161,6 @@ def test_the_published_model_loads_and_scores_the_same(name: str, world2: World)
     assert model.config.vocab_size == 256
 
 
-def test_losses_equal_a_plain_hugging_face_loop(world2: World) -> None:
+def test_losses_equal_a_plain_hugging_face_loop(world: World, tmp_path: Path) -> None:
     """The same model, rows and schedule written down without this package's worker."""
-    import numpy as np
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from sm_llm.data.loader import open_source
-    from sm_llm.data.order import row_indices
-    from sm_llm.models.config import both_spellings
-    from sm_llm.models.init_weights import initial_slice
-    from sm_llm.spec.optim import OptimSpec
-    from sm_llm.worker.schedule import learning_rate
-
-    task = TrainTask.model_validate(train_task(), strict=False)
-    config = model_config(preset="tiny", path=None, pretrained=None, overrides=task.model.config)
-    fields = {name: value for name, value in both_spellings(config).items() if name != "model_type"}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields))
-    tensors = family(config).tensors(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            shape = tensors[name].shape
-            parameter.copy_(torch.from_numpy(initial_slice(0, name, shape, tensors[name], (0,) * len(shape), shape)))
-    norms = [p for name, p in model.named_parameters() if "norm" in name]
-    others = [p for name, p in model.named_parameters() if "norm" not in name]
-    groups = [{"params": others, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8)
-    source = open_source(task.data, "train", 256, 0)
-    found = {}
-    for step in range(1, STEPS + 1):
-        rows = row_indices(np.arange((step - 1) * 8, step * 8), 96, 0, True)
-        ids = torch.from_numpy(source.rows(rows).input_ids)  # type: ignore[union-attr]
-        loss = model(input_ids=ids, labels=ids).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(OptimSpec(learning_rate=3e-3, min_learning_rate=3e-4), step, STEPS, 4)
-        optimizer.step()
-        optimizer.zero_grad()
-        found[step] = loss.item()
-    assert largest_difference(found, losses(world2.run("base"))) < 1e-4
+    assert largest_difference(plain_losses(train_task(), tmp_path / "model"), losses(world.run("base"))) < 1e-4

@@ -1,0 +1,141 @@
+"""Jobs with every product of degrees and every family: part of ``run_configurations``; on 4 processes a program."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from worker_jobs import train_task
+
+LEAN = {"checkpoint": {"every_steps": 20}, "validation": {"every_steps": 20}}
+"""These jobs are about their steps."""
+
+DEGREES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "tp2": {"tensor_parallel_degree": 2},
+        "cp2": {"context_parallel_degree": 2},
+    },
+    4: {
+        "fsdp4": {},
+        "hybrid": {"sharding": "hybrid", "hybrid_shard_degree": 2},
+        "copies": {"sharding": "none"},
+        "tp2-fsdp2": {"tensor_parallel_degree": 2},
+        "tp2-fsdp2-whole": {"tensor_parallel_degree": 2, "sequence_parallel": False},
+        "tp2-copies": {"tensor_parallel_degree": 2, "sharding": "none"},
+        "cp2-fsdp2": {"context_parallel_degree": 2},
+        "cp4": {"context_parallel_degree": 4},
+        "tp2-cp2": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
+        "offload": {
+            "offload_optimizer": True,
+            "offload_activations": True,
+            "activation_checkpointing": "full",
+            "reshard_after_forward": 2,
+        },
+        "selective": {"activation_checkpointing": "selective"},
+        "every-nth": {"activation_checkpointing": "every_nth"},
+    },
+}
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 12},
+    "mixtral": {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 3},
+    "qwen3": {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16},
+    "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5},
+}
+
+
+def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
+    """A short job of a family; its config is written below ``folder``."""
+    place = folder / "configs" / name
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "config.json").write_text(json.dumps({**SMALL, **FAMILIES[name]}))
+    if dist.is_initialized():
+        dist.barrier()
+    return train_task(model={"preset": None, "path": str(place), "config": {}}, max_steps=6, **LEAN, **changes)
+
+
+def of_world(harness: Any) -> None:
+    """What the default tests run, on 1 and 2 processes."""
+    if harness.world > 2:
+        return
+    for name in FAMILIES:
+        harness.run(f"family-{name}", family_task(harness.folder, name))
+    for name, degrees in DEGREES.get(harness.world, {}).items():
+        harness.run(name, train_task(parallelism=degrees, **LEAN))
+    if harness.world == 2:
+        padded = {
+            "format": "json_rows",
+            "seq_length": 32,
+            "train": str(harness.folder.parent / "padded"),
+            "shuffle": True,
+        }
+        harness.run("padded-cp2", train_task(data=padded, max_steps=6, parallelism=DEGREES[2]["cp2"]))
+        dealt_anew(harness, {"tensor_parallel_degree": 2})
+
+
+def dealt_anew(harness: Any, degrees: dict[str, Any]) -> None:
+    """Saved by plain FSDP, continued with other degrees, and back."""
+    harness.run("dealt", train_task(), break_at=13)
+    harness.run("dealt", train_task(parallelism=degrees), attempt=2, break_at=19)
+    if dist.get_rank() == 0:
+        shutil.copytree(harness.folder / "dealt", harness.folder / "for-others" / "dealt")
+    dist.barrier()
+    harness.run("dealt", train_task(), attempt=3)
+
+
+def empty_shards(harness: Any) -> None:
+    """More processes than a parameter has rows: q_norm and k_norm have two."""
+    place = harness.folder / "configs" / "narrow"
+    if dist.get_rank() == 0:
+        place.mkdir(parents=True)
+        narrow = {**SMALL, **FAMILIES["qwen3"], "head_dim": 2}
+        (place / "config.json").write_text(json.dumps(narrow))
+    dist.barrier()
+    task = train_task(
+        model={"preset": None, "path": str(place), "config": {}}, max_steps=8, checkpoint={"every_steps": 3}
+    )
+    harness.run("narrow", task)
+    harness.run("narrow-broken", task, break_at=5)
+    harness.run("narrow-broken", task, attempt=2)
+
+
+def run_all(folder: Path) -> None:
+    """Everything on 4 processes; on another number, what those have left in ``FOLDER/dealt``."""
+    from run_configurations import Harness
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    harness = Harness(folder)
+    if harness.world == 4:
+        for name, degrees in DEGREES[4].items():
+            harness.run(name, train_task(parallelism=degrees, **LEAN))
+        dealt_anew(harness, {"tensor_parallel_degree": 2})
+        empty_shards(harness)
+        harness.run("family-mixtral", family_task(folder, "mixtral"))
+        harness.run("family-mistral", family_task(folder, "mistral", parallelism=DEGREES[4]["tp2-cp2"]))
+    else:
+        harness.run("dealt", train_task(), attempt=3)
+    if dist.get_rank() == 0:
+        (folder / "results.json").write_text(json.dumps(harness.results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_all(Path(sys.argv[1]))

@@ -1,0 +1,138 @@
+"""Every product of degrees and every family learns what a plain transformers loop does; checkpoints fit all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import launch
+from parallel_configurations import DEGREES, FAMILIES, LEAN, family_task
+from plain_loop import plain_losses
+from worker_jobs import events, exact_steps, losses, result_folder, train_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import World
+
+pytestmark = pytest.mark.timeout(900)  # the first test of a world waits for its whole launch
+
+
+def largest_difference(first: dict[int, float], second: dict[int, float]) -> float:
+    assert first.keys() == second.keys()
+    return max(abs(first[step] - second[step]) for step in first)
+
+
+def norms(run: Path) -> dict[int, float]:
+    return {event["step"]: event["grad_norm"] for event in events(run, "step")}
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    return plain_losses(train_task(**LEAN), tmp_path_factory.mktemp("plain") / "model")
+
+
+@pytest.fixture(scope="session")
+def parallel4(worlds_root: Path) -> World:
+    return launch(worlds_root, 4, {}, script="parallel_configurations.py", name="parallel-4", seconds=880)
+
+
+@pytest.fixture(scope="session")
+def parallel1(worlds_root: Path, parallel4: World) -> World:
+    """One process takes up what four have left."""
+    left = {"": parallel4.run("for-others") / "dealt"}
+    return launch(worlds_root, 1, left, script="parallel_configurations.py", name="parallel-1")
+
+
+def assert_same_training(run: Path, plain: dict[int, float], base: Path) -> None:
+    """Losses of every step, gradient norms and validation."""
+    assert largest_difference(losses(run), plain) < 1e-4
+    assert largest_difference(norms(run), norms(base)) < 1e-4
+    scores = [events(it, "validation")[-1] for it in (run, base)]
+    assert scores[0]["validation_loss"] == pytest.approx(scores[1]["validation_loss"], abs=1e-5)
+    assert scores[0]["tokens"] == scores[1]["tokens"] == 10 * 31
+
+
+@pytest.mark.parametrize("name", DEGREES[2])
+def test_two_processes_learn_what_a_plain_loop_learns(name: str, plain: dict[int, float], world2: World) -> None:
+    assert_same_training(world2.run(name), plain, world2.run("base"))
+
+
+def test_padding_does_not_count_where_processes_share_rows(world1: World, world2: World) -> None:
+    """Labels are counted once for all of them, and each gives the loss of its own tokens."""
+    assert largest_difference(losses(world2.run("padded-cp2")), losses(world1.run("padded"))) < 1e-5
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", DEGREES[4])
+def test_four_processes_learn_what_a_plain_loop_learns(
+    name: str, plain: dict[int, float], parallel4: World, world2: World
+) -> None:
+    assert_same_training(parallel4.run(name), plain, world2.run("base"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_learn_what_transformers_learns(name: str, world1: World, world2: World, tmp_path: Path) -> None:
+    expected = plain_losses(family_task(tmp_path, name), tmp_path / "model")
+    for world in (world1, world2):
+        assert largest_difference(losses(world.run(f"family-{name}")), expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_transformers_loads_every_published_family_and_scores_the_same(name: str, world2: World) -> None:
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from sm_llm.data.loader import open_source
+    from sm_llm.spec.tasks import TrainTask
+
+    task = TrainTask.model_validate(train_task(), strict=False)
+    source = open_source(task.data, "validation", 256, task.seed)
+    assert source is not None
+    ids = torch.from_numpy(source.rows(np.arange(10)).input_ids)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        result_folder(world2.run(f"family-{name}")), output_loading_info=True
+    )
+    assert (list(info["missing_keys"]), list(info["unexpected_keys"])) == ([], [])
+    with torch.no_grad():
+        loss = float(model(input_ids=ids, labels=ids).loss)
+    recorded = events(world2.run(f"family-{name}"), "validation")[-1]["validation_loss"]
+    assert loss == pytest.approx(recorded, abs=1e-4)
+
+
+def assert_continued(run: Path, plain: dict[int, float], steps: list[int], attempts: int) -> None:
+    starts = [event["step"] for event in events(run, "start_chosen")]
+    assert starts == steps
+    assert {event["attempt"] for event in events(run, "step")} == set(range(1, attempts + 1))
+    assert largest_difference(losses(run), plain) < 1e-4
+
+
+def test_CK22_CK32_a_checkpoint_continues_under_tensor_parallelism_and_back(
+    plain: dict[int, float], world2: World
+) -> None:
+    """Optimiser state and all: the losses are those of an unbroken run. That it is dealt out anew is told."""
+    assert_continued(world2.run("dealt"), plain, [0, 12, 18], 3)
+    told = " ".join(event["message"] for event in events(world2.run("dealt"), "notice"))
+    assert "tensor_parallel_degree 1 -> 2" in told
+    assert "tensor_parallel_degree 2 -> 1" in told
+
+
+@pytest.mark.integration
+def test_CK32_four_processes_deal_out_anew_to_other_degrees_to_one_process_and_back(
+    plain: dict[int, float], parallel4: World, parallel1: World
+) -> None:
+    assert_continued(parallel4.run("dealt"), plain, [0, 12, 18], 3)
+    assert_continued(parallel1.run("dealt"), plain, [0, 12, 18], 3)
+
+
+@pytest.mark.integration
+def test_CK30_more_processes_than_rows_of_a_parameter(parallel4: World) -> None:
+    assert exact_steps(parallel4.run("narrow-broken")) == exact_steps(parallel4.run("narrow"))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["mixtral", "mistral"])
+def test_families_on_four_processes(name: str, parallel4: World, world1: World) -> None:
+    """Three experts on four processes; a sliding window over sequences and heads that are split."""
+    assert largest_difference(losses(parallel4.run(f"family-{name}")), losses(world1.run(f"family-{name}"))) < 1e-4
