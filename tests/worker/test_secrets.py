@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+import moto
 import pytest
 from worker_jobs import events, job_environment, job_file
 
@@ -52,7 +53,6 @@ def test_all_that_cannot_be_had_is_named_at_once_without_a_value(tmp_path: Path)
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """moto in place of AWS."""
-    moto = pytest.importorskip("moto")
     for name, value in (
         ("AWS_ACCESS_KEY_ID", "x"),
         ("AWS_SECRET_ACCESS_KEY", "x"),
