@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.launcher.run import Run
 
 STATE_SECONDS = 1.0
@@ -20,15 +21,15 @@ STATE_SECONDS = 1.0
 class EventTail:
     """New events of one run since the last look, from attempt ``first_attempt`` on."""
 
-    def __init__(self, run: Run, first_attempt: int) -> None:
-        self._run = run
+    def __init__(self, home: RunHome, first_attempt: int) -> None:
+        self._home = home
         self._first_attempt = first_attempt
         self._offsets: dict[Path, int] = {}
 
     def new_events(self) -> Iterator[dict[str, Any]]:
         """Events written since the last call, file by file."""
-        self._run.home.refresh(f"events/attempt-{self._first_attempt}-")
-        for attempt, _, path in event_files(self._run.paths.events):
+        self._home.refresh(f"events/attempt-{self._first_attempt}-")
+        for attempt, _, path in event_files(self._home.paths.events):
             if attempt >= self._first_attempt:
                 for offset, event in read_file(path, self._offsets.get(path, 0)):
                     self._offsets[path] = offset
@@ -46,7 +47,7 @@ def follow(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> Iterator
         is_known = bool(tails) and run.kind != "workflow"
         for job in _jobs_of_newest_attempt(run) if asks and not is_known else ():
             if job.uri not in tails:
-                tails[job.uri] = (job, EventTail(job, job.attempts[-1].number))
+                tails[job.uri] = (job, EventTail(job.home, job.attempts[-1].number))
         for job, tail in tails.values():
             for event in tail.new_events():
                 yield job, event

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from sm_llm.contract import events as ev
+from sm_llm.contract.run_home import FolderHome
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.run_record import Attempt, RunRecord
 from sm_llm.contract.states import RunState
@@ -145,7 +146,7 @@ def test_following_logs_gives_whole_lines_and_ends_with_the_run(root: Path) -> N
 def test_an_event_tail_gives_every_event_once_and_leaves_partial_lines(root: Path) -> None:
     write(root, 1, step(1, 9.0))
     write(root, 2, step(2, 8.0))
-    tail = EventTail(RunPaths(root).events, first_attempt=2)
+    tail = EventTail(FolderHome(root), first_attempt=2)
     assert [event["step"] for event in tail.new_events()] == [2]
     line = ev.encode(step(3, 7.0), attempt=2, at=0.0) + "\n"
     with RunPaths(root).event_file(2, "rank0").open("a") as stream:

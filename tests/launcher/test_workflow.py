@@ -157,7 +157,7 @@ def test_a_workflow_is_resumed_from_another_folder_with_changes(
     assert two.record.spec["task"]["seed"] == 7
     assert JobFile.read(two.paths.job_file).spec_digest == two.record.spec_digest
     assert again.record.changes == {3: ("steps.two.task.seed=7",)}
-    assert two.storage == at_once.storage
+    assert two.storage == str(at_once.storage)
     rerun = again.rerun()
     assert rerun.record.spec_digest == again.record.spec_digest
     assert sources(rerun.steps["one"]) == [str(here / "texts")]
