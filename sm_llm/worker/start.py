@@ -270,12 +270,12 @@ def _load_private(context: WorkerContext, start: Start, layout: Layout) -> dict[
     job = {"world_size": start.commit.save.world_size if start.commit else 0, **start.meta.get("job", {})}
     before = {name: job.get(name, degree) for name, degree in now.items()}
     if before == now:
-        text = rank_file(start.folder, context.place.rank).read_text(encoding="utf-8")
+        text = (start.folder / rank_file(context.place.rank)).read_text(encoding="utf-8")
         private: dict[str, Any] = json.loads(text)
         random_state.restore(private["random"])
         return private
     changes = ", ".join(f"{name} {before[name]} -> {degree}" for name, degree in now.items() if before[name] != degree)
-    if json.loads(rank_file(start.folder, 0).read_text(encoding="utf-8"))["stream"]:
+    if json.loads((start.folder / rank_file(0)).read_text(encoding="utf-8"))["stream"]:
         raise CheckpointError(
             f"{start.uri}: was saved by other processes ({changes}), each at its own place in a stream, and cannot be "
             "continued by these. Start the same ones, or prepare the text as rows"

@@ -9,9 +9,10 @@ import pytest
 from worker_jobs import events, job_environment, job_file, losses, result_folder, train_task
 
 from sm_llm.errors import CheckpointError
+from sm_llm.spec.layout import Layout
 from sm_llm.storage.manifest import CommitManifest, Save
-from sm_llm.worker.checkpoint import rank_file
 from sm_llm.worker.main import main
+from sm_llm.worker.restore import rank_file
 from sm_llm.worker.start import Start, _load_private
 
 if TYPE_CHECKING:
@@ -79,13 +80,23 @@ def test_a_published_run_is_not_trained_again(tmp_path: Path) -> None:
     assert len(events(run, "start_chosen")) == 1
 
 
-def test_a_stream_is_not_continued_by_another_number_of_processes(tmp_path: Path) -> None:
-    rank_file(tmp_path, 0).write_text(json.dumps({"random": {}, "stream": {"rows": 3}}))
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        (Layout(), "world_size 2 -> 1, data_parallel_degree 2 -> 1"),
+        (Layout(tensor=2), "data_parallel_degree 2 -> 1, shard_degree 2 -> 1, tensor_parallel_degree 1 -> 2"),
+    ],
+)
+def test_a_stream_is_not_continued_by_processes_that_are_arranged_otherwise(
+    layout: Layout, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / rank_file(0)).write_text(json.dumps({"random": {}, "stream": {"rows": 3}}))
     save = Save(run_id="run", step=4, save_id="0" * 32, world_size=2, node_count=1)
-    commit = CommitManifest(save=save, nonce="0" * 32, time=0.0, files=())
+    meta = {"job": Layout(shard=2).degrees()}
+    commit = CommitManifest(save=save, nonce="0" * 32, time=0.0, files=(), meta=meta)
     environ = job_environment(job_file(train_task(), tmp_path / "run", 1))
     from sm_llm.worker.context import WorkerContext
 
     start = Start("checkpoint", 4, "somewhere", "digest", commit, tmp_path)
-    with pytest.raises(CheckpointError, match="saved by 2 processes"):
-        _load_private(WorkerContext.read(environ), start)
+    with pytest.raises(CheckpointError, match=told):
+        _load_private(WorkerContext.read(environ), start, layout)
