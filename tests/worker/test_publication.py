@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from worker_jobs import search_path
+from nodes import Nodes
+from worker_jobs import MODEL, search_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,3 +146,30 @@ def test_a_storm_of_503_for_a_minute_is_survived(s3_server: Any, bucket: str, tm
     assert storm["checkpoints"][-1] == [storm["ranks"][0]["last"], True]
     assert len(published(storm)) >= 2
     assert storm["events"]["publication_late"]
+
+
+INTO_S3 = """
+from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_options import S3Options
+from sm_llm.worker.context import WorkerContext
+WorkerContext.store = property(lambda self: S3Store({bucket!r}, "run", S3Options(endpoint_url={endpoint!r})))
+"""
+
+
+@pytest.mark.integration
+def test_I10_a_job_that_is_stopped_in_an_upload_ends_within_its_grace_time_and_leaves_no_parts(
+    tmp_path: Path, s3_server: Any, bucket: str, fault_proxy: Any, rule: Any
+) -> None:
+    large = {"preset": "tiny", "config": {**MODEL, "vocab_size": 65_536}}
+    before = INTO_S3.format(bucket=bucket, endpoint=fault_proxy.endpoint)
+    task = {"model": large, "checkpoint": {"every_steps": 3}, "validation": {"every_steps": 4000}}
+    fault_proxy.set(rule("PUT .*partNumber=2", "hang", seconds=4, count=10**6))
+    with Nodes(tmp_path / "run", before=before, stop_seconds=20.0, **task) as job:
+        job.until(lambda: fault_proxy.count("PUT .*partNumber=2") >= 2, 200)
+        for process in job.torchruns:
+            process.send_signal(signal.SIGTERM)
+        assert job.ended() < 30
+        stops = job.stops()
+    assert all(record is not None and record.checkpoint is None for record in stops), job.log()
+    assert not s3_server.client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    assert not job.container(0).failure.exists()
