@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         StorageError,
         SubmitError,
     )
+    from sm_llm.launcher import pipelines
     from sm_llm.launcher.api import attach, launch, load_spec, ls, prepare
+    from sm_llm.launcher.estimators import distribution, estimator
     from sm_llm.launcher.plan import Plan, plan
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.sync import fetch, sync
@@ -55,11 +57,14 @@ __all__ = [
     "SubmitError",
     "WorkflowSpec",
     "attach",
+    "distribution",
+    "estimator",
     "fetch",
     "launch",
     "load_spec",
     "log",
     "ls",
+    "pipelines",
     "plan",
     "prepare",
     "publish",
@@ -68,6 +73,7 @@ __all__ = [
 
 _HOMES = {
     "sm_llm.launcher.api": ("attach", "launch", "load_spec", "ls", "prepare"),
+    "sm_llm.launcher.estimators": ("distribution", "estimator"),
     "sm_llm.launcher.plan": ("Plan", "plan"),
     "sm_llm.launcher.run": ("Run",),
     "sm_llm.launcher.sync": ("fetch", "sync"),
@@ -75,13 +81,17 @@ _HOMES = {
     "sm_llm.worker.calls": ("log", "publish"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = {"pipelines": "sm_llm.launcher.pipelines"}
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its module on first use (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF.get(name, "sm_llm.errors")), name)
+    if name in _MODULES:
+        value: Any = import_module(_MODULES[name])
+    else:
+        value = getattr(import_module(_HOME_OF.get(name, "sm_llm.errors")), name)
     globals()[name] = value
     return value
 

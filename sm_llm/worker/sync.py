@@ -14,6 +14,7 @@ from sm_llm.storage.hub import is_hub
 from sm_llm.storage.sync import SyncReport, sync
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.hub_source import bring_from_hub, hub_stream, pinned, with_pinned_stream
+from sm_llm.worker.run_result import result_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +111,7 @@ def _place(context: WorkerContext, what: str) -> Path:
 def _copy(context: WorkerContext, uri: str, target: Path) -> str:
     """Copy a folder (returns "") or a single file (returns its name), by the transfer agent where it is in S3."""
     options = context.job.spec.storage_options.model_dump()
+    uri = result_address(uri, options)
     store = open_store(uri, options)
     parent, _, name = uri.rstrip("/").rpartition("/")
     is_file = open_store(parent, options).head(name) is not None

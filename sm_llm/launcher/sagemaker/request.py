@@ -58,11 +58,11 @@ def training_job(job: JobSpec, given: Request) -> dict[str, Any]:
         "ResourceConfig": _resources(job, options, given.settings),
         "StoppingCondition": _stopping(given.limit),
         "HyperParameters": _hyperparameters(job, given, name),
-        "Environment": environment(job, given.settings),
         "Tags": _tags(job, options, given),
         "ProfilerConfig": {"DisableProfiler": True},
     }
-    return request | _switches(options, given.settings)
+    variables = environment(job, given.settings)
+    return request | ({"Environment": variables} if variables else {}) | _switches(options, given.settings)
 
 
 def environment(job: JobSpec, settings: Settings) -> dict[str, str]:

@@ -1,0 +1,314 @@
+"""Estimators of the SageMaker Python SDK 2 that send exactly what ``launch`` would, and its ``distribution`` alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, PlanError, SubmitError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.contract.run_record import RunRecord
+    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.plan import Plan, Source
+    from sm_llm.spec.load import Loaded
+
+_OPT_OUT = ("SageMaker", "PythonSDK", "Modules", "TelemetryOptOut")
+_PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
+
+
+def distribution(spec: Source, *overrides: str, **fields: Any) -> dict[str, Any]:
+    """The ``distribution`` argument of the SDK's estimators for a job: torchrun, SMP v2 or Neuron's torchrun.
+
+    For who builds an estimator himself. Raises ``SpecError``.
+    """
+    from sm_llm.launcher import distribution as rules
+    from sm_llm.spec.load import load
+
+    return dict(rules.distribution(_job(load(spec, overrides, fields)).spec).estimator or {})  # type: ignore[arg-type]
+
+
+def estimator(
+    spec: Source, *overrides: str, sagemaker_session: Any = None, fields: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Any:
+    """A ``sagemaker.pytorch.PyTorch`` for a job of the sagemaker backend; ``fit()`` starts what ``launch`` would.
+
+    Code and job.json are stored in S3 by ``fit`` (or when a pipeline or tuning job is made of it), not before. The run
+    is found by ``attach`` like any other: ``estimator.run_uri``.
+
+    Args:
+        spec: recipe name, YAML file, mapping or specification, changed by ``overrides`` and ``fields``.
+        sagemaker_session: a ``Session`` or ``PipelineSession``; telemetry of the SDK is switched off in it.
+        kwargs: arguments of ``PyTorch``; they win over what follows from the specification.
+
+    Returns the estimator. Its ``channels`` are what ``fit`` adds to the inputs it is given; a tuner's ``fit`` needs
+    them, where the job has inputs of its own: ``tuner.fit(estimator.channels)``.
+    Raises ``SpecError``, ``PlanError``, and ``SubmitError`` without version 2 of the SDK.
+    """
+    from sm_llm.launcher.plan import plan_loaded
+    from sm_llm.spec.load import load
+
+    kind = _estimator_class()
+    loaded = _job(load(spec, overrides, fields or {}))
+    (plan,) = plan_loaded(loaded)
+    session = without_telemetry(sagemaker_session or _session(plan))
+    return kind(Staged.next(loaded, plan, is_pipeline=_is_pipeline(session)), session, kwargs)
+
+
+def _job(loaded: Loaded) -> Loaded:
+    from sm_llm.spec.job import JobSpec
+
+    if isinstance(loaded.spec, JobSpec) and loaded.spec.backend.name == "sagemaker":
+        return loaded
+    remedy = "Give one job with backend.name=sagemaker; for workflows there is sm_llm.pipelines"
+    raise PlanError([Fault("backend.name", "an estimator is for a training job of SageMaker", remedy=remedy)])
+
+
+class Staged:
+    """A run that has an id and a submission, and that nobody has heard of yet."""
+
+    def __init__(self, loaded: Loaded, plan: Plan, record: RunRecord, submission: Submission) -> None:
+        self._loaded = loaded
+        self._plan = plan
+        self.record = record
+        self.submission = submission
+        self.is_stored = False
+
+    @classmethod
+    def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
+        """A fresh run; in a pipeline, where equal definitions must be equal, one that is named by the digest."""
+        from sm_llm.contract.run_home import home_of
+        from sm_llm.launcher.api import storage_root
+        from sm_llm.launcher.stage import mint_run_id, new_record, stage
+        from sm_llm.storage.uri import join
+
+        spec = loaded.spec
+        run_id = f"{spec.name}-{loaded.digest[:12]}" if is_pipeline else mint_run_id(spec.name)
+        home = home_of(join(storage_root(spec), run_id), spec.storage_options.model_dump())
+        record = new_record(run_id, spec, loaded.digest, loaded.origins, [plan.to_json()], created=time.time())
+        return cls(loaded, plan, record, stage(plan, home, record))
+
+    def again(self) -> Staged:
+        """Another run of the same job."""
+        return Staged.next(self._loaded, self._plan, is_pipeline=False)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return self.submission.request
+
+    def store(self) -> None:
+        """Put the run's record, the code and job.json where the job will look for them.
+
+        Raises ``StorageError`` and ``SubmitError``.
+        """
+        from sm_llm.contract.run_home import job_home
+        from sm_llm.launcher.sagemaker.submit import upload
+
+        if self.is_stored:
+            return
+        home = job_home(self.submission.job)
+        if not home.exists():
+            home.create(self.record)
+        upload(self.submission)
+        self.is_stored = True
+
+    def claim(self, region: str) -> None:
+        """Tell the run's record of its training job, which is created next."""
+        from sm_llm.contract.run_home import job_home
+        from sm_llm.contract.run_record import Attempt
+
+        native_id = f"{region}/{self.request['TrainingJobName']}"
+        opened = Attempt(number=1, native_id=native_id, host=socket.gethostname(), started=time.time())
+        job_home(self.submission.job).claim(opened)
+
+
+def pytorch() -> Any:
+    """The SDK's estimator class. Raises ``SubmitError`` without version 2 of the SDK."""
+    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+    logging.getLogger("sagemaker.config").setLevel(logging.WARNING)
+    try:
+        from sagemaker.pytorch import PyTorch
+    except ImportError:
+        raise SubmitError(
+            "estimator() needs version 2 of the SageMaker SDK (launch() and fit do not): pip install 'sagemaker<3'"
+        ) from None
+    return PyTorch
+
+
+def _estimator_class() -> Any:
+    """A subclass of the SDK's estimator, made here because the SDK takes seconds to import."""
+
+    class RunEstimator(pytorch()):  # type: ignore[misc]
+        """A PyTorch estimator whose every job is a run of ours."""
+
+        def __init__(self, staged: Staged, session: Any, kwargs: Mapping[str, Any]) -> None:
+            self._staged = staged
+            self._fitted = False
+            super().__init__(sagemaker_session=session, **{**arguments(staged.request), **kwargs})
+            self._adopt()
+
+        @property
+        def run_uri(self) -> str:
+            """The address of the run."""
+            return self._staged.submission.job.run_uri
+
+        @property
+        def channels(self) -> dict[str, Any]:
+            """Inputs of the specification; the channel with job.json is added everywhere by itself."""
+            return channels(self._staged.request)
+
+        def _adopt(self) -> None:
+            """Take over what belongs to one run."""
+            request = self._staged.request
+            self.source_dir = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
+            self.output_path = request["OutputDataConfig"]["S3OutputPath"]
+            self.code_channel_name, self.code_uri = job_channel(request)
+
+        def fit(
+            self, inputs: Any = None, wait: bool = True, logs: str = "All", job_name: Any = None, **options: Any
+        ) -> Any:
+            if self._fitted and not _is_pipeline(self.sagemaker_session):
+                self._staged = self._staged.again()
+                self._adopt()
+            self._fitted = True
+            given = inputs if isinstance(inputs, dict) or inputs is None else {"training": inputs}
+            merged = {**self.channels, **(given or {})} or None
+            name = job_name or self._staged.request["TrainingJobName"]
+            if not _is_pipeline(self.sagemaker_session) and job_name is None:
+                self._staged.store()
+                self._staged.claim(self.sagemaker_session.boto_region_name)
+            return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+
+        def _prepare_for_training(self, job_name: Any = None) -> None:
+            self._staged.store()
+            super()._prepare_for_training(job_name=job_name)
+
+    return RunEstimator
+
+
+def arguments(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The estimator's arguments that make it send ``request``."""
+    algorithm, output, stopping = (
+        request["AlgorithmSpecification"],
+        request["OutputDataConfig"],
+        request["StoppingCondition"],
+    )
+    hyperparameters = {key: json.loads(text) for key, text in request["HyperParameters"].items()}
+    vpc = request.get("VpcConfig", {})
+    return {
+        "entry_point": hyperparameters["sagemaker_program"],
+        "source_dir": hyperparameters["sagemaker_submit_directory"],
+        "container_log_level": hyperparameters["sagemaker_container_log_level"],
+        "image_uri": algorithm["TrainingImage"],
+        "metric_definitions": algorithm.get("MetricDefinitions"),
+        "role": request["RoleArn"],
+        "output_path": output["S3OutputPath"],
+        "output_kms_key": output.get("KmsKeyId"),
+        "disable_output_compression": True,
+        "max_run": stopping["MaxRuntimeInSeconds"],
+        "max_wait": stopping.get("MaxWaitTimeInSeconds"),
+        "use_spot_instances": request.get("EnableManagedSpotTraining", False),
+        "environment": request.get("Environment"),
+        "tags": request["Tags"],
+        "subnets": vpc.get("Subnets"),
+        "security_group_ids": vpc.get("SecurityGroupIds"),
+        "encrypt_inter_container_traffic": request.get("EnableInterContainerTrafficEncryption", False),
+        "max_retry_attempts": request.get("RetryStrategy", {}).get("MaximumRetryAttempts"),
+        "enable_remote_debug": request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"),
+        "disable_profiler": True,
+        "debugger_hook_config": False,
+        **_resources(request),
+        **_launch(hyperparameters, request),
+    }
+
+
+def _resources(request: Mapping[str, Any]) -> dict[str, Any]:
+    resources = request["ResourceConfig"]
+    common = {
+        "volume_size": resources["VolumeSizeInGB"],
+        "volume_kms_key": resources.get("VolumeKmsKeyId"),
+        "keep_alive_period_in_seconds": resources.get("KeepAlivePeriodInSeconds"),
+        "training_plan": resources.get("TrainingPlanArn"),
+    }
+    if "InstanceGroups" not in resources:
+        return common | {"instance_type": resources["InstanceType"], "instance_count": resources["InstanceCount"]}
+    from sagemaker.instance_group import InstanceGroup
+
+    groups = [
+        InstanceGroup(it["InstanceGroupName"], it["InstanceType"], it["InstanceCount"])
+        for it in resources["InstanceGroups"]
+    ]
+    return common | {"instance_groups": groups}
+
+
+def _launch(hyperparameters: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """Distribution and what of it the SDK has no word for."""
+    own = {name: value for name, value in hyperparameters.items() if name == _PROCESSES}
+    smp = hyperparameters.get("mp_parameters")
+    if not hyperparameters.get("sagemaker_torch_distributed_enabled"):
+        return {"hyperparameters": own | ({} if smp is None else {"mp_parameters": smp})}
+    found: dict[str, Any] = {"torch_distributed": {"enabled": True}}
+    if smp is not None:
+        found["smdistributed"] = {"modelparallel": {"enabled": True, "parameters": smp}}
+    return {"distribution": found, "hyperparameters": own}
+
+
+def channels(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request's channels as the SDK's inputs, but for that of job.json."""
+    from sagemaker.inputs import FileSystemInput, TrainingInput
+
+    code, _ = job_channel(request)
+    found: dict[str, Any] = {}
+    for channel in request["InputDataConfig"]:
+        source = channel["DataSource"]
+        if channel["ChannelName"] == code:
+            continue
+        if "S3DataSource" in source:
+            s3 = source["S3DataSource"]
+            found[channel["ChannelName"]] = TrainingInput(s3["S3Uri"], input_mode=channel.get("InputMode"))
+        else:
+            place = source["FileSystemDataSource"]
+            found[channel["ChannelName"]] = FileSystemInput(
+                place["FileSystemId"], place["FileSystemType"], place["DirectoryPath"], place["FileSystemAccessMode"]
+            )
+    return found
+
+
+def job_channel(request: Mapping[str, Any]) -> tuple[str, str]:
+    """Name and address of the channel with job.json."""
+    from sm_llm.contract.job_file import JOB_CHANNEL
+
+    found = next(it for it in request["InputDataConfig"] if it["ChannelName"] == JOB_CHANNEL)
+    return JOB_CHANNEL, str(found["DataSource"]["S3DataSource"]["S3Uri"])
+
+
+def _session(plan: Plan) -> Any:
+    import boto3
+    import sagemaker
+
+    region = getattr(plan.job.backend, "region", None)
+    return sagemaker.Session(boto3.session.Session(region_name=region))
+
+
+def _is_pipeline(session: Any) -> bool:
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    return isinstance(session, PipelineSession)
+
+
+def without_telemetry(session: Any) -> Any:
+    """Opt out, which the SDK reads from the session's configuration alone: else every ``fit`` calls home."""
+    config = {"SchemaVersion": "1.0", **(session.sagemaker_config or {})}
+    block = config
+    for key in _OPT_OUT[:-1]:
+        block[key] = dict(block.get(key) or {})
+        block = block[key]
+    block[_OPT_OUT[-1]] = True
+    session.sagemaker_config = config
+    return session

@@ -1,0 +1,196 @@
+"""SageMaker Pipelines from workflows: render, build with the SDK, create or update, start, watch, stop.
+
+::
+
+    from sm_llm import pipelines
+
+    pipelines.definition("flow.yaml", variables={"Steps": "steps.train.task.max_steps"})   # a value, without the SDK
+    pipelines.upsert("flow.yaml"); pipelines.start("flow", {"Steps": 100})
+    pipelines.build_pipeline("flow.yaml")                                                   # the SDK's own object
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.launcher.pipeline_definition import PipelineDefinition, Register, render
+from sm_llm.launcher.sagemaker.account import Account, told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.launcher.plan import Source
+
+__all__ = ["Register", "StepState", "build_pipeline", "definition", "logs", "start", "status", "stop", "upsert"]
+
+LONGEST_DEFINITION = 1 << 20
+_EXECUTION = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d*:pipeline/.+/execution/.+")
+
+
+def definition(
+    workflow: Source,
+    *overrides: str,
+    variables: Mapping[str, str] | None = None,
+    register: Register | None = None,
+    cache_days: int | None = 30,
+) -> PipelineDefinition:
+    """The pipeline of a workflow, as a value; ``.to_json()`` is what the service gets.
+
+    Args:
+        variables: parameter's name -> the path it overrides: ``{"Rate": "steps.train.task.optim.learning_rate"}``.
+        register: a step whose result becomes a version of a model.
+        cache_days: how long a finished step stands in for an equal one; None runs every step every time.
+
+    Raises ``SpecError`` and ``PlanError``.
+    """
+    from sm_llm.spec.job import WorkflowSpec
+    from sm_llm.spec.load import load
+
+    spec = load(workflow, overrides).spec
+    if not isinstance(spec, WorkflowSpec):
+        raise PlanError([Fault("steps", "a pipeline is made of a workflow", remedy="Write the job as its only step")])
+    found = render(spec, variables, register, cache_days)
+    size = len(json.dumps(found.to_json()))
+    if size > LONGEST_DEFINITION:
+        raise PlanError(
+            [Fault("steps", f"the definition has {size:,} bytes; the service takes {LONGEST_DEFINITION:,}")]
+        )
+    return found
+
+
+def upsert(
+    workflow: Source,
+    *overrides: str,
+    variables: Mapping[str, str] | None = None,
+    register: Register | None = None,
+    cache_days: int | None = 30,
+    connect: Any = Account,
+) -> str:
+    """Store code and job files, and create or update the pipeline; returns its ARN. Raises ``SubmitError``, too."""
+    found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
+    _store(found)
+    client = connect(found.region).client("sagemaker")
+    body = {"PipelineName": found.name, "PipelineDefinition": json.dumps(found.to_json()), "RoleArn": found.role}
+    with told(f"pipeline {found.name} was not stored"):
+        try:
+            answer = client.update_pipeline(**body)
+        except client.exceptions.ResourceNotFound:
+            answer = client.create_pipeline(ClientRequestToken=f"sm-llm-{found.name}".ljust(32, "-"), **body)
+    return str(answer["PipelineArn"])
+
+
+def _store(found: PipelineDefinition) -> None:
+    """Put what the steps read where they look for it; equal content lies there once."""
+    from sm_llm.storage.uri import open_store
+
+    for step in found.steps:
+        for uri, body in step.uploads.items():
+            folder, _, key = uri.rpartition("/")
+            assert step.job is not None
+            open_store(folder, step.job.spec.storage_options.model_dump()).put_if_absent(key, body)
+
+
+def start(
+    name: str, values: Mapping[str, Any] | None = None, *, region: str | None = None, connect: Any = Account
+) -> str:
+    """Start an execution of a pipeline with values for its variables; returns the execution's ARN."""
+    client = connect(_region(region)).client("sagemaker")
+    parameters = [{"Name": key, "Value": _spelt(value)} for key, value in (values or {}).items()]
+    with told(f"pipeline {name} was not started"):
+        answer = client.start_pipeline_execution(PipelineName=name, PipelineParameters=parameters)
+    return str(answer["PipelineExecutionArn"])
+
+
+@dataclass(frozen=True)
+class StepState:
+    """One step of an execution: its state in the service's words, its training job's ARN, and whether it was cached."""
+
+    name: str
+    state: str
+    job_arn: str | None = None
+    cached_from: str | None = None
+    reason: str | None = None
+
+
+def status(execution: str, *, connect: Any = Account) -> tuple[str, list[StepState]]:
+    """The state of an execution, and its steps' in the order they began. Raises ``SubmitError``."""
+    client = connect(_region_of(execution)).client("sagemaker")
+    with told(f"cannot describe {execution}"):
+        state = client.describe_pipeline_execution(PipelineExecutionArn=execution)["PipelineExecutionStatus"]
+        pages = client.get_paginator("list_pipeline_execution_steps").paginate(
+            PipelineExecutionArn=execution, SortOrder="Ascending"
+        )
+        steps = [step for page in pages for step in page["PipelineExecutionSteps"]]
+    return str(state), [
+        StepState(
+            it["StepName"],
+            it["StepStatus"],
+            it.get("Metadata", {}).get("TrainingJob", {}).get("Arn"),
+            it.get("CacheHitResult", {}).get("SourcePipelineExecutionArn"),
+            it.get("FailureReason"),
+        )
+        for it in steps
+    ]
+
+
+def logs(execution: str, step: str | None = None, *, connect: Any = Account) -> Iterator[str]:
+    """What the training jobs of an execution printed, step by step; ``step`` picks one."""
+    from sm_llm.launcher.find_runs import attach
+
+    _, steps = status(execution, connect=connect)
+    for it in steps:
+        if it.job_arn is not None and step in (None, it.name):
+            run = attach(f"sagemaker://{_region_of(execution)}/{it.job_arn.rpartition('/')[2]}")
+            yield from (f"[{it.name}] {line}" for line in run.logs())
+
+
+def stop(execution: str, *, connect: Any = Account) -> None:
+    """Ask an execution to stop. Raises ``SubmitError``."""
+    client = connect(_region_of(execution)).client("sagemaker")
+    with told(f"cannot stop {execution}"):
+        client.stop_pipeline_execution(PipelineExecutionArn=execution)
+
+
+def build_pipeline(
+    workflow: Source,
+    *overrides: str,
+    variables: Mapping[str, str] | None = None,
+    register: Register | None = None,
+    cache_days: int | None = 30,
+    sagemaker_session: Any = None,
+) -> Any:
+    """The same pipeline as a ``sagemaker.workflow.pipeline.Pipeline``; its definition equals ``definition``'s.
+
+    What the steps read is stored in S3 first. Raises ``SubmitError`` without version 2 of the SDK.
+    """
+    from sm_llm.launcher.pipeline_sdk import pipeline_of
+
+    found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
+    _store(found)
+    return pipeline_of(found, sagemaker_session)
+
+
+def _spelt(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _region(region: str | None) -> str:
+    import os
+
+    from sm_llm.launcher.sagemaker.settings import region_of
+
+    found = region or region_of(os.environ)
+    if found is None:
+        raise SubmitError("no AWS region is given. Set AWS_REGION, or name one")
+    return found
+
+
+def _region_of(execution: str) -> str:
+    match = _EXECUTION.fullmatch(execution)
+    if match is None:
+        raise SubmitError(f"{execution}: is not the ARN of a pipeline's execution")
+    return match["region"]

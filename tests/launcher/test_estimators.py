@@ -1,0 +1,282 @@
+"""Estimators: the request that the real SDK sends equals the one that render() gives, on every path to it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from moto import mock_aws
+
+from sm_llm.errors import PlanError, SubmitError
+from sm_llm.launcher.estimators import distribution, estimator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROLE = "arn:aws:iam::111122223333:role/train"
+BUCKET = "sm-llm-tests"
+TOKENS = 2_000_000_000
+
+
+def job(task: dict[str, Any], compute: dict[str, Any], **more: Any) -> dict[str, Any]:
+    backend = {"name": "sagemaker", "role": ROLE, "region": "us-east-1", **more.pop("backend", {})}
+    head = {"name": "golden", "task": task, "compute": compute, "backend": backend}
+    return {**head, "storage": f"s3://{BUCKET}/runs", **more}
+
+
+def training(model: str, parallelism: dict[str, Any], seq_length: int = 4096) -> dict[str, Any]:
+    return {
+        "kind": "train",
+        "model": {"preset": model},
+        "data": {"format": "rows", "train": "inputs.corpus", "seq_length": seq_length},
+        "parallelism": parallelism,
+        "max_tokens": TOKENS,
+    }
+
+
+INPUTS = {"corpus": {"uri": f"s3://{BUCKET}/corpus"}}
+SMP = {"strategy": "smp", "hybrid_shard_degree": 32, "tensor_parallel_degree": 4, "sm_activation_offloading": True}
+GOLDEN: dict[str, dict[str, Any]] = {
+    "llama-2-7b fsdp": job(
+        training("llama-2-7b", {"strategy": "fsdp"}),
+        {"instance_type": "ml.p5.48xlarge", "instance_count": 2},
+        inputs=INPUTS,
+        backend={
+            "spot": True,
+            "vpc": {"subnets": ["subnet-0a"], "security_group_ids": ["sg-0b"]},
+            "tags": {"team": "x"},
+        },
+    ),
+    "llama-2-70b smp": job(
+        training("llama-2-70b", SMP),
+        {"instance_type": "ml.p4d.24xlarge", "instance_count": 16},
+        inputs={"corpus": {"uri": f"s3://{BUCKET}/corpus", "mode": "File"}},
+        backend={"max_retry_attempts": 3, "remote_debug": True, "encrypt_inter_container_traffic": True},
+    ),
+    "llama-3-8b nxd": job(
+        training("llama-3-8b", {"strategy": "nxd", "tensor_parallel_degree": 32}, 8192),
+        {"instance_type": "ml.trn1.32xlarge", "instance_count": 4},
+        inputs=INPUTS,
+    ),
+    "script": job(
+        {"kind": "script", "entry": "x.py", "args": ["--a", "b c"]},
+        {"instance_type": "ml.g5.2xlarge", "instance_count": 1},
+        inputs={"data": f"s3://{BUCKET}/data", "shared": {"file_system_id": "fs-12345678", "directory_path": "/abc"}},
+        backend={
+            "max_run_seconds": 3600,
+            "keep_alive_period_in_seconds": 600,
+            "volume_size_gb": 50,
+            "vpc": {"subnets": ["subnet-0a"], "security_group_ids": ["sg-0b"]},
+        },
+        environment={"MODE": "fast"},
+    ),
+    "shell": job(
+        {"kind": "script", "entry": "x.sh"},
+        {"instance_type": "ml.g5.2xlarge", "instance_count": 2},
+        backend={"max_run_seconds": 3600},
+    ),
+    "prepare": job(
+        {"kind": "prepare", "sources": [f"s3://{BUCKET}/text/"], "seq_length": 512},
+        {"instance_type": "ml.m5.2xlarge"},
+        backend={"max_run_seconds": 3600},
+    ),
+}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "x.py").write_text("print(1)\n")
+    (folder / "x.sh").write_text("echo 1\n")
+    return str(folder)
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """S3 by moto; what is asked of SageMaker itself is only written down: (operation, arguments)."""
+    import boto3
+    import botocore.client
+
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"), "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    calls: list[tuple[str, dict[str, Any]]] = []
+    original = botocore.client.BaseClient._make_api_call  # type: ignore[attr-defined]
+
+    def call(self: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        if self.meta.service_model.service_name != "sagemaker":
+            return original(self, operation, arguments)
+        calls.append((operation, arguments))
+        return {f"{operation.removeprefix('Create')}Arn": "arn:x", "TrainingJobArn": "arn:x"}
+
+    with mock_aws():
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", call)
+        yield calls
+
+
+def built(name: str, source: str, *overrides: str, **kwargs: Any) -> Any:
+    spec = GOLDEN[name]
+    if spec["task"]["kind"] == "script":
+        spec = {**spec, "task": {**spec["task"], "source": source}}
+    return estimator(spec, *overrides, **kwargs)
+
+
+def normal(request: dict[str, Any]) -> dict[str, Any]:
+    """Order of tags and of channels has no meaning."""
+    found = dict(request)
+    for key, by in (("Tags", "Key"), ("InputDataConfig", "ChannelName")):
+        found[key] = sorted(found[key], key=lambda it: it[by])
+    return found
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_sdk_sends_what_render_gives(name: str, source: str, cloud: list[Any]) -> None:
+    est = built(name, source)
+    assert type(est).__mro__[1].__name__ == "PyTorch"
+    est.fit(wait=False)
+    (sent,) = [arguments for operation, arguments in cloud if operation == "CreateTrainingJob"]
+    assert normal(sent) == normal(est._staged.request)
+
+
+def test_nothing_is_stored_before_fit_and_everything_by_it(source: str, cloud: list[Any]) -> None:
+    import boto3
+
+    est = built("script", source)
+    s3 = boto3.client("s3")
+    assert "Contents" not in s3.list_objects_v2(Bucket=BUCKET)
+    est.fit(wait=False)
+    keys = {it["Key"] for it in s3.list_objects_v2(Bucket=BUCKET)["Contents"]}
+    run = est.run_uri.removeprefix(f"s3://{BUCKET}/")
+    assert {f"{run}/run.json", f"{run}/job/attempt-1/job.json"} <= keys
+    assert any(key.endswith("sourcedir.tar.gz") for key in keys)
+
+
+def test_each_fit_is_a_run_of_its_own(source: str, cloud: list[Any]) -> None:
+    est = built("script", source)
+    est.fit(wait=False)
+    first = est.run_uri
+    est.fit({"more": f"s3://{BUCKET}/more"}, wait=False)
+    assert est.run_uri != first
+    names = [arguments["TrainingJobName"] for operation, arguments in cloud if operation == "CreateTrainingJob"]
+    assert len(set(names)) == 2
+    channels = {it["ChannelName"] for it in cloud[-1][1]["InputDataConfig"]}
+    assert channels == {"data", "shared", "job", "more"}
+
+
+def test_arguments_of_the_estimator_win(source: str, cloud: list[Any]) -> None:
+    est = built("script", source, max_run=60, hyperparameters={"task.checkpoint_folder": "ck"})
+    est.fit(wait=False)
+    sent = cloud[-1][1]
+    assert sent["StoppingCondition"]["MaxRuntimeInSeconds"] == 60
+    assert sent["HyperParameters"]["task.checkpoint_folder"] == '"ck"'
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b fsdp", "script"])
+def test_an_administrators_defaults_reach_both_alike(
+    name: str, source: str, cloud: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = {
+        "SchemaVersion": "1.0",
+        "SageMaker": {
+            "TrainingJob": {
+                "Environment": {"FROM_ADMIN": "1"},
+                "Tags": [{"Key": "cost", "Value": "42"}],
+                "EnableInterContainerTrafficEncryption": True,
+                "OutputDataConfig": {"KmsKeyId": "alias/admin"},
+                "VpcConfig": {"Subnets": ["subnet-0c"], "SecurityGroupIds": ["sg-0d"]},
+            }
+        },
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(defaults))
+    monkeypatch.setenv("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", str(tmp_path / "config.yaml"))
+    est = built(name, source)
+    est.fit(wait=False)
+    sent = cloud[-1][1]
+    assert normal(sent) == normal(est._staged.request)
+    assert sent["Environment"]["FROM_ADMIN"] == "1"
+    assert {"Key": "cost", "Value": "42"} in sent["Tags"]
+    assert sent["OutputDataConfig"]["KmsKeyId"] == "alias/admin"
+
+
+def test_DL10_a_tuner_starts_the_same_processes_and_reads_the_same_job(source: str, cloud: list[Any]) -> None:
+    from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
+
+    est = built("llama-2-70b smp", source)
+    tuner = HyperparameterTuner(
+        est,
+        "train:loss",
+        {"task.optim.learning_rate": ContinuousParameter(1e-5, 1e-3)},
+        metric_definitions=est.metric_definitions,
+        objective_type="Minimize",
+        max_jobs=2,
+    )
+    tuner.fit(est.channels, wait=False)
+    (sent,) = [arguments for operation, arguments in cloud if operation == "CreateHyperParameterTuningJob"]
+    trial, own = sent["TrainingJobDefinition"], est._staged.request
+    for key in (
+        "sagemaker_torch_distributed_enabled",
+        "mp_parameters",
+        "sagemaker_program",
+        "sagemaker_submit_directory",
+    ):
+        assert trial["StaticHyperParameters"][key] == own["HyperParameters"][key]
+    assert normal({**trial, "Tags": []})["InputDataConfig"] == normal(own)["InputDataConfig"]
+    resources = trial.get("ResourceConfig") or trial["HyperParameterTuningResourceConfig"]
+    assert {name: resources[name] for name in own["ResourceConfig"]} == own["ResourceConfig"]
+
+
+def test_a_training_step_of_a_pipeline_is_byte_identical_every_time(source: str, cloud: list[Any]) -> None:
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    def definition() -> str:
+        session = PipelineSession(default_bucket=BUCKET)
+        est = built("script", source, sagemaker_session=session)
+        pipeline = Pipeline("p", steps=[TrainingStep("train", step_args=est.fit())], sagemaker_session=session)
+        return str(pipeline.definition())
+
+    first = definition()
+    assert first == definition()
+    arguments = json.loads(first)["Steps"][0]["Arguments"]
+    assert {it["ChannelName"] for it in arguments["InputDataConfig"]} == {"data", "shared", "job"}
+
+
+def test_telemetry_is_off_even_for_a_session_that_was_given(
+    source: str, cloud: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sagemaker
+    from sagemaker.telemetry import telemetry_logging
+
+    def call_home(*_: Any, **__: Any) -> None:
+        raise AssertionError("the SDK calls home")
+
+    monkeypatch.setattr(telemetry_logging, "_send_telemetry_request", call_home)
+    built("script", source, sagemaker_session=sagemaker.Session(default_bucket=BUCKET)).fit(wait=False)
+
+
+def test_distribution_alone() -> None:
+    found = distribution(GOLDEN["llama-2-70b smp"])
+    assert found["torch_distributed"] == {"enabled": True}
+    parameters = found["smdistributed"]["modelparallel"]["parameters"]
+    assert (parameters["hybrid_shard_degree"], parameters["tensor_parallel_degree"]) == (32, 4)
+    assert distribution(GOLDEN["prepare"]) == {}
+
+
+def test_without_the_sdk_one_line_tells_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sagemaker.pytorch", None)  # as with version 3, which has no such module
+    with pytest.raises(SubmitError, match=r"pip install 'sagemaker<3'"):
+        estimator(GOLDEN["prepare"])
+
+
+def test_a_job_of_this_machine_has_no_estimator() -> None:
+    local = {**GOLDEN["prepare"], "backend": {"name": "local"}, "compute": {}}
+    with pytest.raises(PlanError, match="an estimator is for a training job of SageMaker"):
+        estimator(local)

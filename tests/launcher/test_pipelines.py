@@ -1,0 +1,232 @@
+"""Pipelines: one definition with and without the SDK, byte-identical, with outputs that a cache hit leaves in place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sm_llm.contract.hyperparameters import overrides
+from sm_llm.errors import PlanError
+from sm_llm.launcher import pipelines
+from sm_llm.launcher.pipelines import Register, definition
+
+ROLE = "arn:aws:iam::111122223333:role/train"
+BUCKET = "sm-llm-tests"
+VARIABLES = {
+    "Rate": "steps.train.task.optim.learning_rate",
+    "Steps": "steps.train.task.max_steps",
+    "Text": "steps.prepare.task.text_field",
+    "Exact": "steps.train.task.deterministic",
+}
+
+
+def workflow(**train: Any) -> dict[str, Any]:
+    cpu = {"instance_type": "ml.m5.2xlarge"}
+    return {
+        "name": "flow",
+        "backend": {"name": "sagemaker", "role": ROLE, "region": "us-east-1", "max_run_seconds": 3600},
+        "storage": f"s3://{BUCKET}/runs",
+        "compute": {"instance_type": "ml.p4d.24xlarge", "instance_count": 2},
+        "steps": {
+            "fetch": {"task": {"kind": "fetch", "source": "hf://org/name@main"}, "compute": cpu},
+            "prepare": {
+                "task": {"kind": "prepare", "sources": [f"s3://{BUCKET}/text/"], "seq_length": 512},
+                "compute": cpu,
+                "after": ["fetch"],
+            },
+            "train": {
+                "task": {
+                    "kind": "train",
+                    "model": {"preset": "tiny", "config": {"vocab_size": 32000}},
+                    "data": {"format": "rows", "train": "steps.prepare.output/train", "seq_length": 512},
+                    "tokenizer": "steps.prepare.output/tokenizer",
+                    "max_steps": 100,
+                    "optim": {"learning_rate": 1e-3},
+                    **train,
+                }
+            },
+        },
+    }
+
+
+def steps(found: Any) -> dict[str, Any]:
+    return {step["Name"]: step for step in found.to_json()["Steps"]}
+
+
+@pytest.fixture(autouse=True)
+def _account(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+def test_PL03_equal_workflows_give_byte_identical_definitions() -> None:
+    first, second = (json.dumps(definition(workflow(), variables=VARIABLES).to_json()) for _ in range(2))
+    assert first == second
+    assert "TrainingJobName" not in first
+    assert "sagemaker_job_name" not in first
+
+
+def test_PL01_variables_of_every_type_are_references() -> None:
+    found = definition(workflow(), variables=VARIABLES).to_json()
+    assert {it["Name"]: it["Type"] for it in found["Parameters"]} == {
+        "Exact": "Boolean", "Rate": "Float", "Steps": "Integer", "Text": "String"
+    }  # fmt: skip
+    train = steps(definition(workflow(), variables=VARIABLES))["train"]["Arguments"]["HyperParameters"]
+    assert train["task.max_steps"] == {"Std:Join": {"On": "", "Values": [{"Get": "Parameters.Steps"}]}}
+    assert overrides(dict.fromkeys(train, "1"))  # the worker takes them for overrides
+
+
+def test_an_output_lies_under_its_steps_digest_and_what_follows_reads_it_there() -> None:
+    found = steps(definition(workflow()))
+    assert found["train"]["DependsOn"] == ["prepare"]
+    assert found["prepare"]["DependsOn"] == ["fetch"]
+    uploads = definition(workflow()).steps
+    job = json.loads(next(body for uri, body in uploads[2].uploads.items() if uri.endswith("job.json")))
+    run = uploads[1].job.run_uri  # type: ignore[union-attr]
+    assert job["spec"]["task"]["data"]["train"] == f"{run}/result/train"
+    assert run.startswith(f"s3://{BUCKET}/runs/pipelines/flow/prepare-")
+
+
+def test_a_change_moves_the_step_and_those_after_it_and_no_others() -> None:
+    base = {it.name: it.job.run_uri for it in definition(workflow()).steps if it.job}
+    again = {it.name: it.job.run_uri for it in definition(workflow(max_steps=50)).steps if it.job}
+    assert {name for name in base if base[name] != again[name]} == {"train"}
+    changed = workflow()
+    changed["steps"]["prepare"]["task"]["seq_length"] = 512
+    changed["steps"]["prepare"]["task"]["seed"] = 1
+    moved = {it.name: it.job.run_uri for it in definition(changed).steps if it.job}
+    assert {name for name in base if base[name] != moved[name]} == {"prepare", "train"}
+
+
+def test_the_values_of_variables_are_part_of_the_address_downstream_too() -> None:
+    found = steps(definition(workflow(), variables={"Text": VARIABLES["Text"]}))
+    prepare = found["prepare"]["Arguments"]["HyperParameters"]["sm_llm_run"]
+    train = found["train"]["Arguments"]["HyperParameters"]
+    address = prepare["Std:Join"]
+    assert address["On"] == "/"
+    assert address["Values"][1] == {"Get": "Parameters.Text"}
+    data = train["task.data.train"]["Std:Join"]["Values"]
+    assert data == [*address["Values"], "result", "train"]
+    assert train["sm_llm_run"]["Std:Join"]["Values"][1] == {"Get": "Parameters.Text"}
+    assert "sm_llm_run" not in found["fetch"]["Arguments"]["HyperParameters"]
+
+
+def test_a_result_is_registered_uncompressed() -> None:
+    found = definition(workflow(), register=Register("train", "models", "image:1"))
+    step = steps(found)["register"]
+    assert step["Type"] == "RegisterModel"
+    (container,) = step["Arguments"]["InferenceSpecification"]["Containers"]
+    source = container["ModelDataSource"]["S3DataSource"]
+    assert source["CompressionType"] == "None"
+    assert source["S3Uri"] == f"{found.steps[2].job.run_uri}/final/"  # type: ignore[union-attr]
+    assert "CacheConfig" not in step
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"X": "task.max_steps"}, "names no field"),
+        ({"X": "steps.other.task.max_steps"}, "names no field"),
+        ({"X": "steps.train.task.max_tokens"}, "has no default"),
+        ({"X": "steps.train.compute.instance_count"}, "names no field"),
+    ],
+)
+def test_variables_that_cannot_be_are_told(variables: dict[str, str], problem: str) -> None:
+    with pytest.raises(PlanError, match=problem):
+        definition(workflow(), variables=variables)
+
+
+def test_a_workflow_of_this_machine_is_no_pipeline() -> None:
+    local = {**workflow(), "backend": {"name": "local"}, "compute": {}}
+    for step in local["steps"].values():
+        step.pop("compute", None)
+    with pytest.raises(PlanError, match="a pipeline runs on SageMaker"):
+        definition(local)
+
+
+@pytest.mark.parametrize("variables", [{}, VARIABLES], ids=["plain", "variables"])
+def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
+    from sm_llm.launcher.pipeline_sdk import pipeline_of
+
+    found = definition(workflow(), variables=variables, register=Register("train", "models", "image:1"))
+    built = json.loads(pipeline_of(found).definition())
+    ours = found.to_json()
+    for step in [*built["Steps"], *ours["Steps"]]:
+        if "InputDataConfig" in step["Arguments"]:
+            step["Arguments"]["InputDataConfig"].sort(key=lambda it: it["ChannelName"])
+    assert built == ours
+
+
+class Client:
+    """A contract double of SageMaker's pipeline calls: what was sent is kept."""
+
+    class exceptions:
+        class ResourceNotFound(Exception):
+            pass
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def update_pipeline(self, **body: Any) -> dict[str, str]:
+        raise self.exceptions.ResourceNotFound
+
+    def create_pipeline(self, **body: Any) -> dict[str, str]:
+        self.sent.append(("create", body))
+        return {"PipelineArn": "arn:pipeline"}
+
+    def start_pipeline_execution(self, **body: Any) -> dict[str, str]:
+        self.sent.append(("start", body))
+        return {"PipelineExecutionArn": EXECUTION}
+
+    def describe_pipeline_execution(self, **body: Any) -> dict[str, str]:
+        return {"PipelineExecutionStatus": "Executing"}
+
+    def get_paginator(self, name: str) -> Any:
+        class Pages:
+            def paginate(self, **_: Any) -> list[dict[str, Any]]:
+                done = {"StepName": "fetch", "StepStatus": "Succeeded", "CacheHitResult": {"SourcePipelineExecutionArn": "arn:e"}}  # fmt: skip  # noqa: E501
+                runs = {"StepName": "train", "StepStatus": "Executing", "Metadata": {"TrainingJob": {"Arn": "arn:t/x"}}}
+                return [{"PipelineExecutionSteps": [done, runs]}]
+
+        return Pages()
+
+    def stop_pipeline_execution(self, **body: Any) -> None:
+        self.sent.append(("stop", body))
+
+
+EXECUTION = "arn:aws:sagemaker:us-east-1:111122223333:pipeline/flow/execution/abc"
+
+
+class Connect:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __call__(self, region: str) -> Any:
+        assert region == "us-east-1"
+        return self
+
+    def client(self, service: str) -> Client:
+        assert service == "sagemaker"
+        return self._client
+
+
+def test_a_pipeline_is_stored_started_watched_and_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client()
+    connect = Connect(client)
+    stored: list[Any] = []
+    monkeypatch.setattr(pipelines, "_store", stored.append)
+    assert pipelines.upsert(workflow(), connect=connect) == "arn:pipeline"
+    assert json.loads(client.sent[0][1]["PipelineDefinition"]) == definition(workflow()).to_json()
+    assert len(stored) == 1
+    assert pipelines.start("flow", {"Rate": 1e-3, "Text": "body"}, connect=connect) == EXECUTION
+    assert client.sent[1][1]["PipelineParameters"] == [
+        {"Name": "Rate", "Value": "0.001"}, {"Name": "Text", "Value": "body"}
+    ]  # fmt: skip
+    state, found = pipelines.status(EXECUTION, connect=connect)
+    assert state == "Executing"
+    assert (found[0].cached_from, found[1].job_arn) == ("arn:e", "arn:t/x")
+    pipelines.stop(EXECUTION, connect=connect)
+    assert client.sent[-1] == ("stop", {"PipelineExecutionArn": EXECUTION})
