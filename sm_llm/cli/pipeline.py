@@ -1,0 +1,105 @@
+"""The verbs of SageMaker Pipelines, in a group of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sm_llm.cli.app import app
+from sm_llm.cli.options import AsJson, Overrides, Spec, print_json
+from sm_llm.errors import Fault, SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PIPELINE_VERBS = {
+    "render": "sm_llm.launcher.pipelines:definition",
+    "upsert": "sm_llm.launcher.pipelines:upsert",
+    "start": "sm_llm.launcher.pipelines:start",
+    "status": "sm_llm.launcher.pipelines:status",
+    "logs": "sm_llm.launcher.pipelines:logs",
+    "stop": "sm_llm.launcher.pipelines:stop",
+}
+"""Every verb of the group and the Python function that does its work."""
+
+group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a workflow as a SageMaker Pipeline.")
+app.add_typer(group, name="pipeline")
+
+Variables = Annotated[
+    list[str] | None,
+    typer.Option("--variable", metavar="NAME=PATH", help="Parameter and what it overrides: Rate=steps.train.task.…"),
+]
+Execution = Annotated[str, typer.Argument(metavar="EXECUTION", help="ARN of an execution.")]
+
+
+def _pairs(texts: Sequence[str] | None, what: str) -> dict[str, str]:
+    faults = [Fault(text, f"{what} are written NAME=VALUE") for text in texts or () if "=" not in text]
+    if faults:
+        raise SpecError(faults)
+    return {text.partition("=")[0]: text.partition("=")[2] for text in texts or ()}
+
+
+@group.command()
+def render(spec: Spec, overrides: Overrides = None, variable: Variables = None) -> None:
+    """Print the definition that would be stored, as JSON; nothing is touched."""
+    from sm_llm.launcher.pipelines import definition
+
+    print_json(definition(spec, *(overrides or ()), variables=_pairs(variable, "variables")).to_json())
+
+
+@group.command()
+def upsert(spec: Spec, overrides: Overrides = None, variable: Variables = None) -> None:
+    """Store code and job files in S3 and create or update the pipeline."""
+    from sm_llm.launcher.pipelines import upsert as store
+
+    typer.echo(store(spec, *(overrides or ()), variables=_pairs(variable, "variables")))
+
+
+@group.command()
+def start(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline.")],
+    values: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]", help="Values of its variables.")] = None,
+    region: Annotated[str | None, typer.Option(help="AWS region.")] = None,
+) -> None:
+    """Start an execution and print its ARN."""
+    from sm_llm.launcher.pipelines import start as begin
+
+    typer.echo(begin(name, _pairs(values, "values"), region=region))
+
+
+@group.command()
+def status(execution: Execution, as_json: AsJson = False) -> None:
+    """The state of an execution and of its steps."""
+    from dataclasses import asdict
+
+    from sm_llm.launcher.pipelines import status as state_of
+
+    state, steps = state_of(execution)
+    if as_json:
+        print_json({"state": state, "steps": [asdict(step) for step in steps]})
+        return
+    typer.echo(state)
+    for step in steps:
+        source = f" (result of {step.cached_from})" if step.cached_from else ""
+        typer.echo(f"  {step.name}: {step.state}{source}{f': {step.reason}' if step.reason else ''}")
+
+
+@group.command()
+def logs(
+    execution: Execution,
+    step: Annotated[str | None, typer.Argument(metavar="[STEP]", help="Only this step.")] = None,
+) -> None:
+    """What the training jobs of an execution printed."""
+    from sm_llm.launcher.pipelines import logs as read
+
+    for line in read(execution, step):
+        typer.echo(line)
+
+
+@group.command()
+def stop(execution: Execution) -> None:
+    """Ask an execution to stop."""
+    from sm_llm.launcher.pipelines import stop as end
+
+    end(execution)

@@ -1,0 +1,49 @@
+"""The verbs of pipelines."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from typer.testing import CliRunner
+
+from sm_llm.cli import app
+from sm_llm.cli.pipeline import PIPELINE_VERBS, group
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+FLOW: dict[str, Any] = {
+    "name": "flow",
+    "backend": {
+        "name": "sagemaker", "role": "arn:aws:iam::111122223333:role/train", "region": "us-east-1",
+        "max_run_seconds": 3600,
+    },
+    "storage": "s3://sm-llm-tests/runs",
+    "compute": {"instance_type": "ml.m5.2xlarge"},
+    "steps": {"prepare": {"task": {"kind": "prepare", "sources": ["s3://sm-llm-tests/text/"], "seq_length": 512}}},
+}  # fmt: skip
+
+
+def test_every_verb_of_the_group_is_one_python_function() -> None:
+    callbacks = [command.callback for command in group.registered_commands]
+    assert {callback.__name__ for callback in callbacks if callback} == set(PIPELINE_VERBS)
+    for home in PIPELINE_VERBS.values():
+        module, _, name = home.partition(":")
+        assert getattr(import_module(module), name).__doc__
+
+
+def test_render_prints_the_definition_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flow.yaml").write_text(yaml.safe_dump(FLOW))
+    done = CliRunner().invoke(
+        app, ["pipeline", "render", "flow.yaml", "--variable", "Length=steps.prepare.task.seq_length"]
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [step["Name"] for step in found["Steps"]] == ["prepare"]
+    assert found["Parameters"] == [{"Name": "Length", "Type": "Integer", "DefaultValue": 512}]
