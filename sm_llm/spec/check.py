@@ -16,6 +16,7 @@ from sm_llm.spec.derive import derive_task
 from sm_llm.spec.inputs import S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 from sm_llm.spec.nxd import NxdSpec
+from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.spec.references import references, sources, workflow_job
 from sm_llm.spec.tasks import (
     FetchTask,
@@ -184,6 +185,10 @@ def _precision_faults(task: TrainTask) -> Iterator[Fault]:
     if task.precision.master == "bf16" and task.precision.compute == "fp32":
         problem = "compute is fp32, which has more digits than the parameters would"
         yield Fault("task.precision.master", problem, "bf16", "Use compute: bf16, or master: fp32")
+    spec = task.parallelism
+    if task.precision.compile and isinstance(spec, FsdpSpec) and spec.tensor_parallel_degree > 1:
+        problem = "compiled layers get wrong gradients where their matrices are split (seen with torch 2.13)"
+        yield Fault("task.precision.compile", problem, True, "Use false, or tensor_parallel_degree 1")
 
 
 def _prepare_faults(task: PrepareTask) -> Iterator[Fault]:

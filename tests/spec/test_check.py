@@ -34,6 +34,13 @@ def workflow(**steps: Any) -> list[str]:
     return faults({"name": "flow", "steps": steps})
 
 
+def test_compiled_layers_are_refused_where_their_matrices_are_split() -> None:
+    options = ["compute.processes_per_instance=2", "task.parallelism.tensor_parallel_degree=2"]
+    assert train(*options) == []
+    (told,) = train(*options, "task.precision.compile=true")
+    assert "wrong gradients" in told
+
+
 def test_a_good_job_has_none() -> None:
     assert train() == []
     assert faults({"name": "p", "task": PREPARE}) == []
@@ -46,6 +53,8 @@ def test_a_good_job_has_none() -> None:
         (["task.max_steps=null"], "task.max_steps (override): give exactly one of max_steps, max_tokens, max_epochs"),
         (["task.max_tokens=9"], "Keep one and set the others to null, e.g. task.max_steps=null"),
         (["task.model.preset=null"], "task.model (Python): no model. Give model.preset, model.path or start.pretrain"),
+        (["task.precision.compute=fp32", "task.precision.master=bf16"], "more digits than the parameters would"),
+        (["task.parallelism.context_parallel_degree=2"], "1 / 2 leaves 1"),
         (["task.model.path=/m"], "give preset or path, not both"),
         (["task.model.config.x=.nan"], "cannot be written as JSON"),
         (["task.optim.warmup_steps=1", "task.optim.warmup_fraction=0.1"], "warmup_steps or warmup_fraction, not both"),

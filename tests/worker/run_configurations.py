@@ -136,6 +136,7 @@ def one(harness: Harness) -> None:
     bf16 = train_task(precision={"compute": "bf16"})
     harness.run("bf16", bf16)
     with_strategy(ShardedAlone, lambda: harness.run("bf16-sharded", bf16))
+    harness.run("bf16-master", train_task(precision={"compute": "bf16", "master": "bf16"}))
     harness.run("bf16-broken", bf16, break_at=9)
     harness.run("bf16-broken", bf16, attempt=2)
     harness.run(

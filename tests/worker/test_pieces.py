@@ -89,6 +89,11 @@ def test_masters_of_an_fp32_model_are_its_parameters() -> None:
     assert MasterWeights({"w": parameter}, torch.float32).parameters["w"] is parameter
 
 
+def test_masters_of_a_model_that_computes_in_their_format_are_its_parameters() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    assert MasterWeights({"w": parameter}, torch.bfloat16).parameters["w"] is parameter
+
+
 def test_random_state_survives_json() -> None:
     def draw() -> tuple[float, float, float, float]:
         return random.random(), random.gauss(0, 1), float(np.random.normal()), float(torch.rand(()))

@@ -105,6 +105,12 @@ def test_bf16_stays_near_fp32_and_resumes_exactly(world1: World, world2: World) 
     assert exact_steps(world1.run("bf16-broken")) == exact_steps(world1.run("bf16"))
 
 
+def test_bf16_masters_learn_alike_and_are_saved_as_they_are(world1: World) -> None:
+    assert 0 < largest_difference(losses(world1.run("bf16-master")), losses(world1.run("bf16"))) < 5e-2
+    sizes = [events(world1.run(name), "checkpoint_published")[-1]["bytes"] for name in ("bf16-master", "bf16")]
+    assert sizes[0] < 0.7 * sizes[1]
+
+
 def test_saving_does_not_change_training(world1: World) -> None:
     assert exact_steps(world1.run("synchronous")) == exact_steps(world1.run("base"))
 
