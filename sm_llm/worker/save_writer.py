@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
 
 from sm_llm.errors import CheckpointError, StorageError
@@ -84,12 +85,14 @@ class SaveWriter:
         forget_restored(self._context)
         try:
             self._together(lambda: _write_private(working, place.rank, job.private))
-            metadata = write_distributed(
+            write_distributed(
                 job.state,
                 storage_writer=ShardWriter(working, sync_files=False),  # sealing flushes them all
                 process_group=self._background.group,
             )
-            reads = self._background.gather(files_read(job.state, metadata))
+            # What write_distributed returns lacks the places of tensors in some releases of torch, the file never.
+            written = FileSystemReader(working).read_metadata() if place.is_leader else None
+            reads = self._background.gather(files_read(job.state, self._background.broadcast(written)))
             self._together(lambda: publication.seal(working, sealed) if place.is_node_leader else None)
         finally:
             if place.is_node_leader:
