@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm_llm.cli import begin, doctor, hub, look, pipeline, steer, storage  # noqa: F401 - each registers its verbs
+from sm_llm.cli import begin, doctor, hub, image, look, pipeline, steer, storage  # noqa: F401 - each registers its verbs
 from sm_llm.cli.app import VERBS, app, main
 
 __all__ = ["VERBS", "app", "main"]

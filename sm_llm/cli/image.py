@@ -1,0 +1,62 @@
+"""The verbs of images, in a group of their own."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from sm_llm.cli.app import app
+
+IMAGE_VERBS = {
+    "build": "sm_llm.launcher.image_build:build",
+    "login": "sm_llm.launcher.image_build:login",
+    "push": "sm_llm.launcher.image_build:push",
+}
+"""Every verb of the group and the Python function that does its work."""
+
+images = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Build our images and bring them to ECR.")
+app.add_typer(images, name="image")
+
+Image = Annotated[str, typer.Argument(metavar="IMAGE", help="ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command only.")]
+
+
+@images.command()
+def build(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="fsdp, smp, neuron or byo.")],
+    tag: Annotated[str, typer.Option(help="Name of the image.")] = "sagemaker-sm-llm",
+    region: Annotated[str, typer.Option(help="Region whose registry the base is pulled from.")] = "us-east-1",
+    base: Annotated[str | None, typer.Option(help="Another base image.")] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Build an image with docker from the checkout."""
+    from sm_llm.launcher.image_build import build as make
+    from sm_llm.launcher.image_build import build_command
+
+    argv = build_command(kind, tag, region, base) if dry_run else make(kind, tag, region, base=base)
+    typer.echo(" ".join(argv))
+
+
+@images.command()
+def login(image: Image) -> None:
+    """Let docker pull from and push to the registry of an image, also of AWS's own images."""
+    from sm_llm.launcher.image_build import login as let_in
+
+    typer.echo(" ".join(let_in(image)))
+
+
+@images.command()
+def push(image: Image) -> None:
+    """Push an image, making its repository, and print its digest for backend.image_uri."""
+    from sm_llm.launcher.image_build import pull_policy
+    from sm_llm.launcher.image_build import push as bring
+
+    done = bring(image)
+    typer.echo(f"{image.partition(':')[0]}@{done.digest}")
+    if (policy := pull_policy(image)) is not None:
+        typer.echo(
+            "The repository's name does not contain sagemaker, so the role of the jobs needs this policy:", err=True
+        )
+        typer.echo(json.dumps(policy, indent=2), err=True)
