@@ -123,6 +123,7 @@ def test_a_dry_run_shows_the_request_that_would_be_rehearsed(tmp_path: Path) -> 
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nodes", "processes"), [(1, 2), (2, 1)], ids=["1-host", "2-hosts"])
 def test_the_toolkit_trains_to_the_same_losses_as_the_local_backend(
     s3_home: str, tmp_path: Path, nodes: int, processes: int
@@ -139,6 +140,7 @@ def test_the_toolkit_trains_to_the_same_losses_as_the_local_backend(
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)
 def test_SF07_term_to_the_toolkit_stops_the_training_in_order(s3_home: str) -> None:
     """The toolkit dies of it and tells nobody; each node's watcher takes that for a request to stop."""
     run = api.launch(spec(s3_home, 2, 1, max_steps=4000), "backend.contract=sagemaker")
@@ -167,6 +169,7 @@ def _until(true: Any, seconds: float = 120.0) -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)
 def test_the_cause_of_the_first_failing_rank_is_in_output_failure(s3_home: str, tmp_path: Path) -> None:
     source = tmp_path / "src"
     source.mkdir()
@@ -186,6 +189,7 @@ def test_the_cause_of_the_first_failing_rank_is_in_output_failure(s3_home: str, 
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(900)
 def test_a_script_job_runs_from_the_bundle_with_byte_equal_arguments(s3_home: str, tmp_path: Path) -> None:
     source = tmp_path / "src"
     source.mkdir()

@@ -1,0 +1,79 @@
+"""A whole pipeline, run twice and with one changed variable: prepare, train and register under the real toolkit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.launcher import pipelines
+from sm_llm.launcher.pipelines import Register, definition
+from sm_llm.storage.publish import find_final
+from sm_llm.storage.uri import open_store
+from tests.fixtures.pipeline_interpreter import Interpreter
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fixtures.s3_server import S3Server
+
+
+def workflow(bucket: str) -> dict[str, Any]:
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "num_key_value_heads": 2, "vocab_size": 300}  # fmt: skip
+    return {
+        "name": "flow",
+        "backend": {
+            "name": "sagemaker", "role": "arn:aws:iam::111122223333:role/train", "region": "us-east-1",
+            "max_run_seconds": 3600, "image": "built", "image_uri": "rehearsal:1",
+        },
+        "storage": f"s3://{bucket}/runs",
+        "compute": {"instance_type": "ml.m5.2xlarge", "processes_per_instance": 1},
+        "steps": {
+            "prepare": {
+                "task": {
+                    "kind": "prepare", "sources": [f"s3://{bucket}/text/"], "seq_length": 16,
+                    "train_tokenizer": {"vocab_size": 300},
+                }
+            },
+            "train": {
+                "task": {
+                    "kind": "train",
+                    "model": {"preset": "tiny", "config": small},
+                    "data": {"format": "rows", "train": "steps.prepare.output/train", "seq_length": 16},
+                    "tokenizer": "steps.prepare.output/tokenizer",
+                    "max_steps": 3,
+                    "precision": {"compute": "fp32"},
+                }
+            },
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(1200)
+def test_steps_are_cached_and_what_follows_reads_what_exists(
+    s3_server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, s3_server.endpoint)
+    for number in range(20):
+        text = f"document {number} says hello to the world, over and over again. " * 5
+        s3_server.client.put_object(Bucket=bucket, Key=f"text/{number}.txt", Body=text.encode())
+    variables = {"Steps": "steps.train.task.max_steps"}
+    register = Register("train", "models", "serve:1")
+    found = definition(workflow(bucket), variables=variables, register=register)
+    pipelines._store(found)
+    interpreter = Interpreter(tmp_path, {})
+    assert interpreter.execute(found.to_json()) == {"prepare": "ran", "train": "ran", "register": "ran"}
+    again = definition(workflow(bucket), variables=variables, register=register)
+    assert interpreter.execute(again.to_json()) == {"prepare": "cached", "train": "cached", "register": "ran"}
+    third = interpreter.execute(found.to_json(), Steps=5)
+    assert third == {"prepare": "cached", "train": "ran", "register": "ran"}
+    first, second, other = (
+        it["InferenceSpecification"]["Containers"][0]["ModelDataSource"]["S3DataSource"]["S3Uri"]
+        for it in interpreter.registered
+    )
+    assert first == second != other
+    commits = [find_final(open_store(uri.removesuffix("/final/"))) for uri in (first, other)]
+    assert [commit.meta["steps"] for commit in commits if commit] == [3, 5]
