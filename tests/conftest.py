@@ -6,7 +6,12 @@ from collections import Counter
 
 import pytest
 
-pytest_plugins = ["tests.fixtures.s3_server", "tests.fixtures.fault_proxy", "tests.fixtures.hub_double"]
+pytest_plugins = [
+    "tests.fixtures.s3_server",
+    "tests.fixtures.fault_proxy",
+    "tests.fixtures.hub_double",
+    "tests.fixtures.sagemaker_double",
+]
 
 _left_out: list[pytest.Item] = []
 

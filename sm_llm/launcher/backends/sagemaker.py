@@ -10,7 +10,7 @@ from sm_llm.contract.run_paths import JOB_FILE
 from sm_llm.errors import PlanError, SubmitError
 from sm_llm.launcher.backends.base import Submission
 from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
-from sm_llm.launcher.sagemaker.account import Account
+from sm_llm.launcher.sagemaker.account import account
 from sm_llm.launcher.sagemaker.channels import mounted, seen_from_inside
 from sm_llm.launcher.sagemaker.request import Request, training_job
 from sm_llm.launcher.sagemaker.review import decide, review
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.logs import LogFilter
     from sm_llm.launcher.plan import Plan
     from sm_llm.launcher.review import Review
+    from sm_llm.launcher.sagemaker.account import Account
     from sm_llm.spec.job import JobSpec
 
 _MASTER_PORT = "7777"
@@ -42,7 +43,7 @@ class SageMakerBackend:
     """Renders and runs training jobs."""
 
     name: str = "sagemaker"
-    connect: Callable[[str], Account] = Account
+    connect: Callable[[str], Account] = account
     """Region -> the account's clients; injected in tests."""
 
     def check(self, job: JobSpec) -> list[Fault]:
@@ -108,7 +109,7 @@ class SageMakerBackend:
         if earlier and not (state := self.describe(home, earlier[-1].native_id).state).is_final:
             follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
             raise SubmitError(f"{submission.job.run_id} is {state.value} already ({earlier[-1].native_id}). {follow}")
-        return create_job(submission, self.connect(region_of(submission)), on_claimed)
+        return create_job(submission, home, self.connect(region_of(submission)), on_claimed)
 
     def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
         """Workflows run as Pipelines; see ``sm_llm.pipelines``."""

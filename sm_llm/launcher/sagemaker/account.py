@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
+from sm_llm.launcher.sagemaker.limits import fresh_session
 from sm_llm.storage.s3_client import EXPIRED, code_of
 
 if TYPE_CHECKING:
@@ -42,19 +43,23 @@ class Account:
 
     @cached_property
     def _session(self) -> Any:
-        try:
-            import boto3
-        except ImportError:
-            raise SubmitError("SageMaker needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
-        return boto3.session.Session(region_name=self.region)
+        return fresh_session()
 
     def client(self, service: str) -> Any:
         """The client of a service, e.g. ``sagemaker``, ``logs``, ``iam``."""
         if service not in self._made:
             from botocore.config import Config
 
-            self._made[service] = self._session.client(service, config=Config(**_CONFIG))
+            self._made[service] = self._session.create_client(
+                service, region_name=self.region, config=Config(**_CONFIG)
+            )
         return self._made[service]
+
+
+@lru_cache
+def account(region: str) -> Account:
+    """The clients of a region, made once: a wait looks every few seconds."""
+    return Account(region)
 
 
 @contextmanager
@@ -68,6 +73,7 @@ def told(action: str) -> Iterator[None]:
         code = code_of(error)
         said = error.response.get("Error", {}).get("Message", "")
         if code in EXPIRED or "expired" in code.lower():
+            account.cache_clear()  # credentials that are refreshed are read anew
             raise Expired(f"{action}: the credentials have expired ({code}). Refresh them") from error
         meaning = _MEANINGS.get(code)
         raise SubmitError(f"{action}: {meaning} ({said})" if meaning else f"{action}: {code}: {said}") from error

@@ -47,12 +47,13 @@ class LogMirror:
         return sorted((name for name in names if _HOST.search(name)), key=lambda name: (node_of(name), name))
 
     def _pull_stream(self, stream: str) -> int:
+        is_new = stream not in self._tokens
         lines = list(self._new_lines(stream))
-        if lines or stream not in self._tokens:
+        if lines or is_new:
             log = self.folder / f"node-{node_of(stream)}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
-            first = stream not in self._tokens and not self._is_restart(stream)
-            with log.open("wb" if first else "ab") as output:
+            # What an earlier look of another process has copied is copied anew.
+            with log.open("wb" if is_new and not self._is_restart(stream) else "ab") as output:
                 output.writelines(f"{line}\n".encode() for line in lines)
         return len(lines)
 

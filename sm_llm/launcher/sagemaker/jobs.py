@@ -15,7 +15,7 @@ from sm_llm.launcher.attempt import with_ending
 from sm_llm.launcher.backends.base import NativeState
 from sm_llm.launcher.logs import read_logs
 from sm_llm.launcher.results import has_checkpoint, has_final
-from sm_llm.launcher.sagemaker.account import Account, Expired, NoSuchJob, describe, split_native, told
+from sm_llm.launcher.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
 from sm_llm.launcher.sagemaker.cloudwatch import LogMirror
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.states import billable_seconds, native_state
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import RunRecord
     from sm_llm.launcher.logs import LogFilter
+    from sm_llm.launcher.sagemaker.account import Account
 
 LOOK_SECONDS = 5.0
 """Between two looks at the logs of a job that runs."""
 
 
-def state_of(home: RunHome, native_id: str, connect: Callable[[str], Account] = Account) -> NativeState:
+def state_of(home: RunHome, native_id: str, connect: Callable[[str], Account]) -> NativeState:
     """The state of a run's newest attempt. A job that has ended is settled in the record, once and for all."""
     record = home.record()
     last = record.attempts[-1] if record.attempts else None
@@ -99,7 +100,7 @@ def _ending(home: RunHome, run_id: str, number: int, native: NativeState) -> End
     return Ending(state, reason)
 
 
-def stop_job(home: RunHome, native_id: str, *, now: bool, connect: Callable[[str], Account] = Account) -> None:
+def stop_job(home: RunHome, native_id: str, *, now: bool, connect: Callable[[str], Account]) -> None:
     """Ask the processes to stop through the run's storage, and SageMaker to end the job in its 120 s.
 
     The training toolkit passes no signal on, so the first is what they heed; ``now`` leaves it out.
@@ -113,7 +114,7 @@ def stop_job(home: RunHome, native_id: str, *, now: bool, connect: Callable[[str
 
 def logs_of(
     home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
-    connect: Callable[[str], Account] = Account,
+    connect: Callable[[str], Account],
 ) -> Iterator[str]:  # fmt: skip
     """Wanted lines of an attempt's hosts, rank 0's first; then new ones while ``still_running``."""
     native_id = next(it.native_id for it in home.record().attempts if it.number == attempt)
@@ -129,7 +130,7 @@ def logs_of(
     return read_logs(home.paths, attempt, wanted, still_running=look, poll=LOOK_SECONDS)
 
 
-def run_of(native: str, connect: Callable[[str], Account] = Account) -> str | None:
+def run_of(native: str, connect: Callable[[str], Account]) -> str | None:
     """The address of the run that a training job is an attempt of, by its tag; None for a job that is not ours."""
     region, name = split_native(native)
     account = connect(region)

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Fault, SubmitError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +29,27 @@ def known_values(shape: str) -> tuple[str, ...]:
     return tuple(_model().shape_for(shape).enum)
 
 
+def fresh_session() -> Any:
+    """A session of botocore with credentials of its own, and the models that any of them has read already."""
+    try:
+        import botocore.session
+    except ImportError:
+        raise SubmitError("SageMaker needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _loader())
+    return session
+
+
 @lru_cache
-def _model() -> Any:
+def _loader() -> Any:
     import botocore.session
 
-    return botocore.session.get_session().get_service_model("sagemaker")
+    return botocore.session.get_session().get_component("data_loader")
+
+
+@lru_cache
+def _model() -> Any:
+    return fresh_session().get_service_model("sagemaker")
 
 
 def _input_shape(operation: str) -> Any:

@@ -8,7 +8,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_home import job_home
 from sm_llm.contract.run_record import Attempt
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.lines import size
@@ -19,18 +18,18 @@ from sm_llm.storage.uri import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from sm_llm.contract.run_home import RunHome
     from sm_llm.launcher.backends.base import Submission
 
 
-def create_job(submission: Submission, account: Account, on_claimed: Callable[[], None]) -> str:
+def create_job(submission: Submission, home: RunHome, account: Account, on_claimed: Callable[[], None]) -> str:
     """Upload, claim the attempt in the run's record and create the job; returns ``REGION/JOB``.
 
     Raises ``SubmitError``; then no job was created and the attempt is free again.
     """
     job, request = submission.job, submission.request
     check_role(account, str(request["RoleArn"]))
-    sent = upload(submission)
-    home = job_home(job)
+    sent = upload(submission, home)
     native_id = f"{account.region}/{request['TrainingJobName']}"
     kept = f"requests/attempt-{job.attempt}.json"
     opened = Attempt(
@@ -49,15 +48,18 @@ def create_job(submission: Submission, account: Account, on_claimed: Callable[[]
     return native_id
 
 
-def upload(submission: Submission) -> dict[str, int]:
+def upload(submission: Submission, home: RunHome | None = None) -> dict[str, int]:
     """Store what a submission needs in S3, leaving out what is there already; returns what was sent, in bytes.
 
     Raises ``SubmitError`` if something else lies under an address whose name promises its contents.
     """
     sent = {}
     for uri, body in submission.uploads.items():
-        folder, _, key = uri.rpartition("/")
-        store = open_store(folder, submission.job.spec.storage_options.model_dump())
+        if home is not None and uri.startswith(f"{home.uri}/"):  # a connection costs more than what is sent
+            store, key = home.store, uri.removeprefix(f"{home.uri}/")
+        else:
+            folder, _, key = uri.rpartition("/")
+            store = open_store(folder, submission.job.spec.storage_options.model_dump())
         if store.put_if_absent(key, body):
             sent[uri] = len(body)
         elif (found := store.head(key)) is not None and found.size != len(body) and "/bundles/" not in uri:

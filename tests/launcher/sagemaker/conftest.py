@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.backends.registry import backend
+from sm_llm.launcher.bundle import package_files
 from sm_llm.launcher.plan import plan_loaded
 from sm_llm.spec.load import load
 
@@ -38,6 +40,17 @@ SCRIPT: dict[str, Any] = {
     "task": {"kind": "script", "entry": "train.py"},
     "backend": {**TINY["backend"], "max_run_seconds": 3600},
 }
+
+
+@pytest.fixture(scope="session")
+def package() -> dict[str, bytes | Path]:
+    """This package's files, read once: a checkout in which somebody works must not change between two launches."""
+    return {name: path.read_bytes() for name, path in package_files().items() if isinstance(path, Path)}
+
+
+@pytest.fixture(autouse=True)
+def _same_package(package: dict[str, bytes | Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sm_llm.launcher.bundle.package_files", lambda: package)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,234 @@
+"""Training jobs from launch to their end: boto3 against a contract double of SageMaker, runs in a real S3 store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.contract.states import RunState
+from sm_llm.errors import PlanError, SpecError, SubmitError
+from sm_llm.launcher.api import attach, launch
+from sm_llm.storage.publish import new_save, publish, seal
+from sm_llm.storage.uri import open_store
+from tests.fixtures.sagemaker_double import Refusal
+from tests.launcher.sagemaker.conftest import TINY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sm_llm.launcher.run import Run
+    from tests.fixtures.s3_server import S3Server
+    from tests.fixtures.sagemaker_double import SageMakerDouble
+
+
+@pytest.fixture
+def start(bucket: str, s3_server: S3Server, sagemaker_double: SageMakerDouble) -> Callable[..., Run]:
+    """Launch a tiny job whose run lies in the bucket."""
+
+    def started(*overrides: str, **fields: Any) -> Run:
+        storage = {"storage": f"s3://{bucket}/runs", "storage_options": {"endpoint_url": s3_server.endpoint}}
+        run: Run = launch({**TINY, **storage}, *overrides, **fields)
+        return run
+
+    return started
+
+
+def job_of(run: Run) -> str:
+    return str(run.attempts[-1].native_id).partition("/")[2]
+
+
+def put(run: Run, tmp_path: Path, step: int | None) -> None:
+    """Publish what a worker would have: a checkpoint, or (None) the result."""
+    for name in ("working", "sealed"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    (tmp_path / "working" / "result.txt").write_text("done")
+    save = new_save(run.id, step, world_size=1, node_count=1)
+    sealed = seal(tmp_path / "working", tmp_path / f"sealed-{step}")
+    publish(run.home.store, save, sealed, node=0, leader=True, gather=lambda value: [value])
+
+
+def test_a_launch_uploads_once_creates_the_job_and_says_so(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = start()
+    name = job_of(run)
+    assert run.native_uri == f"sagemaker://us-west-2/{name}"
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"submitted training job {name} (2 x ml.p5.48xlarge)" in told.err
+    assert f"sm-llm logs -f {run.uri}" in told.err
+    sent = dict(sagemaker_double.requests)["CreateTrainingJob"]
+    assert json.loads(run.home.store.get("requests/attempt-1.json") or b"") == sent
+    code = json.loads(sent["HyperParameters"]["sagemaker_submit_directory"])
+    folder, _, archive = code.rpartition("/")
+    store = open_store(folder, run.record.spec["storage_options"])
+    assert store.head(archive) is not None
+    again = start(new=True)
+    assert "uploaded" in capsys.readouterr().err
+    assert json.loads(sagemaker_double.jobs[job_of(again)]["HyperParameters"]["sagemaker_submit_directory"]) == code
+    assert run.home.store.get("job/attempt-1/job.json") is not None
+
+
+def test_states_follow_the_service_and_the_end_is_kept(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path
+) -> None:
+    run = start()
+    name = job_of(run)
+    assert run.describe() == (RunState.PENDING, "waiting for capacity")
+    sagemaker_double.move(name, "Downloading")
+    assert run.describe() == (RunState.PENDING, "downloading input channels")
+    sagemaker_double.move(name, "Training")
+    assert run.state is RunState.RUNNING
+    sagemaker_double.move(name, "Interrupted")
+    assert run.state is RunState.RESTARTING
+    put(run, tmp_path, None)
+    sagemaker_double.move(name, "Completed", BillableTimeInSeconds=90)
+    assert run.state is RunState.COMPLETED
+    last = run.attempts[-1]
+    assert (last.state, last.billable_seconds) == (RunState.COMPLETED, 180)
+    calls = len(sagemaker_double.requests)
+    assert run.state is RunState.COMPLETED
+    assert len(sagemaker_double.requests) == calls
+
+
+def test_a_job_that_completes_without_a_result_is_told_apart(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    run = start()
+    sagemaker_double.move(job_of(run), "Completed")
+    assert run.state is RunState.COMPLETED_UNPUBLISHED
+
+
+def test_OB09_a_failure_names_the_cause(start: Callable[..., Run], sagemaker_double: SageMakerDouble) -> None:
+    run = start()
+    reason = "AlgorithmError: ExecuteUserScriptError:\nrank 5: CUDA out of memory"
+    sagemaker_double.move(job_of(run), "Failed", FailureReason=reason)
+    state, words = run.describe()
+    assert state is RunState.FAILED
+    assert "rank 5: CUDA out of memory" in str(words)
+    with pytest.raises(Exception, match="rank 5"):
+        run.wait()
+
+
+def test_the_same_launch_goes_on_with_the_run_and_never_twice_at_once(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path
+) -> None:
+    run = start()
+    sagemaker_double.move(job_of(run), "Training")
+    with pytest.raises(SubmitError, match="is running already"):
+        start()
+    put(run, tmp_path, 5)
+    sagemaker_double.move(job_of(run), "MaxRuntimeExceeded")
+    assert run.describe() == (RunState.INTERRUPTED, "the time limit backend.max_run_seconds was reached")
+    again = start()
+    assert again.uri == run.uri
+    assert [it.number for it in again.attempts] == [1, 2]
+    assert job_of(again).endswith("-2")
+
+
+def test_a_stop_is_told_to_the_processes_and_to_sagemaker(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    run = start()
+    sagemaker_double.move(job_of(run), "Training")
+    run.stop()
+    assert run.home.store.get("stop") == b"1\n"
+    assert "stopping" in str(run.describe()[1])
+    sagemaker_double.move(job_of(run), "Stopped")
+    assert run.describe() == (RunState.STOPPED, "stopped on request")
+
+
+@pytest.mark.parametrize(
+    ("operation", "refusal", "words"),
+    [
+        ("CreateTrainingJob", Refusal("ResourceLimitExceeded", "ml.p5.48xlarge: limit 0"), "quota"),
+        ("CreateTrainingJob", Refusal("AccessDeniedException", "no"), "iam:PassRole"),
+    ],
+)
+def test_a_refused_job_leaves_no_attempt(
+    operation: str, refusal: Refusal, words: str, start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    sagemaker_double.refusals[operation] = refusal
+    with pytest.raises(SubmitError, match=words):
+        start()
+    del sagemaker_double.refusals[operation]
+    assert [it.number for it in start().attempts] == [1]
+
+
+def test_a_role_that_does_not_exist_is_told_before_anything_is_uploaded(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, bucket: str, s3_server: S3Server
+) -> None:
+    sagemaker_double.roles.clear()
+    with pytest.raises(SubmitError, match="there is no role"):
+        start()
+    keys = [it["Key"] for it in s3_server.client.list_objects_v2(Bucket=bucket).get("Contents", [])]
+    assert not [key for key in keys if "bundles" in key or "job.json" in key]
+
+
+def test_what_has_no_worker_is_refused_before_anything_is_written(
+    start: Callable[..., Run], bucket: str, s3_server: S3Server
+) -> None:
+    task = {"kind": "convert", "source": "s3://bucket/weights", "to": "nxd"}
+    with pytest.raises(SpecError, match="there is no worker for convert tasks yet"):
+        start("backend.max_run_seconds=60", task=task)
+    with pytest.raises(PlanError):
+        start("backend.max_retry_attempts=31")
+    assert "Contents" not in s3_server.client.list_objects_v2(Bucket=bucket)
+
+
+def test_logs_of_all_hosts_rank_0_first_and_only_new_lines(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    run = start()
+    name = job_of(run)
+    assert list(run.logs()) == []
+    for host in (2, 1):
+        sagemaker_double.say(f"{name}/algo-{host}-1700000000", *(f"line {n} of host {host}" for n in range(5)))
+    sagemaker_double.say("another/algo-1-1", "not ours")
+    lines = list(run.logs())
+    assert lines[:5] == [f"[node 0] line {n} of host 1" for n in range(5)]
+    assert lines[5:] == [f"[node 1] line {n} of host 2" for n in range(5)]
+    assert list(run.logs(node=1, pattern="line 3")) == ["line 3 of host 2"]
+
+
+def test_OB07_the_end_of_a_long_log_is_enough(start: Callable[..., Run], sagemaker_double: SageMakerDouble) -> None:
+    run = start()
+    sagemaker_double.say(f"{job_of(run)}/algo-1-1", *map(str, range(60)))
+    assert list(run.logs(tail=2)) == ["58", "59"]
+
+
+def test_OB06_expired_credentials_leave_the_job_alone(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    run = start()
+    sagemaker_double.refusals["DescribeTrainingJob"] = Refusal("ExpiredTokenException", "expired")
+    with pytest.raises(SubmitError, match=f"The job goes on without us; come back to it with: sm-llm logs {run.uri}"):
+        run.wait()
+    del sagemaker_double.refusals["DescribeTrainingJob"]
+    assert run.state is RunState.PENDING
+    assert not [name for name, _ in sagemaker_double.requests if name == "StopTrainingJob"]
+
+
+def test_a_run_is_found_by_its_job_and_by_its_arn(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start()
+    monkeypatch.setenv("SM_LLM_ENDPOINT_URL", s3_server.endpoint)
+    assert attach(str(run.native_uri)).uri == run.uri
+    assert attach(sagemaker_double.jobs[job_of(run)]["TrainingJobArn"]).uri == run.uri
+
+
+def test_planning_for_sagemaker_loads_no_boto3_client(tmp_path: Path) -> None:
+    """A plan needs botocore's model of the service, and nothing of boto3 or the SDK."""
+    program = (
+        "import sys; from sm_llm.launcher.plan import plan\n"
+        "plan('llama-2-7b-fsdp', 'backend.role=arn:aws:iam::123456789012:role/R', 'storage=s3://bucket/runs')\n"
+        "print(sorted({'boto3', 'sagemaker', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
