@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.estimators import arguments, channels, job_channel, pytorch, without_telemetry
+from sm_llm.launcher.estimators import pytorch, without_telemetry
+from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
