@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from sm_llm.launcher.estimators import distribution, estimator
     from sm_llm.launcher.plan import Plan, plan
     from sm_llm.launcher.run import Run
-    from sm_llm.launcher.sync import fetch, sync
+    from sm_llm.launcher.sync import sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec
+    from sm_llm.storage.hub_fetch import fetch
     from sm_llm.worker.calls import log, publish
 
 __version__ = "0.1.0"
@@ -76,12 +77,13 @@ _HOMES = {
     "sm_llm.launcher.estimators": ("distribution", "estimator"),
     "sm_llm.launcher.plan": ("Plan", "plan"),
     "sm_llm.launcher.run": ("Run",),
-    "sm_llm.launcher.sync": ("fetch", "sync"),
+    "sm_llm.launcher.sync": ("sync",),
+    "sm_llm.storage.hub_fetch": ("fetch",),
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
     "sm_llm.worker.calls": ("log", "publish"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = {"pipelines": "sm_llm.launcher.pipelines"}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

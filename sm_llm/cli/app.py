@@ -31,7 +31,7 @@ VERBS = {
     "rerun": "sm_llm.launcher.run:Run.rerun",
     "branch": "sm_llm.launcher.run:Run.branch",
     "sync": "sm_llm.launcher.sync:sync",
-    "fetch": "sm_llm.launcher.sync:fetch",
+    "fetch": "sm_llm.storage.hub_fetch:fetch",
     "doctor": "sm_llm.storage.probe:probe_storage",
 }
 """Every verb and the Python function that does its work."""

@@ -1,4 +1,4 @@
-"""The user's sync and fetch: copies as the storage room does, shown while they go on, stopped cleanly by a signal."""
+"""The user's sync, and what is told of it and of a fetch; both end cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sm_llm.launcher.lines import duration
-from sm_llm.storage.hub_fetch import FetchReport, fetch
 from sm_llm.storage.sync import SyncReport, sync
 
 if TYPE_CHECKING:
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from sm_llm.storage.hub_fetch import FetchReport
+
 __all__ = [
-    "FetchReport",
     "SyncReport",
-    "fetch",
     "fetch_lines",
     "report_lines",
     "shown",

@@ -12,7 +12,7 @@ from sm_llm.storage.base import Copy, MissingObjectError
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.find import Newest, Rejected, find_newest, refuse_if_all_rejected
 from sm_llm.storage.layout import Slot
-from sm_llm.storage.transfer import default_transfer
+from sm_llm.storage.transfer import default_transfer, download_and_settle
 from sm_llm.storage.verified import Verified
 
 if TYPE_CHECKING:
@@ -78,18 +78,18 @@ def _fetch_once(
 ) -> list[FileEntry]:
     """Fetch to ``.part`` names, give verified files their names; returns the entries that arrived wrong."""
     prefix = commit.save.data_prefix
+
+    def settle(copy: Copy, _: str | None) -> bool:
+        return accept(copy, target / copy.key.removeprefix(prefix), copy.crc64nvme)
+
     copies = [Copy(prefix + it.path, part_of(target / it.path), it.size, it.crc64nvme) for it in entries]
     try:
-        transfer.download(store, copies, progress)
-        return [
-            entry
-            for entry, copy in zip(entries, copies, strict=True)
-            if not accept(copy, target / entry.path, entry.crc64nvme)
-        ]
+        wrong = download_and_settle(transfer, store, copies, progress, settle)
     except MissingObjectError as error:
         raise CheckpointError(f"{Slot(commit.step)}: {error}") from error
     except OSError as error:
         raise StorageError(f"cannot fetch {Slot(commit.step)} to {target}: {error}") from error
+    return [it for it in entries if prefix + it.path in {copy.key for copy in wrong}]
 
 
 def _matches(path: Path, entry: FileEntry, verified: Verified) -> bool:

@@ -33,22 +33,23 @@ def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tupl
     A fresh session reads credentials anew. Raises ``StorageError`` if boto3 is not installed, or is told nonsense.
     """
     try:
-        import boto3
+        import botocore.session
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError:
         raise StorageError("S3 storage needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
     try:
-        session = boto3.session.Session()
-        client = session.client(
+        # Not by boto3, whose import costs a short copy more than all its requests.
+        session = botocore.session.get_session()
+        client = session.create_client(
             "s3",
             endpoint_url=options.endpoint_url,
-            region_name=options.region or session.region_name or "us-east-1",
+            region_name=options.region or session.get_config_variable("region") or "us-east-1",
             config=Config(**{**_CONFIG, **(config or {})}),
         )
     except (BotoCoreError, ValueError) as error:
         raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
-    return session._session, client
+    return session, client
 
 
 @contextmanager

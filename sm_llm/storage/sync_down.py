@@ -17,6 +17,7 @@ from sm_llm.storage.engines.common import MIB, each
 from sm_llm.storage.scan import describe
 from sm_llm.storage.sync import Meter, Settings
 from sm_llm.storage.sync_memory import SyncMemory
+from sm_llm.storage.transfer import download_and_settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,11 +77,11 @@ def _fetch_once(
 ) -> list[StoredObject]:
     """Fetch, verify and name; returns what arrived wrong."""
     copies = [Copy(it.key, part_of(target / it.key), it.size, memory.checksum(it) or "") for it in items]
-    told = settings.transfer.download(store, copies, meter)
+    items_by_key = {it.key: it for it in items}
 
-    def settle(pair: tuple[StoredObject, Copy]) -> bool:
-        item, copy = pair
-        checksum = told.get(item.key) or copy.crc64nvme or _checksum(store, item) or ""
+    def settle(copy: Copy, told: str | None) -> bool:
+        item = items_by_key[copy.key]
+        checksum = told or copy.crc64nvme or _checksum(store, item) or ""
         final = target / item.key
         if not checksum and _is_md5_of(item, copy.path) is False:
             copy.path.unlink()
@@ -94,8 +95,8 @@ def _fetch_once(
             memory.note(item, local, checksum)
         return True
 
-    right = each(_WORKERS, settle, list(zip(items, copies, strict=True)))
-    return [it for it, ok in zip(items, right, strict=True) if not ok]
+    wrong = download_and_settle(settings.transfer, store, copies, meter, settle)
+    return [items_by_key[it.key] for it in wrong]
 
 
 def _is_equal(store: Store, item: StoredObject, target: Path, memory: SyncMemory) -> bool:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject, Transfer
 
 _Result = TypeVar("_Result")
+_BATCH_BYTES = 8 << 30
+_BATCH_FILES = 16
+"""A batch has at least so many of both: enough to move at once, and for its verification to be worth a head start."""
+
+_SETTLERS = 8
 
 
 def default_transfer(store: Store) -> Transfer:
@@ -20,6 +25,43 @@ def default_transfer(store: Store) -> Transfer:
     from sm_llm.storage.engines.auto import EngineTransfer
 
     return EngineTransfer()
+
+
+def download_and_settle(
+    transfer: Transfer,
+    store: Store,
+    copies: Sequence[Copy],
+    progress: Progress,
+    settle: Callable[[Copy, str | None], bool],
+) -> list[Copy]:
+    """Download; while a batch of files comes, those of the batch before are settled (verified and named) in threads.
+
+    ``settle`` is given a copy and the checksum that was told on the way, if any; returns the copies it said False of.
+    Raises what ``transfer`` or ``settle`` raises; what had arrived before that is settled all the same, as far as it
+    had begun.
+    """
+    pool = ThreadPoolExecutor(_SETTLERS, thread_name_prefix="settle")
+    settled: list[tuple[Copy, Future[bool]]] = []
+    try:
+        for batch in _batches(copies):
+            told = transfer.download(store, batch, progress)
+            settled += [(copy, pool.submit(settle, copy, told.get(copy.key))) for copy in batch]
+        return [copy for copy, future in settled if not future.result()]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _batches(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
+    batch: list[Copy] = []
+    size = 0
+    for copy in copies:
+        batch.append(copy)
+        size += copy.size
+        if size >= _BATCH_BYTES and len(batch) >= _BATCH_FILES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 class CopyTransfer:

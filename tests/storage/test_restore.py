@@ -22,12 +22,13 @@ class Mishap(CopyTransfer):
         super().__init__(workers=1)
         self.times, self.spoil, self.fetched = times, spoil, 0
 
-    def download(self, store: Any, copies: Any, progress: Any) -> None:
-        super().download(store, copies, progress)
+    def download(self, store: Any, copies: Any, progress: Any) -> dict[str, str]:
+        told = super().download(store, copies, progress)
         self.fetched += len(copies)
         if self.times:
             self.times -= 1
             self.spoil([it.path for it in copies])
+        return told
 
 
 def cut(paths: list[Path]) -> None:

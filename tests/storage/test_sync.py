@@ -88,22 +88,29 @@ def test_without_a_memory_it_compares_by_content(
 
 @pytest.mark.parametrize(
     "engine",
-    ["s5cmd", pytest.param("crt", marks=pytest.mark.integration), pytest.param("boto3", marks=pytest.mark.integration)],
+    [
+        {"engine": "s5cmd"},
+        *(
+            pytest.param(it, marks=pytest.mark.integration)
+            for it in ({"engine": "crt"}, {"engine": "boto3"}, {"max_bandwidth": 1 << 40})
+        ),
+    ],
+    ids=["s5cmd", "crt", "boto3", "ranges"],
 )
 def test_a_changed_file_of_the_same_size_and_an_older_time_is_caught_with_every_engine(
-    source: Path, uri: str, options: dict[str, str], tmp_path: Path, engine: str
+    source: Path, uri: str, options: dict[str, str], tmp_path: Path, engine: dict[str, Any]
 ) -> None:
     back = tmp_path / "back"
-    sync(source, uri, options=options, engine=engine)
-    sync(uri, back, options=options, engine=engine)
+    sync(source, uri, options=options, **engine)
+    sync(uri, back, options=options, **engine)
     (back / "two words.bin").write_bytes(b"0123456789")
     os.utime(back / "two words.bin", (1, 1))
-    assert sync(uri, back, options=options, engine=engine).copied == ["two words.bin"]
+    assert sync(uri, back, options=options, **engine).copied == ["two words.bin"]
     assert tree(back) == tree(source)
     (source / "a$b.txt").write_bytes(b"x" * 20)
     os.utime(source / "a$b.txt", (1, 1))
-    assert sync(source, uri, options=options, engine=engine).copied == ["a$b.txt"]
-    assert sync(uri, back, options=options, engine=engine).copied == ["a$b.txt"]
+    assert sync(source, uri, options=options, **engine).copied == ["a$b.txt"]
+    assert sync(uri, back, options=options, **engine).copied == ["a$b.txt"]
     assert tree(back) == tree(source)
 
 
