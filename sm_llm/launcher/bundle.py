@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.contract.stock import LOCK_FILE
 from sm_llm.launcher.source_tree import SourceTree, source_tree
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 SOURCE_FOLDER = "source"
 """Folder of the bundle with the user's program."""
-LOCK_FILE = "sm_llm_lock.txt"
-"""File of the bundle with the packages to install on a stock image; without it nothing is installed."""
 ARCHIVE = "sourcedir.tar.gz"
 _PACKAGE_SUFFIXES = (".py", ".yaml", ".txt", ".typed")
 _EXECUTABLE = 0o111

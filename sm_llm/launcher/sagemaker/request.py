@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.stock import WHEELHOUSE
 from sm_llm.launcher.distribution import distribution
 from sm_llm.launcher.sagemaker.channels import channels
 from sm_llm.launcher.sagemaker.metrics import metric_definitions
@@ -67,7 +68,10 @@ def training_job(job: JobSpec, given: Request) -> dict[str, Any]:
 
 def environment(job: JobSpec, settings: Settings) -> dict[str, str]:
     """Variables of the container: defaults of the SDK, then those of the instance type, then the job's own."""
-    return {**settings.environment, **distribution(job).environment, **job.environment}
+    options = job.backend
+    assert isinstance(options, SageMakerBackend)
+    wheels = {WHEELHOUSE: options.wheelhouse} if options.wheelhouse else {}
+    return {**settings.environment, **distribution(job).environment, **wheels, **job.environment}
 
 
 def _algorithm(options: SageMakerBackend, given: Request) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
-from sm_llm.launcher.bundle import LOCK_FILE, make_bundle
+from sm_llm.contract.stock import LOCK_FILE
+from sm_llm.launcher.bundle import make_bundle
 from sm_llm.launcher.images import IMAGES
 from sm_llm.launcher.source_faults import requirement_faults
 from sm_llm.launcher.source_tree import IGNORE_FILE, source_tree

@@ -1,0 +1,89 @@
+"""On a plain AWS image: installs what it lacks, once per node, before anything of it is imported.
+
+Only the standard library is used here, and boto3 where wheels come from S3: AWS's images have it. Packages go into a
+folder of their own that comes first on the path of this job alone; nothing of the image is changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+LOCK_FILE = "sm_llm_lock.txt"
+"""File beside the entrypoint with the packages to install; without it nothing is installed."""
+WHEELHOUSE = "SM_LLM_WHEELHOUSE"
+"""Environment variable with an S3 prefix of wheels to install from; without it pip asks its index."""
+_NEEDED = ("pydantic", "yaml")
+_DONE = ".complete"
+
+
+def settle(
+    script: str, environ: MutableMapping[str, str] = os.environ, run: Callable[..., object] = subprocess.run
+) -> None:
+    """Make the packages of the lock beside ``script`` importable, here and in all programs that this one starts.
+
+    Ends the process with one line that says what to do, where they cannot be installed or are still missing.
+    """
+    lock = Path(script).resolve().with_name(LOCK_FILE)
+    if lock.is_file():
+        text = lock.read_bytes()
+        folder = Path(tempfile.gettempdir()) / f"sm_llm-packages-{hashlib.sha256(text).hexdigest()[:16]}"
+        _install_once(lock, folder, environ, run)
+        sys.path.insert(0, str(folder))
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), environ.get("PYTHONPATH")]))
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise SystemExit(
+            f"sm_llm: this image has no {', '.join(missing)}. Launch with backend.image=stock, which installs what is "
+            "missing, or build an image that has it: sm-llm image build"
+        )
+
+
+def _install_once(lock: Path, folder: Path, environ: MutableMapping[str, str], run: Callable[..., object]) -> None:
+    """The node's first process installs, the others wait for it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if not (folder / _DONE).exists():
+            _install(lock, folder, environ.get(WHEELHOUSE), run)
+            (folder / _DONE).touch()
+
+
+def _install(lock: Path, folder: Path, wheelhouse: str | None, run: Callable[..., object]) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--quiet"]
+    command += ["--upgrade", "--target", str(folder), "-r", str(lock)]
+    with tempfile.TemporaryDirectory() as wheels:
+        if wheelhouse:
+            _download(wheelhouse, Path(wheels))
+            command += ["--no-index", "--find-links", wheels]
+        try:
+            run(command, check=True, capture_output=True, text=True)
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
+            raise SystemExit(
+                f"sm_llm: cannot install the packages of {LOCK_FILE}: {last[0]}. A job without internet access needs "
+                "backend.wheelhouse (sm-llm image wheelhouse fills one), or a built image"
+            ) from None
+
+
+def _download(uri: str, folder: Path) -> None:
+    import boto3
+
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    client = boto3.client("s3")
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix.rstrip('/')}/")
+    for page in pages:
+        for found in page.get("Contents", []):
+            name = found["Key"].rpartition("/")[2]
+            if name.endswith(".whl"):
+                client.download_file(bucket, found["Key"], str(folder / name))
