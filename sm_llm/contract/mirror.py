@@ -48,7 +48,7 @@ class Mirror:
                 write_atomically(self._root / _INDEX, text)
 
     def _is_same(self, name: str, segments: list[Segment], held: list[Segment] | None) -> bool:
-        return segments == held and self._size(name) == (segments[-1].end if segments else 0)
+        return segments == held and self._size(name) == (segments[-1].end if segments else -1)
 
     def _fetch(self, name: str, segments: list[Segment], held: list[Segment]) -> list[Segment]:
         """Write what differs from ``held``; returns what the file consists of now."""
@@ -78,7 +78,7 @@ class Mirror:
         try:
             return (self._root / name).stat().st_size
         except FileNotFoundError:
-            return 0
+            return -1
 
     def _read_index(self) -> dict[str, list[Segment]]:
         """What was fetched before; an index that cannot be read makes all of it be fetched again."""

@@ -29,6 +29,10 @@ class _Sent:
     end: int = 0
     tag: str | None = None
 
+    def has(self, size: int) -> bool:
+        """Whether the store has a file of ``size`` bytes whole; also an empty file must be there."""
+        return self.end >= size and (self.end > 0 or self.tag is not None)
+
 
 class Shipper:
     """Ships the files below ``root`` that ``chosen`` names. Each has one writer, in all the world.
@@ -66,7 +70,7 @@ class Shipper:
             return False
         sent = self._sent
         names = (name for name in self._names() if name not in self._given_up)
-        return all(sent.get(name, _Sent()).end >= (self._root / name).stat().st_size for name in names)
+        return all(sent.get(name, _Sent()).has((self._root / name).stat().st_size) for name in names)
 
     def _names(self) -> list[str]:
         paths = (path for folder in FOLDERS for path in (self._root / folder).rglob("*") if path.is_file())
@@ -86,7 +90,7 @@ class Shipper:
         known = sent.setdefault(name, _Sent())
         with (self._root / name).open("rb") as stream:
             size = stream.seek(0, 2)
-            if size == known.end:
+            if size == known.end and known.has(size):
                 return False
             stream.seek(known.begin)
             body = stream.read(SEGMENT_BYTES)

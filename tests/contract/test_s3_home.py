@@ -177,6 +177,15 @@ def test_files_that_grow_arrive_whole_in_segments_that_never_change(
         for name in names[: 1 + turn // 3]:
             assert (there / name).read_bytes() == (here / name).read_bytes(), (turn, name)
     assert full
+    (here / "logs/attempt-1/node-2.log").touch()
+    shipper.ship()
+    assert shipper.is_done()
+    mirror.refresh("logs/", lambda name: True)
+    assert (there / "logs/attempt-1/node-2.log").read_bytes() == b"", "a node that printed nothing is one all the same"
+    (here / "logs/attempt-1/node-2.log").write_text("late")
+    shipper.ship()
+    mirror.refresh("logs/", lambda name: True)
+    assert (there / "logs/attempt-1/node-2.log").read_text() == "late"
 
 
 def test_a_mirror_is_read_while_it_grows_and_repairs_itself(
