@@ -54,26 +54,12 @@ def distribution(job: JobSpec) -> Distribution:
 
 
 def smp_parameters(job: JobSpec) -> dict[str, Any] | None:
-    """SMP v2's nine configuration keys, for ``mp_parameters`` and ``torch.sagemaker.init`` alike; None without smp.
-
-    Source: SageMaker Developer Guide, "Configuration for SMP v2".
-    """
+    """What ``SmpSpec.parameters`` says for a job; None without smp."""
     smp = parallelism_of(job.task)
     if not isinstance(smp, SmpSpec):
         return None
     training = training_of(job.task)
-    seed = smp.random_seed if smp.random_seed is not None else training.seed if training else 0
-    return {
-        "hybrid_shard_degree": smp.hybrid_shard_degree,
-        "sm_activation_offloading": smp.sm_activation_offloading,
-        "activation_loading_horizon": smp.activation_loading_horizon,
-        "fsdp_cache_flush_warnings": smp.fsdp_cache_flush_warnings,
-        "allow_empty_shards": smp.allow_empty_shards,
-        "tensor_parallel_degree": smp.tensor_parallel_degree,
-        "context_parallel_degree": smp.context_parallel_degree,
-        "expert_parallel_degree": smp.expert_parallel_degree,
-        "random_seed": seed,
-    }
+    return smp.parameters(training.seed if training else 0)
 
 
 def network_environment(job: JobSpec) -> dict[str, str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.plan import Plan
 
 TASKS = ("train", "prepare", "fetch", "script")
-STRATEGIES = ("fsdp",)
+STRATEGIES = ("fsdp", "smp")
 """Of our own training; a script brings its own and may ask for the image and parameters of any."""
 
 

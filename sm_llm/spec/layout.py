@@ -10,6 +10,7 @@ from sm_llm.errors import Fault, SpecError
 
 if TYPE_CHECKING:
     from sm_llm.spec.parallelism import FsdpSpec
+    from sm_llm.spec.smp import SmpSpec
 
 WHERE = "task.parallelism"
 
@@ -30,6 +31,8 @@ class Layout:
     """Processes that share a sequence."""
     tensor: int = 1
     """Processes that share every matrix."""
+    expert: int = 1
+    """Processes that share the experts of a mixture; they count among the copies, since each sees rows of its own."""
 
     @property
     def world_size(self) -> int:
@@ -58,6 +61,7 @@ class Layout:
             "shard_degree": self.shard,
             "context_parallel_degree": self.context,
             "tensor_parallel_degree": self.tensor,
+            "expert_parallel_degree": self.expert,
         }
 
 
@@ -72,6 +76,13 @@ def layout(spec: FsdpSpec, world_size: int, node_size: int | None = None) -> Lay
     shard = _shard_degree(spec, world_size, node_size or world_size)
     tensor, context = spec.tensor_parallel_degree, spec.context_parallel_degree
     return Layout(world_size // (tensor * shard), shard, context, tensor)
+
+
+def smp_layout(spec: SmpSpec, world_size: int) -> Layout:
+    """How SMP v2 arranges ``world_size`` processes, whose degrees were checked (``spec.check_strategy``)."""
+    tensor, expert = spec.tensor_parallel_degree, spec.expert_parallel_degree
+    shard = spec.hybrid_shard_degree or world_size // (tensor * expert)
+    return Layout(world_size // (tensor * shard), shard, spec.context_parallel_degree, tensor, expert)
 
 
 def option_faults(spec: FsdpSpec) -> list[Fault]:

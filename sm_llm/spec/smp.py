@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -49,3 +49,25 @@ class SmpSpec(SpecModel):
     def ranks_per_batch(self) -> int:
         """Processes that work on the same micro-batch."""
         return self.tensor_parallel_degree * self.context_parallel_degree
+
+    @property
+    def needs_transform(self) -> bool:
+        """Whether the library's own layers replace the model's: for all degrees but sharding, and for fp8."""
+        return self.ranks_per_batch * self.expert_parallel_degree > 1 or self.fp8
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        """The nine configuration keys, for ``mp_parameters`` and ``torch.sagemaker.init`` alike.
+
+        ``seed`` is the task's. Source: SageMaker Developer Guide, "SMP v2 core feature configuration parameters".
+        """
+        return {
+            "hybrid_shard_degree": self.hybrid_shard_degree,
+            "sm_activation_offloading": self.sm_activation_offloading,
+            "activation_loading_horizon": self.activation_loading_horizon,
+            "fsdp_cache_flush_warnings": self.fsdp_cache_flush_warnings,
+            "allow_empty_shards": self.allow_empty_shards,
+            "tensor_parallel_degree": self.tensor_parallel_degree,
+            "context_parallel_degree": self.context_parallel_degree,
+            "expert_parallel_degree": self.expert_parallel_degree,
+            "random_seed": seed if self.random_seed is None else self.random_seed,
+        }

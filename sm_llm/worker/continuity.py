@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import CheckpointError, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _UNBOUNDED = ("constant", "plateau")
 """Schedules that do not depend on how many steps there are."""
@@ -35,6 +35,24 @@ def check_continuation(
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in faults)
         raise CheckpointError(f"the checkpoint of step {step} cannot be continued like this:\n{listed}")
+
+
+def check_strategy(
+    uri: str, meta: Mapping[str, Any], strategy: str, refusal: Callable[[Mapping[str, Any]], str | None]
+) -> None:
+    """Refuse a checkpoint (its commit's ``meta``) that this strategy cannot load, before anything is allocated.
+
+    ``refusal`` is ``Strategy.refusal``. Raises ``CheckpointError``.
+    """
+    parallelism = (meta.get("layout") or {}).get("parallelism") or {}
+    saved = parallelism.get("strategy", strategy)
+    if saved != strategy:
+        raise CheckpointError(
+            f"{uri}: was saved by strategy {saved}, and {strategy} cannot read it. Continue with {saved}, or start a "
+            "new run from a published model (start.pretrained)"
+        )
+    if reason := refusal(meta.get("job", {})):
+        raise CheckpointError(f"{uri}: {reason}")
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

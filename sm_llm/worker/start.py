@@ -21,7 +21,7 @@ from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.retire import retire_after, retire_damaged
 from sm_llm.storage.uri import join, open_store
 from sm_llm.worker import random_state
-from sm_llm.worker.continuity import check_continuation, differences
+from sm_llm.worker.continuity import check_continuation, check_strategy, differences
 from sm_llm.worker.restore import fetcher, rank_file, restored_folder
 from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.weights import InitialWeights, PretrainedWeights, WeightReader
@@ -68,11 +68,14 @@ class Start:
 class Starter:
     """Finds the start of one job. Every method is a collective."""
 
-    def __init__(self, context: WorkerContext, task: TrainTask, store: Store, control: Agreement) -> None:
+    def __init__(
+        self, context: WorkerContext, task: TrainTask, store: Store, control: Agreement, strategy: Strategy
+    ) -> None:
         self._context = context
         self._task = task
         self._store = store
         self._control = control
+        self._strategy = strategy
 
     def choose(self) -> Start:
         """This run's newest valid checkpoint if it has one (``job.resume``: that one); else what ``task.start`` says.
@@ -184,6 +187,7 @@ class Starter:
     def _from_checkpoint(self, source: str, store: Store, restored: Restored) -> Start:
         commit = restored.commit
         uri = join(store.uri, commit.save.slot.commit_key)
+        check_strategy(uri, commit.meta, self._task.parallelism.strategy, self._strategy.refusal)
         return Start(source, commit.step or 0, uri, commit.digest, commit, restored.folder)
 
     def _digest(self, folder: Path) -> str:

@@ -23,6 +23,7 @@ from sm_llm.worker.feed import forward_loss, global_targets
 from sm_llm.worker.finite import Action, FiniteWatch, GoBack, Tolerance, not_finite, poisoned
 from sm_llm.worker.job_setup import Setup, set_up
 from sm_llm.worker.metrics import Meter, StepBuffer
+from sm_llm.worker.precision import settled
 from sm_llm.worker.schedule import Plateau, learning_rate
 from sm_llm.worker.space import check_space
 from sm_llm.worker.start import Start, Starter, compare, first_weights, load_checkpoint
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
 def run(context: WorkerContext, job: JobSpec) -> None:
     """Train as ``job.task`` says (its sources are local), resume where this run stopped, and publish the model."""
-    task = job.task
-    assert isinstance(task, TrainTask)
+    assert isinstance(job.task, TrainTask)
+    task = settled(job.task)
     strategy = make_strategy(task, context.place)
     strategy.setup()
     setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
@@ -67,7 +68,7 @@ class Training:
         self.reports = 0
         self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control)
         self.stopper = Stopper(context, self.control)
-        self.starter = Starter(context, self.task, self.store, self.control)
+        self.starter = Starter(context, self.task, self.store, self.control, strategy)
         self.finite = FiniteWatch(strategy.device)
         self.tolerance = Tolerance(self.task.not_finite)
         self.breaks_before = break_step(context.job.attempt)
@@ -149,8 +150,8 @@ class Training:
         self.stopper.announce()
         self.context.emit(AttemptStarted(world_size, name, self.setup.total_steps, versions()))
         self.context.say(
-            f"attempt {self.context.job.attempt}: {world_size} processes on {name}, {self.setup.total_steps} steps of "
-            f"{self.setup.derived.tokens_per_step:,} tokens"
+            f"attempt {self.context.job.attempt}: {world_size} processes on {name} in {self.task.precision.compute}, "
+            f"{self.setup.total_steps} steps of {self.setup.derived.tokens_per_step:,} tokens"
         )
 
     def begin(self) -> Start:

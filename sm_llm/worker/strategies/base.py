@@ -1,4 +1,4 @@
-"""The door of a training engine: what the loop asks of fsdp, and later of smp and nxd."""
+"""The door of a training engine: what the loop asks of fsdp and smp, and later of nxd."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class Strategy(Protocol):
 
     def setup(self) -> None:
         """Initialise the device, the mesh and, unless the program has done so, the process group."""
+
+    def refusal(self, saved: Mapping[str, Any]) -> str | None:
+        """Why a checkpoint of a job with these degrees (``Layout.degrees``) cannot be continued; None if it can."""
 
     def build(self, config: Mapping[str, Any], weights: WeightReader) -> None:
         """Make the sharded model of a canonical Hugging Face ``config`` with ``weights``, and its optimiser."""

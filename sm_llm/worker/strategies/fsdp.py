@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +17,7 @@ from sm_llm.spec.layout import layout
 from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.worker.loss import token_loss_sum
 from sm_llm.worker.optim import MOMENTS, build_adamw, set_learning_rate
+from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism, own_device
 from sm_llm.worker.strategies.fsdp_attention import CausalAttention
 from sm_llm.worker.strategies.fsdp_memory import wrap_layer
 from sm_llm.worker.strategies.fsdp_mesh import Meshes, make_meshes, start_process_group
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.context import Place
     from sm_llm.worker.weights import WeightReader
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class FsdpStrategy:
@@ -59,18 +57,18 @@ class FsdpStrategy:
         self.data_parallel_rank = self.layout.data_rank(place.rank)
 
     def setup(self) -> None:
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", self._place.local_rank)
-            torch.cuda.set_device(self.device)
-        else:
-            self.device = torch.device("cpu")
+        self.device = own_device(self._place)
         self._owns_group = start_process_group(self.device, self._place)
         if self._task.deterministic:
-            _ask_for_determinism()
+            ask_for_determinism()
         if self._place.world_size > 1 or self._spec.offload_optimizer:
             self._meshes = make_meshes(self.device.type, self.layout)
         if self.layout.tensor > 1:  # the loss of logits that are split along the vocabulary, forward and backward
             self._stack.enter_context(loss_parallel())
+
+    def refusal(self, saved: Mapping[str, Any]) -> str | None:
+        """Nothing: every parameter is dealt out anew."""
+        return None
 
     def build(self, config: Mapping[str, Any], weights: WeightReader) -> None:
         kind = family(config)
@@ -216,10 +214,3 @@ def _norm_of_shards(norm: DTensor) -> torch.Tensor:
     squares = own.square()
     dist.all_reduce(squares)
     return (squares / copies).sqrt()
-
-
-def _ask_for_determinism() -> None:
-    """Deterministic kernels everywhere; cuBLAS needs its workspace fixed before its first use."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False

@@ -13,6 +13,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Shard
 
+from sm_llm.worker.strategies.chunks import chunk_positions
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -55,7 +57,7 @@ class CausalAttention:
         self._length = length
         degree = 1 if self._context is None else self._context.size()
         rank = 0 if self._context is None else self._context.get_local_rank()
-        parts = [_chunks(length, degree, it) for it in range(degree)]
+        parts = [chunk_positions(length, degree, it) for it in range(degree)]
         self.positions = parts[rank].to(self._device)
         self._mask = None
         in_window = self._window is not None and self._window < length
@@ -71,7 +73,9 @@ class CausalAttention:
         if self._context is None:
             return part
         whole = _gather(part, 1, self._context.get_group())
-        order = torch.cat([_chunks(self._length, self._context.size(), it) for it in range(self._context.size())])
+        order = torch.cat(
+            [chunk_positions(self._length, self._context.size(), it) for it in range(self._context.size())]
+        )
         in_order: torch.Tensor = whole[:, order.argsort().to(whole.device)]
         return in_order
 
@@ -147,19 +151,10 @@ def _gather(part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Ten
     return whole
 
 
-def _chunks(length: int, degree: int, rank: int) -> torch.Tensor:
-    """Positions of the chunks of one of ``degree`` processes, each 1 / (2 degree) of the sequence."""
-    if degree == 1:
-        return torch.arange(length)
-    size = length // (2 * degree)
-    first, second = rank * size, (2 * degree - 1 - rank) * size
-    return torch.cat([torch.arange(first, first + size), torch.arange(second, second + size)])
-
-
 def _enable_rings() -> None:
     """Let PyTorch's context parallelism take over attention on tensors split along the sequence, for this process.
 
-    Its balanced form expects the chunks that ``_chunks`` deals out.
+    Its balanced form expects the chunks that ``chunk_positions`` deals out.
     """
     from torch.distributed.tensor.experimental import _attention
 

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 def make_strategy(task: TrainTask, place: Place) -> Strategy:
-    """The strategy of ``task.parallelism``; imported here, because each lives in its own software stack."""
+    """The strategy of ``task.parallelism``; each is imported alone, because each lives in its own software stack."""
+    if task.parallelism.strategy == "smp":
+        from sm_llm.worker.strategies.smp import SmpStrategy
+
+        return SmpStrategy(task, place)
     from sm_llm.worker.strategies.fsdp import FsdpStrategy
 
     return {"fsdp": FsdpStrategy}[task.parallelism.strategy](task, place)
