@@ -143,7 +143,8 @@ def test_the_toolkit_trains_to_the_same_losses_as_the_local_backend(
 @pytest.mark.timeout(900)
 def test_SF07_term_to_the_toolkit_stops_the_training_in_order(s3_home: str) -> None:
     """The toolkit dies of it and tells nobody; each node's watcher takes that for a request to stop."""
-    run = api.launch(spec(s3_home, 2, 1, max_steps=4000), "backend.contract=sagemaker")
+    steady = {"schedule": "constant", "warmup_steps": 0}
+    run = api.launch(spec(s3_home, 2, 1, max_steps=4000, optim=steady), "backend.contract=sagemaker")
     try:
         _until(lambda: len(run.metrics()) > 4)
         run.stop()
