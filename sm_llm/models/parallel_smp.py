@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
+from sm_llm.models.config import misread_by_transformers_444
 from sm_llm.models.registry import family
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def smp_faults(config: Config, *, tensor: int, context: int, expert: int, fp8: b
         faults.append(
             Fault(f"{_WHERE}.{name}", "SMP v2 has none for models with a sliding window", config["sliding_window"])
         )
+    for reason in misread_by_transformers_444(config):
+        faults.append(Fault("task.model", f"{reason}, and SMP's image has no other", kind, "Use strategy fsdp"))
     return [*faults, *division_faults(config, f"{_WHERE}.tensor_parallel_degree", tensor)]
 
 

@@ -30,6 +30,9 @@ def training_faults(task: TrainTask, path: str = "task") -> Iterator[Fault]:
             problem = f"not divisible by 2 x context_parallel_degree = {chunks}"
             lower = task.data.seq_length // chunks * chunks
             yield Fault(f"{path}.data.seq_length", problem, task.data.seq_length, f"Use {lower or chunks}")
+        if task.precision.compile:
+            problem = "the library's layers and its patches of FSDP1 do not go through torch.compile"
+            yield Fault(f"{path}.precision.compile", problem, True, "Leave it out, or use strategy fsdp")
     if isinstance(parallelism, NxdSpec) and task.micro_batch_size != 1:
         problem = "neuronx-distributed trains with micro-batches of one sequence only"
         yield Fault(f"{path}.micro_batch_size", problem, task.micro_batch_size, "Use 1 and raise global_batch_size")

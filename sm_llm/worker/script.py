@@ -15,6 +15,7 @@ from sm_llm.contract.events import AttemptStarted, StartChosen
 from sm_llm.contract.stopped import StopRecord
 from sm_llm.errors import RunFailed
 from sm_llm.spec.inputs import input_place
+from sm_llm.spec.smp import SmpSpec
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import open_store
@@ -52,6 +53,11 @@ class Folders:
     checkpoints: Path
     handover: Path
     scratch: Path
+
+    @property
+    def smp_config(self) -> Path:
+        """Parameters for a program that starts SageMaker's model parallel library."""
+        return self.handover.with_name("smp.json")
 
     @classmethod
     def below(cls, base: Path, task: ScriptTask) -> Folders:
@@ -123,6 +129,8 @@ class Script:
             shutil.copytree(source, folders.work, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=False)
         for folder in (folders.output, folders.checkpoints, folders.handover, folders.scratch):
             folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(self.task.parallelism, SmpSpec):
+            folders.smp_config.write_text(json.dumps(self.task.parallelism.parameters(0), indent=2), encoding="utf-8")
         leader = self.context.place.is_leader
         found = restore_checkpoint(
             self.store, self.context.job.run_id, folders.checkpoints, leader=leader, gather=nodes
@@ -162,6 +170,8 @@ class Script:
         }
         if context.place.is_leader:
             variables[names.EVENTS] = str(context.run.event_file(context.job.attempt, "rank0-program"))
+        if isinstance(self.task.parallelism, SmpSpec):
+            variables[names.SMP_CONFIG] = str(folders.smp_config)
         if start is not None:
             variables |= {names.RESUME_STEP: str(start[0]), names.RESUME_FOLDER: start[1]}
         return {**os.environ, **variables}

@@ -228,3 +228,18 @@ time.sleep(60)
     record = StopRecord.read(ContainerPaths(Path(job.environ["SAGEMAKER_BASE_DIR"])).stopped)
     assert record is not None
     assert record.checkpoint == 9
+
+
+def test_a_program_finds_the_parameters_of_smp_in_a_file(tmp_path: Path) -> None:
+    """On SageMaker the launch parameter mp_parameters says the same; elsewhere this file is all there is."""
+    program = """
+import json, os, shutil
+shutil.copy(os.environ["SM_LLM_SMP_CONFIG"], os.path.join(os.environ["SM_LLM_OUTPUT"], "smp.json"))
+"""
+    smp = {"strategy": "smp", "hybrid_shard_degree": 1, "activation_loading_horizon": 3, "random_seed": 7}
+    job = Job(tmp_path, program, parallelism=smp)
+    assert job.run() == 0
+    found = json.loads((result_folder(job.folder) / "smp.json").read_text())
+    assert len(found) == 9
+    wanted = {"hybrid_shard_degree": 1, "activation_loading_horizon": 3, "random_seed": 7, "tensor_parallel_degree": 1}
+    assert wanted.items() <= found.items()

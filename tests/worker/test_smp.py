@@ -111,6 +111,17 @@ def test_pretrained_weights_arrive_shard_by_shard_and_from_rank_0_alike(smp2: Wo
     assert first[0] < losses(smp2.run("sharded"))[1] - 0.05, "it begins where training has ended"
 
 
+def test_CV14_a_checkpoint_names_parameters_as_hugging_face_does_whatever_wraps_them(smp2: World) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    from sm_llm.worker.names import WRAPPER_WORDS
+
+    [data] = (smp2.run("offloaded") / "ckpt" / "step-00000020").glob("*/data")
+    keys = FileSystemReader(data).read_metadata().state_dict_metadata
+    assert "tp0.ep0.fsdp1.model.model.layers.1.mlp.down_proj.weight" in keys
+    assert not [key for key in keys if not WRAPPER_WORDS.isdisjoint(key.split("."))]
+
+
 def test_the_library_is_called_in_its_order(smp2: World) -> None:
     names = [call for call, _ in calls(smp2, "drawn")]
     assert names[:4] == ["init", "transform", "DelayedParamIniter", "FSDP"]
