@@ -49,8 +49,13 @@ def place(s3_bench: Any, fault_proxy: Any) -> Place:
     return Place(s3_bench.bucket, s3_bench.root.as_posix(), fault_proxy.endpoint)
 
 
-@pytest.mark.parametrize("action", ["kill", pytest.param("kill-after", marks=slow)])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "action"),
+    [
+        ("crt", "kill"),
+        *(pytest.param(*it, marks=slow) for it in (("crt", "kill-after"), ("boto3", "kill-after"), ("s5cmd", "kill"))),
+    ],
+)
 def test_I1_I2_I3_a_save_in_many_parts_killed_at_any_request(
     s3_bench: Any, place: Place, fault_proxy: Any, rule: Any, engine: str, action: str
 ) -> None:
