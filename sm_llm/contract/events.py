@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.published import CheckpointPublished, FinalPublished, PublicationLate
+from sm_llm.contract.published import CheckpointPublished, FinalPublished, ProfilePublished, PublicationLate
 from sm_llm.contract.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ Event = (
     | CheckpointPublished
     | PublicationLate
     | FinalPublished
+    | ProfilePublished
     | Sample
     | Progress
     | Notice

@@ -42,3 +42,13 @@ class PublicationLate:
     superseded: int
     reason: str
     kind: str = "publication_late"
+
+
+@dataclass(frozen=True)
+class ProfilePublished:
+    """A trace of torch's profiler that begins with ``step``: open it in chrome://tracing or ui.perfetto.dev."""
+
+    step: int
+    uri: str
+    bytes: int
+    kind: str = "profile_published"

@@ -47,19 +47,22 @@ def _llama_3(hidden: int, inner: int, layers: int, heads: int) -> dict[str, Any]
     }
 
 
-def _llama_3_2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+def _llama_3_1(hidden: int, inner: int, layers: int, heads: int, factor: float = 8.0) -> dict[str, Any]:
     return {
-        **_llama_3(hidden, 8192, layers, heads),
+        **_llama_3(hidden, inner, layers, heads),
         "max_position_embeddings": 131_072,
-        "tie_word_embeddings": True,
         "rope_scaling": {
             "rope_type": "llama3",
-            "factor": 32.0,
+            "factor": factor,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         },
     }
+
+
+def _llama_3_2(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    return {**_llama_3_1(hidden, 8192, layers, heads, factor=32.0), "tie_word_embeddings": True}
 
 
 def _qwen_2_5(hidden: int, inner: int, layers: int, heads: int, keys: int) -> dict[str, Any]:
@@ -162,6 +165,8 @@ PRESETS: dict[str, Preset] = {
         Preset("llama-2-70b", _llama_2(8192, 28_672, 80, 64, 8), 68_976_648_192, "meta-llama/Llama-2-70b-hf"),
         Preset("llama-3-8b", _llama_3(4096, 14_336, 32, 32), 8_030_261_248, "meta-llama/Meta-Llama-3-8B"),
         Preset("llama-3-70b", _llama_3(8192, 28_672, 80, 64), 70_553_706_496, "meta-llama/Meta-Llama-3-70B"),
+        Preset("llama-3.1-8b", _llama_3_1(4096, 14_336, 32, 32), 8_030_261_248, "meta-llama/Llama-3.1-8B"),
+        Preset("llama-3.1-70b", _llama_3_1(8192, 28_672, 80, 64), 70_553_706_496, "meta-llama/Llama-3.1-70B"),
         Preset("llama-3.2-1b", _llama_3_2(2048, 16, 32), 1_235_814_400, "meta-llama/Llama-3.2-1B"),
         Preset("llama-3.2-3b", _llama_3_2(3072, 28, 24), 3_212_749_824, "meta-llama/Llama-3.2-3B"),
         Preset("mistral-7b", _MISTRAL_7B, 7_241_732_096, "mistralai/Mistral-7B-v0.1"),

@@ -136,6 +136,10 @@ def _train_faults(task: TrainTask, compute: ComputeSpec) -> Iterator[Fault]:
     yield from _model_faults(task)
     yield from _optim_faults(task)
     yield from _precision_faults(task)
+    profile = task.logging.profile
+    if profile is not None and profile.steps > profile.every_steps:
+        problem = f"a trace would be longer than the {profile.every_steps} steps to the next one"
+        yield Fault("task.logging.profile.steps", problem, profile.steps, f"Use at most {profile.every_steps}")
     yield from training_faults(task)
     try:
         derive_task(task, compute.world_size, node_size=compute.processes)

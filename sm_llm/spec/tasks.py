@@ -13,6 +13,7 @@ from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.not_finite import NotFiniteSpec
 from sm_llm.spec.optim import OptimSpec
 from sm_llm.spec.parallelism import FsdpSpec, Parallelism
+from sm_llm.spec.profile import ProfileSpec
 from sm_llm.spec.sinks import SinksSpec
 from sm_llm.spec.watchdog import WatchdogSpec
 
@@ -49,6 +50,8 @@ class LoggingSpec(SpecModel):
     """Generate a sample from this prompt once training has finished."""
     sample_tokens: int = Field(default=64, ge=1)
     """Tokens of the sample."""
+    profile: ProfileSpec | None = None
+    """Traces of torch's profiler every n steps, published with the run."""
     sinks: SinksSpec = Field(default_factory=SinksSpec)
     """Experiment trackers that get the same numbers."""
 

@@ -24,12 +24,13 @@ from sm_llm.worker.finite import Action, FiniteWatch, GoBack, Tolerance, not_fin
 from sm_llm.worker.job_setup import Setup, set_up
 from sm_llm.worker.metrics import Meter, StepBuffer
 from sm_llm.worker.precision import settled
+from sm_llm.worker.profile import Profiler
 from sm_llm.worker.schedule import Plateau, learning_rate
 from sm_llm.worker.space import check_space
 from sm_llm.worker.start import Start, Starter, compare, first_weights, load_checkpoint
 from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.strategies.registry import make_strategy
-from sm_llm.worker.validate import validate
+from sm_llm.worker.validate import sentence, validate
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Training:
         self.starter = Starter(context, self.task, self.store, self.control, strategy)
         self.finite = FiniteWatch(strategy.device)
         self.tolerance = Tolerance(self.task.not_finite)
+        self.profiler = Profiler(context, self.task.logging.profile)
         self.breaks_before = break_step(context.job.attempt)
 
     def run(self) -> None:
@@ -81,6 +83,7 @@ class Training:
         done = self.begin().step
         with self.context.requests.deferred(), ExitStack() as stack:
             stack.callback(lambda: self.batches.close())  # whichever are open by then
+            stack.push(lambda kind, *_: self.profiler.close(wait=kind is None))
             stack.enter_context(self.checkpointer)
             self.context.pulse.begin(done)
             while done < self.setup.total_steps:
@@ -98,7 +101,8 @@ class Training:
             self.checkpointer.finish()
             break_down()
         self.stopper.open()
-        self.take_step(step, self.next_batches())
+        with self.profiler.of(step):
+            self.take_step(step, self.next_batches())
         self.context.pulse.done(step)
         derived, is_last = self.setup.derived, step == self.setup.total_steps
         halts = self.stopper.is_asked() and not is_last
@@ -262,10 +266,7 @@ class Training:
             )
         self.plateau.observe(found.validation_loss, self.task.optim)
         self.context.emit(found)
-        self.context.say(
-            f"step {step}/{self.setup.total_steps} | validation loss {found.validation_loss:.4f} | "
-            f"perplexity {found.perplexity:.2f} | {found.tokens:,} tokens"
-        )
+        self.context.say(sentence(found, self.setup.total_steps))
 
     def save(self, step: int, *, required: bool = False) -> None:
         """Begin a checkpoint, or wait for a ``required`` one. Events first: whatever a commit covers is in the log."""

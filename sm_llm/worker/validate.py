@@ -39,6 +39,14 @@ def validate(
     return Validation(step, loss, _perplexity(loss), round(targets / layout.tensor))
 
 
+def sentence(found: Validation, total_steps: int) -> str:
+    """A validation in one line of the log."""
+    return (
+        f"step {found.step}/{total_steps} | validation loss {found.validation_loss:.4f} | "
+        f"perplexity {found.perplexity:.2f} | {found.tokens:,} tokens"
+    )
+
+
 def _perplexity(loss: float) -> float:
     try:
         return math.exp(loss)

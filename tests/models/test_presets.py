@@ -16,6 +16,8 @@ NAMES = {
     "llama-2-70b",
     "llama-3-8b",
     "llama-3-70b",
+    "llama-3.1-8b",
+    "llama-3.1-70b",
     "llama-3.2-1b",
     "llama-3.2-3b",
     "mistral-7b",
