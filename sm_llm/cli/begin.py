@@ -20,7 +20,7 @@ def fit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be submitted; start nothing.")] = False,
     as_json: AsJson = False,
     new: New = False,
-    wait: Wait = True,
+    wait: Wait = None,
 ) -> None:
     """Run a job or workflow, or continue it.
 
@@ -111,7 +111,7 @@ def prepare(
     name: Annotated[str, typer.Option(help="Name of the run.")] = "prepare",
     as_json: AsJson = False,
     new: New = False,
-    wait: Wait = True,
+    wait: Wait = None,
 ) -> None:
     """Turn text into packed rows of token ids.
 

@@ -30,7 +30,12 @@ RunName = Annotated[
 GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Folder, s3:// address, id, name or job URI of a run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
 New = Annotated[bool, typer.Option("--new", help="Start another run, even if an unfinished one could go on.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Watch until it ends, or leave it in the background.")]
+Wait = Annotated[
+    bool | None,
+    typer.Option(
+        "--wait/--no-wait", help="Watch until it ends, or leave it in the background; a local run is watched."
+    ),
+]
 S3Access: TypeAlias = S3Options
 _S3_ACCESS = {
     "endpoint_url": "Another S3 endpoint.",
@@ -73,12 +78,12 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
-def carry_on(run: Run, *, wait: bool, as_json: bool) -> None:
-    """Say what was started, watch it if wanted, and leave with the exit code of its state."""
+def carry_on(run: Run, *, wait: bool | None, as_json: bool) -> None:
+    """Say what was started, watch it if wanted (None: if it is local), and leave with the exit code of its state."""
     from sm_llm.contract.states import EXIT_CODES
     from sm_llm.launcher.live import accompany
 
-    state = accompany(run, console(stderr=as_json), wait=wait)
+    state = accompany(run, console(stderr=as_json), wait=run.is_local if wait is None else wait)
     if as_json:
         print_json(run.status().to_json())
     raise typer.Exit(EXIT_CODES.get(state, 0))

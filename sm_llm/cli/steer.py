@@ -77,7 +77,7 @@ def stop(
 
 @app.command()
 def resume(
-    run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = True, as_json: AsJson = False
+    run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = None, as_json: AsJson = False
 ) -> None:
     """Continue a run from its newest, or an earlier checkpoint.
 
@@ -94,7 +94,7 @@ def resume(
 
 
 @app.command()
-def finish(run: RunName = None, wait: Wait = True, as_json: AsJson = False) -> None:
+def finish(run: RunName = None, wait: Wait = None, as_json: AsJson = False) -> None:
     """Publish the result of a run that has done all steps.
 
     For a run that ended after its last step, before its result was published (completed-unpublished).
@@ -105,7 +105,7 @@ def finish(run: RunName = None, wait: Wait = True, as_json: AsJson = False) -> N
 
 
 @app.command()
-def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = True, as_json: AsJson = False) -> None:
+def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = None, as_json: AsJson = False) -> None:
     """Repeat a run, from its record, as a new one.
 
     It has the same specification, digest and inputs. What has changed since is told: packages, this code, the commit.
@@ -125,7 +125,7 @@ def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = True, as_json
 
 @app.command()
 def branch(
-    run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = True, as_json: AsJson = False
+    run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = None, as_json: AsJson = False
 ) -> None:
     """Begin a new run from a checkpoint of another.
 
