@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.states import RunState
-from sm_llm.errors import RunFailed, SmLlmError, SubmitError
+from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher.homes import find_home, with_recorded_options
-from sm_llm.launcher.logs import LogFilter
 from sm_llm.launcher.metrics import MetricRow, metric_rows
 from sm_llm.launcher.results import RESULT_LINK, result_place
-from sm_llm.spec.compute import ComputeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +96,8 @@ class Run:
         return bool(self._created_from.spec["backend"]["name"] == "local")
 
     @property
-    def _backend(self) -> Backend:
+    def backend(self) -> Backend:
+        """Where the run runs."""
         from sm_llm.launcher.backends.registry import backend
 
         return backend(str(self._created_from.spec["backend"]["name"]))
@@ -116,7 +114,7 @@ class Run:
 
     def describe(self) -> tuple[RunState, str | None]:
         """The state now and, where there is one, the reason."""
-        native = self._backend.describe(self.home, self._native_id or "")
+        native = self.backend.describe(self.home, self._native_id or "")
         return native.state, native.detail or None
 
     @property
@@ -128,7 +126,7 @@ class Run:
     def native_uri(self) -> str | None:
         """The newest attempt's native job, such as ``local://host/process``; ``attach`` takes it."""
         attempts = self.record.attempts
-        return self._backend.native_uri(attempts[-1]) if attempts else None
+        return self.backend.native_uri(attempts[-1]) if attempts else None
 
     @property
     def cost(self) -> float | None:
@@ -197,38 +195,9 @@ class Run:
             pattern: only lines in which this regular expression is found.
             attempt: another attempt than the newest.
         """
-        try:
-            wanted = re.compile(pattern or "")
-        except re.error as error:
-            raise SmLlmError(f"{pattern!r} is not a regular expression: {error}") from None
-        for run in self._jobs(follow):
-            yield from run._own_logs(follow, LogFilter(tail, node, rank, wanted), attempt)
+        from sm_llm.launcher.run_logs import log_filter, logs_of
 
-    def _jobs(self, follow: bool) -> Iterator[Run]:
-        """This run, or a workflow's steps in order; with ``follow`` those that are yet to begin are waited for."""
-        if self.kind != "workflow":
-            yield self
-            return
-        for name in self._created_from.spec["steps"]:
-            while follow and name not in self.steps and not self.state.is_final:
-                time.sleep(POLL_SECONDS)
-            if name in self.steps:
-                yield self.steps[name]
-
-    def _own_logs(self, follow: bool, wanted: LogFilter, attempt: int | None) -> Iterator[str]:
-        record = self.record
-        numbers = [it.number for it in record.attempts]
-        if attempt is not None and attempt not in numbers:
-            raise SmLlmError(f"{self.id} has no attempt {attempt}; there are: {', '.join(map(str, numbers)) or 'none'}")
-        if not numbers:
-            return
-        compute = ComputeSpec.model_validate(record.spec["compute"])
-        yield from self._backend.logs(
-            self.home,
-            attempt or numbers[-1],
-            wanted.on(compute.instance_count, compute.processes),
-            lambda: follow and not self.state.is_final,
-        )
+        return logs_of(self, log_filter(tail, node, rank, pattern), follow=follow, attempt=attempt)
 
     def plot(self, path: str | Path | None = None) -> Path:
         """Write a PNG of loss, learning rate and throughput; by default ``plot.png`` in the run's folder."""
@@ -245,7 +214,7 @@ class Run:
         native_id = self._native_id
         if native_id is None or (state := self.state).is_final:
             raise SubmitError(f"{self.id} is not running: it is {self.state.value}")
-        self._backend.stop(self.home, native_id, now=now)
+        self.backend.stop(self.home, native_id, now=now)
         while wait and not (state := self.state).is_final:
             time.sleep(POLL_SECONDS)
         return state

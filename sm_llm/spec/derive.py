@@ -43,9 +43,7 @@ class Derived:
     validation_every: int | None
 
 
-def derive_task(
-    task: TrainTask, world_size: int, rows: int | None = None, *, node_size: int | None = None
-) -> Derived:
+def derive_task(task: TrainTask, world_size: int, rows: int | None = None, *, node_size: int | None = None) -> Derived:
     """``derive`` for a training task on ``world_size`` processes, ``node_size`` (None: all) of them on each node.
 
     ``rows`` is the number of training rows where it is known. Raises ``SpecError`` as ``derive`` and ``layout`` do.

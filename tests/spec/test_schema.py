@@ -47,7 +47,17 @@ def test_every_class_is_frozen_strict_and_closed(kind: type[SpecModel]) -> None:
 
 def test_the_walk_over_the_classes_reaches_them_all() -> None:
     names = {kind.__name__ for kind in ALL}
-    assert {"TrainTask", "StepSpec", "CheckpointStart", "LocalBackend", "VpcSpec", "SageMakerBackend", "SmpSpec", "NxdSpec", "ScriptTask"} <= names
+    assert {
+        "TrainTask",
+        "StepSpec",
+        "CheckpointStart",
+        "LocalBackend",
+        "VpcSpec",
+        "SageMakerBackend",
+        "SmpSpec",
+        "NxdSpec",
+        "ScriptTask",
+    } <= names
 
 
 def test_a_tagged_union_is_told_apart_by_its_constant() -> None:

@@ -1,0 +1,60 @@
+"""The log lines of a run: of its jobs in turn, filtered, followed while they are written."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import SmLlmError
+from sm_llm.launcher.logs import LogFilter
+from sm_llm.spec.compute import ComputeSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.launcher.run import Run
+
+_POLL_SECONDS = 0.5
+
+
+def log_filter(tail: int | None, node: int | None, rank: int | None, pattern: str | None) -> LogFilter:
+    """The filter of these options. Raises ``SmLlmError`` for a pattern that is no regular expression."""
+    try:
+        return LogFilter(tail, node, rank, re.compile(pattern or ""))
+    except re.error as error:
+        raise SmLlmError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
+def logs_of(run: Run, wanted: LogFilter, *, follow: bool, attempt: int | None) -> Iterator[str]:
+    """Wanted lines of an attempt (the newest), of a workflow those of its steps in order."""
+    for job in _jobs(run, follow):
+        yield from _own_lines(job, wanted, follow, attempt)
+
+
+def _jobs(run: Run, follow: bool) -> Iterator[Run]:
+    """The run, or a workflow's steps in order; with ``follow`` those that are yet to begin are waited for."""
+    if run.kind != "workflow":
+        yield run
+        return
+    for name in run.record.spec["steps"]:
+        while follow and name not in run.steps and not run.state.is_final:
+            time.sleep(_POLL_SECONDS)
+        if name in run.steps:
+            yield run.steps[name]
+
+
+def _own_lines(run: Run, wanted: LogFilter, follow: bool, attempt: int | None) -> Iterator[str]:
+    record = run.record
+    numbers = [it.number for it in record.attempts]
+    if attempt is not None and attempt not in numbers:
+        raise SmLlmError(f"{run.id} has no attempt {attempt}; there are: {', '.join(map(str, numbers)) or 'none'}")
+    if not numbers:
+        return
+    compute = ComputeSpec.model_validate(record.spec["compute"])
+    yield from run.backend.logs(
+        run.home,
+        attempt or numbers[-1],
+        wanted.on(compute.instance_count, compute.processes),
+        lambda: follow and not run.state.is_final,
+    )
