@@ -115,6 +115,7 @@ def test_the_same_launch_continues_after_everything_was_killed(s3_fakes: Fakes, 
     api.attach(storage=s3_fakes.storage).wait()
 
 
+@pytest.mark.integration
 def test_a_run_goes_on_from_another_machine_only_when_the_first_is_silent(
     s3_fakes: Fakes, elsewhere: Elsewhere
 ) -> None:
@@ -201,6 +202,7 @@ def test_two_jobs_with_one_run_id_are_one_run(s3_fakes: Fakes, elsewhere: Elsewh
     first.stop(now=True, wait=True)
 
 
+@pytest.mark.integration
 def test_a_run_is_stopped_from_another_machine(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
     s3_fakes.use("put(2); " + SLEEP)
     run = s3_fakes.launch()
@@ -219,6 +221,7 @@ def test_a_run_is_stopped_from_another_machine(s3_fakes: Fakes, elsewhere: Elsew
     assert again.wait() is RunState.COMPLETED, "a new attempt is not stopped by an old request"
 
 
+@pytest.mark.integration
 def test_resume_at_a_step_branch_rerun_and_finish(s3_fakes: Fakes) -> None:
     s3_fakes.use("put(2); put(4); put(8); raise ValueError('after the last step')")
     run = s3_fakes.launch()
@@ -237,6 +240,7 @@ def test_resume_at_a_step_branch_rerun_and_finish(s3_fakes: Fakes) -> None:
     assert run.rerun().wait() is RunState.COMPLETED
 
 
+@pytest.mark.integration
 def test_what_cannot_be_started_leaves_the_attempt_to_the_next_launch(s3_fakes: Fakes) -> None:
     s3_fakes.use("put(None)")
     with s3_fakes.monkeypatch.context() as broken:
@@ -248,6 +252,7 @@ def test_what_cannot_be_started_leaves_the_attempt_to_the_next_launch(s3_fakes: 
     assert run.wait() is RunState.COMPLETED
 
 
+@pytest.mark.integration
 def test_a_workflow_in_S3_feeds_its_steps_by_address(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
     """In this process: a supervisor of its own would start real workers, as the integration test does."""
     s3_fakes.monkeypatch.setattr(processes, "kill_descendants", lambda: 0)
@@ -276,6 +281,7 @@ def test_a_workflow_in_S3_feeds_its_steps_by_address(s3_fakes: Fakes, elsewhere:
     assert Run(f"{home.uri}/steps/two").id == "flow-1-two"
 
 
+@pytest.mark.integration
 def test_following_from_another_machine_ends_with_the_run(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
     s3_fakes.use("for i in range(4):\n print('line', i, flush=True); time.sleep(1)\nput(None)")
     run = s3_fakes.launch()
@@ -348,6 +354,7 @@ def test_beats_tell_age_by_the_stores_clock_and_who_was_superseded(s3_fakes: Fak
     assert json.loads(body)["attempt"] == 2
 
 
+@pytest.mark.integration
 def test_a_claim_without_a_process_is_not_a_running_run(s3_fakes: Fakes) -> None:
     s3_fakes.use("put(2); raise ValueError('x')")
     run = s3_fakes.launch()

@@ -68,3 +68,15 @@ def test_show_lists_every_value_with_its_origin_and_the_users_defaults(tmp_path:
     assert table["user defaults: region"] == ("eu-west-1", f"user config {file}:2")
     assert table["environment"] == ({}, "default")
     assert "user defaults: role" not in table
+
+
+def test_how_S3_is_reached_is_a_default_that_a_job_can_override(tmp_path: Path) -> None:
+    write(tmp_path, "storage_options:\n  endpoint_url: http://file\n  region: eu-west-1\n")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "SM_LLM_ENDPOINT_URL": "http://env"}
+    task = {"kind": "prepare", "sources": ["x"], "seq_length": 8}
+    loaded = load({"name": "job", "task": task}, environ=environ)
+    assert (loaded.spec.storage_options.endpoint_url, loaded.spec.storage_options.region) == ("http://env", "eu-west-1")
+    assert loaded.origins["storage_options.endpoint_url"] == "environment SM_LLM_ENDPOINT_URL"
+    own = load({"name": "job", "task": task, "storage_options": {"endpoint_url": "http://own"}}, environ=environ)
+    assert (own.spec.storage_options.endpoint_url, own.spec.storage_options.region) == ("http://own", "eu-west-1")
+    assert own.digest == loaded.digest == load({"name": "job", "task": task}, environ={}).digest
