@@ -39,5 +39,14 @@ def test_a_recipe_says_what_it_does_in_one_sentence(name: str) -> None:
 
 
 def test_the_recipes_of_this_version() -> None:
-    expected = ["llama-2-70b-smp", "llama-2-7b-fsdp", "llama-3-8b-nxd", "smoke", "tiny-local"]
-    assert list(recipe_files()) == expected
+    assert list(recipe_files()) == [
+        "gpt-neox-20b-smp",
+        "llama-2-70b-smp",
+        "llama-2-7b-fsdp",
+        "llama-3-1-8b-fsdp",
+        "llama-3-8b-nxd",
+        "mistral-7b-fsdp",
+        "mixtral-8x7b-smp",
+        "smoke",
+        "tiny-local",
+    ]
