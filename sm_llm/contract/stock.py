@@ -64,7 +64,7 @@ def _install(lock: Path, folder: Path, wheelhouse: str | None, run: Callable[...
     command += ["--upgrade", "--target", str(folder), "-r", str(lock)]
     with tempfile.TemporaryDirectory() as wheels:
         if wheelhouse:
-            _download(wheelhouse, Path(wheels))
+            download_wheels(wheelhouse, Path(wheels))
             command += ["--no-index", "--find-links", wheels]
         try:
             run(command, check=True, capture_output=True, text=True)
@@ -76,7 +76,8 @@ def _install(lock: Path, folder: Path, wheelhouse: str | None, run: Callable[...
             ) from None
 
 
-def _download(uri: str, folder: Path) -> None:
+def download_wheels(uri: str, folder: Path) -> None:
+    """Bring the wheels below a prefix in S3 to a folder."""
     import boto3
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
 from sm_llm.errors import Fault
 from sm_llm.spec.tasks import ScriptTask
 
@@ -16,13 +17,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
 
-REQUIREMENTS = "requirements.txt"
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
-_OWNED = ("torch", "torchvision", "torchaudio", "triton", "flash-attn", "transformer-engine", "deepspeed")
-"""Packages that an image builds for its own CUDA: another version breaks the rest."""
-_OWNED_SMP = ("transformers", "datasets", "megatron-core", "accelerate")
-"""What SMP's image pins beside them."""
-_OWNED_NEURON = ("torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla", "transformers")
 
 
 def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -> list[Fault]:
@@ -47,12 +42,11 @@ def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -
 
 def requirement_faults(file: Path, image: Image | None) -> Iterator[Fault]:
     """Requirements that would put another torch, or what is built against it, over the image's own."""
-    owned = {*_OWNED, *({"smp": _OWNED_SMP, "neuron": _OWNED_NEURON}.get(image.line, ()) if image else ())}
     for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         line = text.partition("#")[0].strip()
         match = _NAME.match(line)
-        name = re.sub(r"[-_.]+", "-", match[1]).lower() if match else ""
-        if not (name in owned or name.startswith("nvidia-")) or _is_met(line, name, image):
+        name = normalised(match[1]) if match else ""
+        if not is_owned(name, image.line if image else None) or _is_met(line, name, image):
             continue
         held = f" ({name} {image.torch})" if image and name == "torch" else ""
         problem = f"line {number} asks for {line}, which belongs to the image{held}"

@@ -24,6 +24,7 @@ from sm_llm.worker.gathering import Gathering
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.program import Program
 from sm_llm.worker.publish_final import publish_final
+from sm_llm.worker.requirements import install
 from sm_llm.worker.script_publisher import ScriptPublisher, restore_checkpoint
 from sm_llm.worker.stop import Stopping
 from sm_llm.worker.sync import once_per_node, stage
@@ -39,6 +40,8 @@ BUNDLED_SOURCE = "source"
 SUMMARY = "sm_llm.json"
 """File that every result has, so that a program that writes nothing has one, too."""
 _LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "*.pyc", "node_modules", "runs")
+_LINES = {"smp": "smp", "nxd": "neuron"}
+"""Strategy -> the line of images that it runs on; any other image owns the least."""
 _LOOK_SECONDS = 0.2
 _STOP_MARGIN_SECONDS = 15.0
 """Of the time to stop, for publishing what the program has written last."""
@@ -53,6 +56,8 @@ class Folders:
     checkpoints: Path
     handover: Path
     scratch: Path
+    packages: Path
+    """What its requirements.txt asks for."""
 
     @property
     def smp_config(self) -> Path:
@@ -62,7 +67,8 @@ class Folders:
     @classmethod
     def below(cls, base: Path, task: ScriptTask) -> Folders:
         work = base / "program"
-        return cls(work, work / task.output_folder, work / task.checkpoint_folder, base / "handover", base / "scratch")
+        output, checkpoints = work / task.output_folder, work / task.checkpoint_folder
+        return cls(work, output, checkpoints, base / "handover", base / "scratch", base / "packages")
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
@@ -82,6 +88,8 @@ class Script:
         self.board = context.board
         self.stopped: str | None = None
         """Who asked to stop."""
+        self.installed: list[str] = []
+        """Packages that were installed for the program; the leader knows."""
         place = context.place
         if self.board is None and place.world_size > 1:
             raise RunFailed("a script job of several processes needs torchrun's own store (torch 2.4 or newer)")
@@ -127,8 +135,9 @@ class Script:
         shutil.rmtree(folders.work.parent, ignore_errors=True)
         if (source := self._source()) is not None:
             shutil.copytree(source, folders.work, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=False)
-        for folder in (folders.output, folders.checkpoints, folders.handover, folders.scratch):
+        for folder in (folders.output, folders.checkpoints, folders.handover, folders.scratch, folders.packages):
             folder.mkdir(parents=True, exist_ok=True)
+        self._install()
         if isinstance(self.task.parallelism, SmpSpec):
             folders.smp_config.write_text(json.dumps(self.task.parallelism.parameters(0), indent=2), encoding="utf-8")
         leader = self.context.place.is_leader
@@ -136,6 +145,13 @@ class Script:
             self.store, self.context.job.run_id, folders.checkpoints, leader=leader, gather=nodes
         )  # fmt: skip
         return None if found is None else (found[0], str(found[1]))
+
+    def _install(self) -> None:
+        parallelism = self.task.parallelism
+        line = None if parallelism is None else _LINES.get(parallelism.strategy)
+        self.installed = install(self.folders.work, self.folders.packages, line)
+        if self.installed and self.context.place.is_leader:
+            self.context.notice(f"installed for the program: {', '.join(self.installed)}")
 
     def _source(self) -> Path | None:
         bundled = self.context.container.code / BUNDLED_SOURCE
@@ -158,7 +174,9 @@ class Script:
     def _environment(self, inputs: dict[str, str], start: tuple[int, str] | None) -> dict[str, str]:
         folders, context = self.folders, self.context
         home = str(Path(__file__).resolve().parents[2])  # of this very package
-        path = os.pathsep.join(filter(None, [str(folders.work), home, os.environ.get("PYTHONPATH")]))
+        path = os.pathsep.join(
+            filter(None, [str(folders.work), str(folders.packages), home, os.environ.get("PYTHONPATH")])
+        )
         variables = {
             names.OUTPUT: str(folders.output),
             names.CHECKPOINTS: str(folders.checkpoints),
@@ -235,7 +253,7 @@ class Script:
         """The output folder of the first node, once the programs of all processes have ended well."""
         output = self.folders.output
         if self.context.place.is_leader:
-            summary = {"argv": argv, "seconds": round(seconds, 3)}
+            summary = {"argv": argv, "seconds": round(seconds, 3), "installed": self.installed}
             (output / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         meta = {"kind": "script", "spec_digest": self.context.job.spec_digest}
         publish_final(self.context, self.store, output, self.together, meta)

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import Progress
-from sm_llm.errors import StorageError
+from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.spec.references import sources
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.hub import is_hub
@@ -93,7 +93,7 @@ def once_per_node(
     if context.place.is_node_leader:
         try:
             result = action()
-        except (StorageError, OSError) as error:
+        except (SmLlmError, OSError) as error:
             write_atomically(marker, f"failed: {context.hidden(str(error))}")
             raise
         write_atomically(marker, f"complete: {result}")

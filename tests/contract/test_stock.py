@@ -12,6 +12,7 @@ import pytest
 
 from sm_llm.contract import stock
 from sm_llm.launcher.images import IMAGES
+from tests.fixtures.wheels import wheel
 
 LOCKS = Path(str(files("sm_llm"))) / "locks"
 OWNED = {
@@ -24,24 +25,6 @@ OWNED = {
     "torch-xla",
     "neuronx-distributed",
 }
-
-
-def wheel(folder: Path) -> Path:
-    """A tiny package as a wheel, made by hand: no index is asked."""
-    import zipfile
-
-    made = folder / "tinystock-1.0-py3-none-any.whl"
-    files = {
-        "tinystock.py": "answer = 42\n",
-        "tinystock-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tinystock\nVersion: 1.0\n",
-        "tinystock-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    with zipfile.ZipFile(made, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-        record = "".join(f"{name},,\n" for name in [*files, "tinystock-1.0.dist-info/RECORD"])
-        archive.writestr("tinystock-1.0.dist-info/RECORD", record)
-    return made
 
 
 @pytest.fixture(autouse=True)

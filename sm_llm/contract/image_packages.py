@@ -1,0 +1,25 @@
+"""Packages that belong to an image: it builds them for its own CUDA or Neuron, and another version breaks the rest."""
+
+from __future__ import annotations
+
+import re
+
+REQUIREMENTS = "requirements.txt"
+"""What a program needs beside its image: a file in the root of its folder."""
+_OWNED = ("torch", "torchvision", "torchaudio", "triton", "flash-attn", "transformer-engine", "deepspeed")
+_OWNED_BY_LINE = {
+    "smp": ("transformers", "datasets", "megatron-core", "accelerate"),
+    "neuron": ("torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla", "transformers"),
+}
+"""What a line of images pins beside them."""
+
+
+def is_owned(name: str, line: str | None) -> bool:
+    """Whether a package, in any spelling, belongs to the images of a line; ``line`` None is any image."""
+    name = normalised(name)
+    return name in _OWNED or name in _OWNED_BY_LINE.get(line or "", ()) or name.startswith("nvidia-")
+
+
+def normalised(name: str) -> str:
+    """A package's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
