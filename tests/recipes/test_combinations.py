@@ -107,7 +107,7 @@ SHAPES = sorted({(training(line).model.preset or "", training(line).data.seq_len
 
 @pytest.mark.parametrize(("preset", "seq_length"), SHAPES)
 def test_a_model_runs_in_shapes_alone(preset: str, seq_length: int) -> None:
-    """transformers' own classes on the meta device, two layers of them: the parameters are ours, and logits come out."""
+    """transformers' own classes on the meta device, two layers deep: the parameters are ours, and logits come out."""
     from sm_llm.worker.strategies.fsdp_attention import CausalAttention
     from sm_llm.worker.strategies.model import build_on_meta, named_parameters
 
