@@ -21,6 +21,7 @@ from sm_llm.worker import failure as failures
 from sm_llm.worker.context import Place, WorkerContext, container_paths
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.parent import end_with_parent
+from sm_llm.worker.probe import probe_kernels
 from sm_llm.worker.secrets import secrets_at_hand
 from sm_llm.worker.shipping import ship_events
 from sm_llm.worker.sinks import feeding
@@ -104,6 +105,8 @@ class Frame:
                 _check(kind, context)
                 _tell_changes(context)
                 settle_environment(self.environ, context.job.spec.environment)
+                if watched:
+                    probe_kernels(context)
                 secrets = secrets_at_hand(context.job.spec.secrets)
                 with secrets as context.hidden, feeding(context), self.watching(context, watched):
                     _task(kind)(context, stage_inputs(context))
