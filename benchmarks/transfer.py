@@ -124,7 +124,7 @@ class Bench:
             self.upload(case, source, count * size, 1, note=False)  # the first touch of memory is dear
             self.upload(case, source, count * size, rounds)
         with self.bucket() as bucket:
-            self.run("s5cmd", str(source), f"s3://{bucket}/x")
+            self.run("sm-llm", str(source), f"s3://{bucket}/x")  # with checksums, so that there is something to verify
             shutil.rmtree(source)
             for number in range(-1, rounds):
                 for client in self.order(number) if number >= 0 else ["s5cmd"]:

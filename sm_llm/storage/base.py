@@ -21,7 +21,8 @@ class StoredObject:
     """What a store knows of a key.
 
     ``size`` in bytes, ``crc64nvme`` (16 hex digits) where it is known, ``modified`` in seconds since the epoch by
-    the store's own clock where it is known, ``tag`` whatever changes when the object does (S3's entity tag).
+    the store's own clock where it is known, ``tag`` whatever changes when the object does (S3's entity tag), ``md5``
+    where the store is known to keep it.
     """
 
     key: str
@@ -29,6 +30,7 @@ class StoredObject:
     crc64nvme: str | None = None
     modified: float | None = None
     tag: str | None = None
+    md5: str | None = None
 
 
 class Store(Protocol):

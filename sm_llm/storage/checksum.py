@@ -12,6 +12,7 @@ from sm_llm.storage.files import drop_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from io import FileIO
     from pathlib import Path
 
 CHUNK_BYTES = 1 << 18
@@ -70,23 +71,27 @@ def crc64_file(path: Path, *, from_disk: bool = False) -> str:
         if from_disk:
             drop_cache(stream.fileno())
         size = os.fstat(stream.fileno()).st_size
+        if size <= PIECE_BYTES:
+            return f"{_read_piece(stream)[0]:016x}"
     starts = range(0, size, PIECE_BYTES)
-    if len(starts) < 2:
-        return f"{_crc64_piece(path, 0)[0]:016x}"
     with ThreadPoolExecutor(min(_READERS, len(starts)), thread_name_prefix="checksum") as pool:
-        pieces = list(pool.map(partial(_crc64_piece, path), starts))
+        pieces = list(pool.map(partial(_piece_at, path), starts))
     return f"{reduce(_join, pieces)[0]:016x}"
 
 
-def _crc64_piece(path: Path, start: int) -> tuple[int, int]:
-    """CRC64NVME and length of up to ``PIECE_BYTES`` from ``start``."""
-    crc, left = Crc64(), PIECE_BYTES
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+def _piece_at(path: Path, start: int) -> tuple[int, int]:
     with path.open("rb", buffering=0) as stream:
         stream.seek(start)
-        while count := stream.readinto(buffer[: min(left, CHUNK_BYTES)]):
-            crc.update(buffer[:count])
-            left -= count
+        return _read_piece(stream)
+
+
+def _read_piece(stream: FileIO) -> tuple[int, int]:
+    """CRC64NVME and length of the next ``PIECE_BYTES``, or of what is left."""
+    crc, left = Crc64(), PIECE_BYTES
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    while count := stream.readinto(buffer[: min(left, CHUNK_BYTES)]):
+        crc.update(buffer[:count])
+        left -= count
     return crc.value, PIECE_BYTES - left
 
 

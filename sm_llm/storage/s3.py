@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _CONFLICT_TRIES = 6
 _DELETE_BATCH = 1000
 _MISSING = ("NoSuchKey", "404", "NotFound")
+_MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class S3Store:
@@ -174,6 +176,7 @@ class S3Store:
             whole_checksum(answer),
             answer["LastModified"].timestamp(),
             answer["ETag"].strip('"'),
+            _md5(answer),
         )
 
     def require(self, key: str) -> StoredObject:
@@ -256,6 +259,13 @@ def whole_checksum(answer: Mapping[str, Any]) -> str | None:
     text = answer.get("ChecksumCRC64NVME")
     # This algorithm exists only over whole objects; a part count after a dash would be another thing.
     return from_base64(text) if text and "-" not in text else None
+
+
+def _md5(answer: Mapping[str, Any]) -> str | None:
+    """The MD5 of an object: its entity tag, unless it came in parts or is encrypted with a key of KMS or ours."""
+    tag: str = answer["ETag"].strip('"')
+    opaque = answer.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in answer
+    return tag if _MD5.fullmatch(tag) and not opaque else None
 
 
 def to_base64(hexadecimal: str) -> str:

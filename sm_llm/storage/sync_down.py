@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _FETCHES = 3
 """One fetch and two more of what arrived wrong."""
 
-_MD5 = re.compile(r"[0-9a-f]{32}")
 _SPARE_BYTES = 16 * MIB
 _WORKERS = 8
 
@@ -81,14 +80,14 @@ def _fetch_once(
 
     def settle(copy: Copy, told: str | None) -> bool:
         item = items_by_key[copy.key]
-        checksum = told or copy.crc64nvme or _checksum(store, item) or ""
-        final = target / item.key
-        if not checksum and _is_md5_of(item, copy.path) is False:
+        known = item if told or copy.crc64nvme else _known(store, item)
+        checksum, final = told or copy.crc64nvme or known.crc64nvme or "", target / item.key
+        if not checksum and known.md5 and not _has_md5(copy.path, known.md5):
             copy.path.unlink()
             return False
         if not accept(copy, final, checksum):
             return False
-        if not checksum and not _MD5.fullmatch(item.tag or ""):
+        if not checksum and not known.md5:
             settings.report.unverified.append(item.key)
         local = describe(item.key, final)
         if local is not None:
@@ -107,32 +106,32 @@ def _is_equal(store: Store, item: StoredObject, target: Path, memory: SyncMemory
         return False
     if memory.are_equal(item, local):
         return True
-    checksum = memory.checksum(item) or _checksum(store, item)
+    checksum = memory.checksum(item)
+    known = replace(item, crc64nvme=checksum) if checksum else _known(store, item)
     try:
-        equal = crc64_file(path) == checksum if checksum else _is_md5_of(item, path) is True
+        equal = (
+            crc64_file(path) == known.crc64nvme if known.crc64nvme else bool(known.md5 and _has_md5(path, known.md5))
+        )
     except OSError as error:
         raise StorageError(f"{path}: cannot be compared: {error.strerror}") from error
     if equal:
-        memory.note(item, local, checksum or "")
+        memory.note(item, local, known.crc64nvme or "")
     return equal
 
 
-def _checksum(store: Store, item: StoredObject) -> str | None:
-    """What the store keeps of an object; reading the whole object to know it would be no saving."""
+def _known(store: Store, item: StoredObject) -> StoredObject:
+    """An object with the checksums the store keeps; reading the whole object to know one would be no saving."""
     if not store.uri.startswith("s3://"):
-        return store.checksum(item.key)
+        return replace(item, crc64nvme=store.checksum(item.key))
     found = store.head(item.key)
     if found is None:
         raise MissingObjectError(f"{store.uri}: {item.key!r} has gone since it was listed")
-    return found.crc64nvme
+    return found
 
 
-def _is_md5_of(item: StoredObject, path: Path) -> bool | None:
-    """Whether a plain entity tag is the MD5 of a file; None where the tag is none (several parts, KMS)."""
-    if not _MD5.fullmatch(item.tag or ""):
-        return None
+def _has_md5(path: Path, md5: str) -> bool:
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "md5").hexdigest() == item.tag
+        return hashlib.file_digest(stream, "md5").hexdigest() == md5
 
 
 def _require_names(store: Store, items: Sequence[StoredObject]) -> None:

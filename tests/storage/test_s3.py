@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -256,6 +257,26 @@ def test_access_denied_names_the_action_and_where(monkeypatch: pytest.MonkeyPatc
     store, _ = answering(monkeypatch, (403, "AccessDenied"))
     with pytest.raises(StorageError, match=r"Needed: s3:PutObject on arn:aws:s3:::bucket/\*"):
         store.put_if_absent("k", b"")
+
+
+@pytest.mark.parametrize(
+    ("answer", "md5"),
+    [
+        ({"ETag": f'"{"ab" * 16}"'}, "ab" * 16),
+        ({"ETag": f'"{"ab" * 16}"', "ServerSideEncryption": "AES256"}, "ab" * 16),
+        ({"ETag": f'"{"ab" * 16}"', "ServerSideEncryption": "aws:kms"}, None),
+        ({"ETag": f'"{"ab" * 16}"', "SSECustomerAlgorithm": "AES256"}, None),
+        ({"ETag": f'"{"ab" * 16}-2"'}, None),
+    ],
+    ids=["plain", "SSE-S3", "SSE-KMS", "SSE-C", "parts"],
+)
+def test_an_entity_tag_is_taken_for_an_md5_only_where_it_is_one(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], md5: str | None
+) -> None:
+    store, answers = answering(monkeypatch)
+    told = {"ContentLength": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC), **answer}
+    monkeypatch.setattr(answers, "head_object", lambda **_: told, raising=False)
+    assert store.require("k").md5 == md5
 
 
 def test_encryption_class_and_owner_go_with_every_write(monkeypatch: pytest.MonkeyPatch) -> None:
