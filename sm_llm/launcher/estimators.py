@@ -14,12 +14,21 @@ from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from sm_llm.contract.run_record import RunRecord
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.plan import Plan, Source
     from sm_llm.spec.load import Loaded
 
+_CODE_ARGUMENTS = {
+    "entry_point": "Give a script task its task.entry",
+    "source_dir": "Give a script task its task.source",
+    "dependencies": "Put folders into task.source, and packages into a requirements.txt in its root",
+    "git_config": "Clone it, and give the folder as task.source",
+    "code_location": "Give backend.bucket",
+}
+"""Arguments of ``PyTorch`` about code, and what stands for them here."""
 _OPT_OUT = ("SageMaker", "PythonSDK", "Modules", "TelemetryOptOut")
 
 
@@ -45,7 +54,7 @@ def estimator(
     Args:
         spec: recipe name, YAML file, mapping or specification, changed by ``overrides`` and ``fields``.
         sagemaker_session: a ``Session`` or ``PipelineSession``; telemetry of the SDK is switched off in it.
-        kwargs: arguments of ``PyTorch``; they win over what follows from the specification.
+        kwargs: arguments of ``PyTorch``, but for those about code; they win over what follows from the specification.
 
     Returns the estimator. Its ``channels`` are what ``fit`` adds to the inputs it is given; a tuner's ``fit`` needs
     them, where the job has inputs of its own: ``tuner.fit(estimator.channels)``.
@@ -54,11 +63,23 @@ def estimator(
     from sm_llm.launcher.plan import plan_loaded
     from sm_llm.spec.load import load
 
+    _assert_own_code(kwargs)
     kind = _estimator_class()
     loaded = _job(load(spec, overrides, fields or {}))
     (plan,) = plan_loaded(loaded)
     session = without_telemetry(sagemaker_session or _session(plan))
     return kind(Staged.next(loaded, plan, is_pipeline=_is_pipeline(session)), session, kwargs)
+
+
+def _assert_own_code(kwargs: Mapping[str, Any]) -> None:
+    """The code of a job is the bundle, whole: what the SDK would add to its own archive would never be read."""
+    faults = [
+        Fault(name, "has no effect: the job runs the bundle that follows from the specification", kwargs[name], remedy)
+        for name, remedy in _CODE_ARGUMENTS.items()
+        if name in kwargs
+    ]
+    if faults:
+        raise PlanError(faults)
 
 
 def _job(loaded: Loaded) -> Loaded:
@@ -181,12 +202,14 @@ def _estimator_class() -> Any:
             merged = {**self.channels, **(given or {})} or None
             name = job_name or self._staged.request["TrainingJobName"]
             if not _is_pipeline(self.sagemaker_session) and job_name is None:
-                self._staged.store()
-                self._staged.claim(self.sagemaker_session.boto_region_name)
+                with of_session(self.sagemaker_session):
+                    self._staged.store()
+                    self._staged.claim(self.sagemaker_session.boto_region_name)
             return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
 
         def _prepare_for_training(self, job_name: Any = None) -> None:
-            self._staged.store()
+            with of_session(self.sagemaker_session):
+                self._staged.store()
             super()._prepare_for_training(job_name=job_name)
 
     return RunEstimator
@@ -198,6 +221,13 @@ def _session(plan: Plan) -> Any:
 
     region = getattr(plan.job.backend, "region", None)
     return sagemaker.Session(boto3.session.Session(region_name=region))
+
+
+def of_session(session: Any) -> AbstractContextManager[None]:
+    """Inside, S3 is reached with the credentials of the SDK's session: an assumed role, for example."""
+    from sm_llm.storage.s3_client import as_session
+
+    return as_session(session.boto_session._session)
 
 
 def _is_pipeline(session: Any) -> bool:

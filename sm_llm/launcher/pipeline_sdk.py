@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.estimators import pytorch, without_telemetry
+from sm_llm.launcher.estimators import of_session, pytorch, without_telemetry
 from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from contextlib import AbstractContextManager
 
     from sm_llm.launcher.pipeline_definition import PipelineDefinition, PipelineStep
 
@@ -37,6 +39,11 @@ def pipeline_of(found: PipelineDefinition, session: Any = None) -> Any:
         for step in found.steps
     ]  # fmt: skip
     return Pipeline(found.name, parameters=list(own.values()), steps=steps, sagemaker_session=session)
+
+
+def stored_with(session: Any) -> AbstractContextManager[None]:
+    """Inside, S3 is reached with the credentials of the session that was given, if one was."""
+    return nullcontext() if session is None else of_session(session)
 
 
 def _boto_session(region: str) -> Any:

@@ -167,10 +167,11 @@ def build_pipeline(
 
     What the steps read is stored in S3 first. Raises ``SubmitError`` without version 2 of the SDK.
     """
-    from sm_llm.launcher.pipeline_sdk import pipeline_of
+    from sm_llm.launcher.pipeline_sdk import pipeline_of, stored_with
 
     found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
-    _store(found)
+    with stored_with(sagemaker_session):
+        _store(found)
     return pipeline_of(found, sagemaker_session)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
@@ -27,10 +28,24 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+_GIVEN: ContextVar[Any] = ContextVar("given_session", default=None)
+
+
+@contextmanager
+def as_session(session: Any) -> Iterator[None]:
+    """Inside, stores that are opened reach S3 with the credentials of a botocore session, not with AWS's own chain."""
+    token = _GIVEN.set(session)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
 def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
     """A new botocore session and an S3 client of it. ``config`` overrides what ``botocore.config.Config`` is given.
 
-    A fresh session reads credentials anew. Raises ``StorageError`` if boto3 is not installed, or is told nonsense.
+    A fresh session reads credentials anew; one that was given (``as_session``) refreshes its own. Raises
+    ``StorageError`` if boto3 is not installed, or is told nonsense.
     """
     try:
         import botocore.session
@@ -40,7 +55,7 @@ def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tupl
         raise StorageError("S3 storage needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
     try:
         # Not by boto3, whose import costs a short copy more than all its requests.
-        session = botocore.session.get_session()
+        session = _GIVEN.get() or botocore.session.get_session()
         client = session.create_client(
             "s3",
             endpoint_url=options.endpoint_url,

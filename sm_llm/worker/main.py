@@ -27,6 +27,7 @@ from sm_llm.worker.shipping import ship_events
 from sm_llm.worker.sinks import feeding
 from sm_llm.worker.stop import Stopping, leave
 from sm_llm.worker.sync import stage_inputs
+from sm_llm.worker.time_limit import start_time_limit
 from sm_llm.worker.toolkit import is_child_of_toolkit, settle_environment, start_watch
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Frame:
         if watched:
             context.requests.install(self.end_now)
             start_watch(context, self.environ)
+            start_time_limit(context)
             if context.place.is_node_leader:
                 failures.reserve_room(context.container.failure)
         with RunLock(context.run.lock):

@@ -280,3 +280,10 @@ def test_a_job_of_this_machine_has_no_estimator() -> None:
     local = {**GOLDEN["prepare"], "backend": {"name": "local"}, "compute": {}}
     with pytest.raises(PlanError, match="an estimator is for a training job of SageMaker"):
         estimator(local)
+
+
+@pytest.mark.parametrize("name", ["dependencies", "source_dir", "entry_point"])
+def test_SR05_code_that_would_be_packed_and_never_read_is_refused(name: str) -> None:
+    with pytest.raises(PlanError, match=rf"{name}: has no effect") as caught:
+        estimator(GOLDEN["prepare"], **{name: ["requirements.txt"]})
+    assert "task." in str(caught.value)

@@ -76,9 +76,11 @@ class SageMakerBackend:
         task = spec.task
         source = local_source(task.source) if isinstance(task, ScriptTask) else None
         bundle = make_bundle(source, lock_of(spec))
+        limited = spec.backend.model_copy(update={"max_run_seconds": decided.limit.max_run})  # also where it is derived
+        within = spec.model_copy(update={"backend": limited})
         inside = job.model_copy(
             update={
-                "spec": seen_from_inside(spec, SOURCE_FOLDER if source is not None else None),
+                "spec": seen_from_inside(within, SOURCE_FOLDER if source is not None else None),
                 "channels": {name: input_place(value) for name, value in mounted(spec).items()},
             }
         )
