@@ -1,4 +1,4 @@
-"""The locks of plain images, installed for real for the Python of each: complete, and agreeing with what images hold."""
+"""The locks of plain images, installed for real: complete, and agreeing with what the images hold."""
 
 from __future__ import annotations
 
