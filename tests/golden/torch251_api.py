@@ -10,6 +10,7 @@ import ast
 import inspect
 import json
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ ELSEWHERE = ("sm_llm.worker.strategies.fsdp", "sm_llm.worker.strategies.nxd")
 LIBRARIES = ("torch", "transformers")
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the package that runs there, parsed."""
     found: dict[str, ast.Module] = {}
@@ -41,6 +43,7 @@ def modules() -> dict[str, ast.Module]:
     return found
 
 
+@cache
 def scan() -> dict[str, set[str]]:
     """Symbol -> keywords it is called with, over all modules: ``torch.nn.functional.pad`` -> {}, …"""
     found: dict[str, set[str]] = {}

@@ -24,7 +24,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "sharded": {},
     "native": {"hybrid_shard_degree": 0},
     "copies": {"hybrid_shard_degree": 1},
-    "in-memory": {"delayed_parameter_initialization": False},
     "offloaded": {"activation_checkpointing": "full", "sm_activation_offloading": True},
     "fp8": {"fp8": True, "activation_checkpointing": "full", "delayed_parameter_initialization": False},
 }
@@ -52,7 +51,6 @@ class SmpHarness(Harness):
 def two(harness: Any) -> None:
     for name, degrees in PLACES.items():
         harness.run(name, task(parallelism=degrees, **LEAN))
-    harness.run("bf16", task(precision={"compute": "bf16"}, **LEAN))
     harness.run("whole", task(checkpoint={"every_steps": 6, "verify_state": True}, validation={"every_steps": 6}))
     harness.run("broken", task(checkpoint={"every_steps": 6, "verify_state": True}), break_at=15)
     harness.run("broken", task(checkpoint={"every_steps": 6, "verify_state": True}), attempt=2)
@@ -72,6 +70,8 @@ def two(harness: Any) -> None:
 def four(harness: Any) -> None:
     """Two copies, and what two processes left with one."""
     harness.run("hybrid", task(**LEAN))
+    harness.run("in-memory", task(parallelism={"delayed_parameter_initialization": False}, **LEAN))
+    harness.run("bf16", task(precision={"compute": "bf16"}, **LEAN))
     harness.run("left", task(), attempt=4)
 
 
