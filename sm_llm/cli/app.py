@@ -26,6 +26,7 @@ VERBS = {
     "attach": "sm_llm.launcher.run:Run.watch",
     "wait": "sm_llm.launcher.run:Run.wait",
     "stop": "sm_llm.launcher.run:Run.stop",
+    "shell": "sm_llm.launcher.shell:shell",
     "resume": "sm_llm.launcher.run:Run.resume",
     "finish": "sm_llm.launcher.run:Run.finish",
     "rerun": "sm_llm.launcher.run:Run.rerun",
@@ -56,7 +57,7 @@ Begin here:
 \b
 Look at it from anywhere:
   sm-llm ls, status, logs -f, metrics, plot, checkpoints, attempts
-  sm-llm attach, stop, resume, rerun
+  sm-llm attach, stop, resume, rerun, shell
 
 \b
 S3, in and out:

@@ -76,6 +76,28 @@ def stop(
 
 
 @app.command()
+def shell(
+    run: RunName = None,
+    node: Annotated[int, typer.Option("--node", min=0, help="Node to enter, counted from 0.")] = 0,
+    print_only: Annotated[bool, typer.Option("--print", help="Print the command only.")] = False,
+) -> None:
+    """Open a shell in the container of a running SageMaker job that was launched with backend.remote_debug=true.
+
+    \b
+    Example:
+      sm-llm shell s3://bucket/runs/RUN --node 1
+    """
+    from sm_llm.launcher.find_runs import attach as find
+    from sm_llm.launcher.shell import shell as enter
+    from sm_llm.launcher.shell import shell_command
+
+    found = find(run)
+    if not print_only:
+        enter(found, node)
+    typer.echo(" ".join(shell_command(found, node)))
+
+
+@app.command()
 def resume(
     run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = None, as_json: AsJson = False
 ) -> None:

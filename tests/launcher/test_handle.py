@@ -19,6 +19,7 @@ from sm_llm.errors import CheckpointError, RunFailed, SmLlmError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.begin import differences
 from sm_llm.launcher.metrics import to_json
+from sm_llm.launcher.shell import shell_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -437,6 +438,16 @@ def test_a_glance_reads_only_the_ends_of_a_long_log(tmp_path: Path) -> None:
 
 
 # --- the contract
+
+
+def test_LM01_a_local_run_needs_no_docker(fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    fakes.use("import os; print('base', os.environ['SAGEMAKER_BASE_DIR']); put(None)")
+    run = fakes.launch()
+    assert fakes.end(run) is RunState.COMPLETED, "\n".join(run.logs())
+    assert any(line.startswith("base /") for line in run.logs())
+    with pytest.raises(SubmitError, match="is in no container"):
+        shell_command(run)
 
 
 def test_LM02_a_script_finds_every_contract_file_on_every_fake_host(fakes: Fakes) -> None:

@@ -75,6 +75,9 @@ class Backend(Protocol):
     def stop(self, home: RunHome, native_id: str, *, now: bool) -> None:
         """Ask the job to stop after its current step, saving what it can; ``now`` kills it instead."""
 
+    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
+        """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""
+
     def native_uri(self, attempt: Attempt) -> str:
         """The address of an attempt's native job, e.g. ``local://host/process``."""
 

@@ -168,6 +168,10 @@ class LocalBackend:
 
         stop(home, int(native_id or 0), now=now)
 
+    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
+        """None: a local run has no container to enter."""
+        raise SubmitError(f"{home.uri}: a local run is in no container; its processes and files are on this machine")
+
     def native_uri(self, attempt: Attempt) -> str:
         """``local://HOST/PROCESS``, of the attempt's supervisor."""
         return f"{self.name}://{attempt.host or socket.gethostname()}/{attempt.native_id}"

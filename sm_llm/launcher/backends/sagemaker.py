@@ -137,6 +137,12 @@ class SageMakerBackend:
 
         stop_job(home, native_id, now=now, connect=self.connect)
 
+    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
+        """A session of AWS Systems Manager in the container of a node, where the job allows it."""
+        from sm_llm.launcher.sagemaker.remote import session_command
+
+        return session_command(native_id, node, self.connect)
+
     def find(self, native: str) -> str | None:
         """The address of the run of ``REGION/JOB``, by the job's tag."""
         from sm_llm.launcher.sagemaker.jobs import run_of

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.errors import PlanError, SpecError
+from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
 from sm_llm.launcher.pipelines import definition
 from sm_llm.launcher.sagemaker import account as accounts
 from sm_llm.launcher.sdk_arguments import arguments
+from sm_llm.launcher.shell import shell, shell_command
 from sm_llm.storage.s3_client import as_session, connect
 from sm_llm.storage.s3_options import S3Options
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, render
@@ -110,3 +111,26 @@ def test_OB14_a_derived_time_limit_reaches_the_worker_which_stops_before_it() ->
     submission = render(TINY)
     limit = submission.request["StoppingCondition"]["MaxRuntimeInSeconds"]
     assert submission.job.spec.backend.max_run_seconds == limit  # type: ignore[union-attr]
+
+
+def test_a_shell_is_a_session_in_the_container_where_the_job_allows_it(
+    bucket: str, s3_server: S3Server, sagemaker_double: SageMakerDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = {"storage": f"s3://{bucket}/runs", "storage_options": {"endpoint_url": s3_server.endpoint}}
+    closed = launch({**TINY, **storage})
+    with pytest.raises(SubmitError, match=r"without remote debugging. Launch with backend.remote_debug=true"):
+        shell_command(closed)
+    run = launch({**TINY, **storage}, "backend.remote_debug=true")
+    with pytest.raises(SubmitError, match="is in status Starting"):
+        shell_command(run)
+    name = run.attempts[-1].native_id.partition("/")[2]
+    sagemaker_double.move(name, "Training")
+    target = f"sagemaker-training-job:{name}_algo-2"
+    assert shell_command(run, 1) == ["aws", "ssm", "start-session", "--target", target, "--region", "us-west-2"]
+    with pytest.raises(SubmitError, match="has the nodes 0 to 1, not 2"):
+        shell_command(run, 2)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(
+        SubmitError, match=f"aws is not installed.*The command: aws ssm start-session --target {target}"
+    ):
+        shell(run, 1)

@@ -1,0 +1,32 @@
+"""Opens a shell where a run is running."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, NoReturn
+
+from sm_llm.errors import SubmitError
+
+if TYPE_CHECKING:
+    from sm_llm.launcher.run import Run
+
+
+def shell_command(run: Run, node: int = 0) -> list[str]:
+    """The command that opens a shell on a node of a run's newest attempt.
+
+    Raises ``SubmitError`` if the run is not running or was not started with ``backend.remote_debug=true``.
+    """
+    attempts = run.attempts
+    if not attempts:
+        raise SubmitError(f"{run.id} was never started")
+    return run.backend.shell_command(run.home, attempts[-1].native_id, node)
+
+
+def shell(run: Run, node: int = 0) -> NoReturn:
+    """Become that shell. Raises ``SubmitError`` also where its program is not installed, naming the command."""
+    argv = shell_command(run, node)
+    if shutil.which(argv[0]) is None:
+        remedy = "It needs the AWS CLI and its session-manager-plugin"
+        raise SubmitError(f"{argv[0]} is not installed. {remedy}. The command: {' '.join(argv)}")
+    os.execvp(argv[0], argv)
