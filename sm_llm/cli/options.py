@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from sm_llm.spec.user_file import has_user_defaults
 from sm_llm.storage.s3_options import S3Options
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def s3_access(verb: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(verb)
     def with_access(**given: Any) -> None:
-        verb(options=S3Options(**{name: given.pop(name) for name in _S3_ACCESS}), **given)
+        verb(options=_with_user_options(S3Options(**{name: given.pop(name) for name in _S3_ACCESS})), **given)
 
     own = inspect.signature(verb, eval_str=True)
     parameters = [it for it in own.parameters.values() if it.name != "options"]
@@ -62,6 +64,14 @@ def s3_access(verb: Callable[..., None]) -> Callable[..., None]:
     with_access.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     with_access.__annotations__ = {it.name: it.annotation for it in parameters}
     return with_access
+
+
+def _with_user_options(given: S3Options) -> S3Options:
+    if not has_user_defaults(os.environ):
+        return given  # sooner: a short copy takes less time than reading defaults
+    from sm_llm.launcher.homes import user_options
+
+    return user_options(given)
 
 
 def console(*, stderr: bool = False) -> Console:

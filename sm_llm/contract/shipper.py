@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.segments import SEGMENT_BYTES, Segment, files_of, segment_key
 from sm_llm.errors import StorageError
-from sm_llm.storage.swap import swap
+from sm_llm.storage.swap import read_tagged, swap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -94,8 +94,14 @@ class Shipper:
                 return False
             stream.seek(known.begin)
             body = stream.read(SEGMENT_BYTES)
-        tag = None if size < known.end else swap(self._store, segment_key(name, known.begin), body, known.tag)
+        key = segment_key(name, known.begin)
+        tag = None if size < known.end else swap(self._store, key, body, known.tag)
         if tag is None:
+            found = read_tagged(self._store, key)
+            if found.tag not in (None, known.tag) and body.startswith(found.body) and size >= known.end:
+                # Ours: the answer to an earlier upload was lost, and the file has grown since.
+                sent[name] = _Sent(known.begin, known.begin + len(found.body), found.tag)
+                return True
             self._given_up.add(name)
             raise StorageError(
                 f"{self._store.uri}: {name!r} is written by another process too; its copy is not updated"

@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import event_files, read_file
+from sm_llm.errors import StorageError
+from sm_llm.launcher.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,24 +39,44 @@ class EventTail:
 
 
 def follow(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> Iterator[tuple[Run, Mapping[str, Any]] | None]:
-    """Every event of the newest attempt with the job it belongs to, until the run has ended; None between looks."""
+    """Every event of the newest attempt with the job it belongs to, until the run has ended; None between looks.
+
+    A store that does not answer for a while is told as a notice.
+    """
     tails: dict[str, tuple[Run, EventTail]] = {}
-    pause = run.home.poll_seconds
+    pause, patience = run.home.poll_seconds, Patience(run.home)
     for look in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
         asks = look % max(1, round(STATE_SECONDS / pause)) == 0
-        ended = asks and run.state.is_final
-        is_known = bool(tails) and run.kind != "workflow"
-        for job in _jobs_of_newest_attempt(run) if asks and not is_known else ():
-            if job.uri not in tails:
-                tails[job.uri] = (job, EventTail(job.home, job.attempts[-1].number))
-        for job, tail in tails.values():
-            for event in tail.new_events():
-                yield job, event
+        ended = False
+        try:
+            ended = asks and run.state.is_final
+            if asks:
+                _begin_tails(run, tails)
+            for job, tail in tails.values():
+                for event in tail.new_events():
+                    yield job, event
+            told = patience.settle()
+        except StorageError as fault:
+            ended, told = False, patience.bear(fault)
+        if told is not None:
+            yield run, _notice(told)
         yield None
         if ended:
             return
         sleep(pause)
+
+
+def _notice(message: str) -> dict[str, Any]:
+    return {"kind": "notice", "time": time.time(), "message": message, "level": "warning"}
+
+
+def _begin_tails(run: Run, tails: dict[str, tuple[Run, EventTail]]) -> None:
+    if tails and run.kind != "workflow":
+        return
+    for job in _jobs_of_newest_attempt(run):
+        if job.uri not in tails:
+            tails[job.uri] = (job, EventTail(job.home, job.attempts[-1].number))
 
 
 def _jobs_of_newest_attempt(run: Run) -> list[Run]:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _READERS = 16
 
 
-def user_options() -> S3Options:
-    """How S3 is reached as the user's defaults and variables say; what they leave open AWS's own settings tell."""
+def user_options(given: S3Options | None = None) -> S3Options:
+    """How S3 is reached: as ``given``, else as the user's defaults and variables say, else by AWS's own settings."""
     from sm_llm.spec.defaults import read_defaults
 
-    return S3Options(**read_defaults(os.environ).values.storage_options.model_dump())
+    return _over(given or S3Options(), read_defaults(os.environ).values.storage_options.model_dump())
 
 
 def find_home(uri: str | Path) -> RunHome:

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import SmLlmError, SubmitError
+from sm_llm.errors import SmLlmError, StorageError, SubmitError
 from sm_llm.launcher.follow import follow
 from sm_llm.launcher.lines import big, duration, event_line, training_line
 from sm_llm.launcher.metrics import SummaryBuilder
@@ -209,5 +209,9 @@ def _watch(run: Run, console: Console, live: Live | None, interrupts: Sequence[i
 
 def _pass_on(run: Run, console: Console, count: int) -> None:
     with contextlib.suppress(SubmitError):  # it may just have ended
-        run.stop(now=count > 1)
+        try:
+            run.stop(now=count > 1)
+        except StorageError as fault:
+            console.print(f"it could not be asked to stop (Ctrl-C asks again): {fault}", style="yellow", markup=False)
+            return
         console.print("stopping … (Ctrl-C again kills it at once)" if count == 1 else "killing it", style="yellow")

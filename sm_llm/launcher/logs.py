@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
-from sm_llm.errors import SmLlmError
+from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.launcher.container import rank_prefix
+from sm_llm.launcher.patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,9 +91,21 @@ def fresh_logs(
 ) -> Iterator[str]:
     """``read_logs`` of a run that may be kept, or run, elsewhere."""
 
+    patience = Patience(home)
+    was_alive = False
+
     def look() -> bool:
-        alive = still_running()  # asked before the rest, so that the last lines are never missed
-        home.refresh(f"logs/attempt-{attempt}/")
+        nonlocal was_alive
+        try:
+            alive = still_running()  # asked before the rest, so that the last lines are never missed
+            home.refresh(f"logs/attempt-{attempt}/")
+        except StorageError as fault:
+            if not was_alive:  # nobody follows yet
+                raise
+            patience.bear(fault)
+            return True
+        patience.settle()
+        was_alive = alive
         return alive
 
     return read_logs(home.paths, attempt, wanted, still_running=look, poll=home.poll_seconds)

@@ -260,8 +260,9 @@ class Run:
 
     def wait(self, *, poll: float | None = None, sleep: Callable[[float], None] = time.sleep) -> RunState:
         """Wait until the run has completed. Raises ``RunFailed``, saying why, if it ends in any other way."""
-        while not (state := self.state).is_final:
-            sleep(poll or max(POLL_SECONDS, self.home.poll_seconds))
+        from sm_llm.launcher.patience import final_state
+
+        state = final_state(self, poll or max(POLL_SECONDS, self.home.poll_seconds), sleep)
         if state is not RunState.COMPLETED:
             raise RunFailed(self.failure_message())
         return state

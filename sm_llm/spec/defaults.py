@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -14,10 +13,12 @@ from sm_llm.spec.base import SpecModel
 from sm_llm.spec.faults import validate
 from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tree import Path, Tree
+from sm_llm.spec.user_file import user_config_file
 from sm_llm.spec.yaml_text import from_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path as FilePath
 
 
 class UserDefaults(SpecModel):
@@ -55,12 +56,6 @@ class Defaults:
 
     values: UserDefaults = field(default_factory=UserDefaults)
     origins: dict[str, str] = field(default_factory=dict)
-
-
-def user_config_file(environ: Mapping[str, str]) -> FilePath:
-    """``$XDG_CONFIG_HOME/sm_llm/config.yaml``, or the same below ``~/.config``."""
-    home = environ.get("XDG_CONFIG_HOME") or FilePath(environ.get("HOME") or FilePath.home()) / ".config"
-    return FilePath(home) / "sm_llm" / "config.yaml"
 
 
 def read_defaults(environ: Mapping[str, str], config_file: FilePath | None = None) -> Defaults:

@@ -39,7 +39,10 @@ def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Sto
     meta = {"kind": "model", "steps": setup.total_steps, "spec_digest": context.job.spec_digest}
     uri = publish_final(context, store, folder, control.gather, meta)
     _write_sample(context, setup, strategy, control)
-    context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
+    if str(uri).startswith("s3://"):
+        context.say(f"get it with: sm-llm sync {uri} ./{context.job.run_id}")
+    else:
+        context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
 
 
 def _write_sample(context: WorkerContext, setup: Setup, strategy: Strategy, control: Agreement) -> None:

@@ -231,6 +231,32 @@ def test_a_file_that_another_process_writes_too_is_left_to_it_and_told(store: S3
     assert (tmp_path / "three" / name).read_bytes() == b"aaaa\nbb\n"
 
 
+@pytest.mark.parametrize("before", [b"", b"aaaa\n"])
+def test_a_file_that_grew_after_an_upload_whose_answer_was_lost_goes_on(
+    store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    file = tmp_path / "events" / "attempt-1-rank0.jsonl"
+    file.parent.mkdir()
+    shipper = Shipper(tmp_path, store)
+    if before:
+        file.write_bytes(before)
+        shipper.ship()
+    file.write_bytes(before + b"bb\n")
+
+    def lost(*arguments: Any) -> None:
+        swap(*arguments)
+        raise StorageError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sm_llm.contract.shipper.swap", lost)
+        with pytest.raises(StorageError, match="no answer"):
+            shipper.ship()
+    file.write_bytes(before + b"bb\ncc\n")
+    shipper.ship_all()
+    Mirror(tmp_path / "there", store).refresh("events/", lambda name: True)
+    assert (tmp_path / "there" / "events" / file.name).read_bytes() == before + b"bb\ncc\n"
+
+
 def test_what_lies_behind_a_gap_is_not_part_of_a_file() -> None:
     from sm_llm.storage.base import StoredObject
 

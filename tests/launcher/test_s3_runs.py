@@ -18,10 +18,13 @@ import pytest
 from sm_llm.contract.liveness import is_anyone_alive
 from sm_llm.contract.run_home import home_of
 from sm_llm.contract.run_record import Attempt
+from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, StorageError, SubmitError
 from sm_llm.launcher import api, heartbeat, processes, workflow
+from sm_llm.launcher.follow import follow
 from sm_llm.launcher.metrics import to_json
+from sm_llm.launcher.patience import Patience
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
 from sm_llm.spec.load import load
@@ -315,6 +318,54 @@ def test_a_store_that_does_not_answer_is_one_clear_error(
         assert len(captured.err.strip().splitlines()) == 1
     with pytest.raises(StorageError):
         s3_fakes.launch(storage_options={"endpoint_url": "http://127.0.0.1:9"})
+
+
+@pytest.mark.parametrize("way", ["watch", "wait", "logs"])
+def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
+    s3_fakes: Fakes, elsewhere: Elsewhere, capfd: pytest.CaptureFixture[str], way: str
+) -> None:
+    s3_fakes.use(EVENTS + "log.write(Step(3, 2.5, 1.0, 1e-3, 64)); print('line', flush=True); put(None)")
+    run = s3_fakes.launch()
+    run.wait()
+    elsewhere()
+    there, record, state = Run(run.uri), S3Home.record, Run.state
+    looks = iter(range(100))
+
+    def down_in_the_middle(home: S3Home) -> Any:
+        if 3 <= next(looks) <= 5:
+            raise StorageError(f"{home.uri}: cannot read 'run.json': no answer")
+        return record(home)
+
+    def running_at_first(self: Run) -> RunState:
+        found = state.fget(self)  # type: ignore[attr-defined]
+        return found if next(looks) > 8 else RunState.RUNNING
+
+    s3_fakes.monkeypatch.setattr(S3Home, "record", down_in_the_middle)
+    s3_fakes.monkeypatch.setattr(Run, "state", property(running_at_first))
+    if way == "watch":
+        told = [
+            event["message"]
+            for it in follow(there, sleep=lambda _: None)
+            if it and (event := it[1])["kind"] == "notice"
+        ]
+        assert "no answer. The run goes on" in told[0]
+        assert told[1:] == ["the run's storage answers again"]
+    elif way == "wait":
+        assert there.wait(sleep=lambda _: None) is RunState.COMPLETED
+    else:
+        assert list(there.logs(follow=True)) == ["line"]
+    assert next(looks) > 8
+
+
+def test_a_store_that_stays_down_ends_the_following_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sm_llm.launcher.patience.PATIENCE_SECONDS", 0.0)
+    fault = StorageError("s3://bucket/runs/job-1: no answer")
+    patience = Patience(home_of("s3://bucket/runs/job-1"))
+    assert patience.bear(fault) is not None
+    with pytest.raises(StorageError, match="no answer"):
+        patience.bear(fault)
+    with pytest.raises(StorageError, match="no answer"):
+        Patience(home_of("/runs/job-1")).bear(fault)
 
 
 def test_S3_holds_no_secret_of_a_run(s3_fakes: Fakes, bucket: str, s3_server: Any) -> None:

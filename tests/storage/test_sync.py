@@ -249,10 +249,11 @@ def test_the_command_says_what_it_did(source: Path, uri: str, options: dict[str,
     run = subprocess.run(command("sync", str(source), uri, *endpoint, "--json"), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert len(json.loads(run.stdout)["copied"]) == len(ODD)
-    run = subprocess.run(
-        command("sync", uri, str(tmp_path / "out"), *endpoint, "--exclude", "sub", "--bandwidth", "100MB"),
+    run = subprocess.run(  # the user's defaults hold here, too
+        command("sync", uri, str(tmp_path / "out"), "--exclude", "sub", "--bandwidth", "100MB"),
         capture_output=True,
         text=True,
+        env={**os.environ, "SM_LLM_ENDPOINT_URL": options["endpoint_url"]},
     )
     assert "left out (exclude sub): 2 files, 5 B" in run.stdout
     assert "copied and verified: 3 files, 8.6 MiB" in run.stdout
