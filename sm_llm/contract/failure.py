@@ -12,6 +12,8 @@ from sm_llm.errors import CheckpointError, DataError, SmLlmError, StorageError
 LONGEST_MESSAGE = 600
 """Characters of a one-line cause; SageMaker shows the first 1,024 of ``output/failure``."""
 _TRACEBACK = "Traceback (most recent call last)"
+_FRAMES = ("Framework Error:", "ExecuteUserScriptError:")
+"""What the training toolkit writes in front of a traceback; it says nothing."""
 _RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 _ERROR_LINE = re.compile(r"(?:\[rank ?(\d+)\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
 _OF_TORCHRUN = "ChildFailedError"
@@ -127,7 +129,7 @@ class Failure:
         rank = _RANK.match(text)
         body = rank[2] if rank else text
         head, _, rest = body.partition("\n")
-        if not head.startswith(_TRACEBACK) and _TRACEBACK in rest:
+        if not head.startswith((_TRACEBACK, *_FRAMES)) and _TRACEBACK in rest:
             message = head.strip()
         elif _TRACEBACK in body:
             found = last_error_line(body.splitlines())

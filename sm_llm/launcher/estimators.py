@@ -152,7 +152,8 @@ class Staged:
 def pytorch() -> Any:
     """The SDK's estimator class. Raises ``SubmitError`` without version 2 of the SDK."""
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
-    logging.getLogger("sagemaker.config").setLevel(logging.WARNING)
+    for noise in ("sagemaker.config", "sagemaker.telemetry"):  # the second announces what without_telemetry turns off
+        logging.getLogger(noise).setLevel(logging.WARNING)
     try:
         from sagemaker.pytorch import PyTorch
     except ImportError:

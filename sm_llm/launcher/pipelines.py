@@ -167,8 +167,10 @@ def build_pipeline(
 
     What the steps read is stored in S3 first. Raises ``SubmitError`` without version 2 of the SDK.
     """
+    from sm_llm.launcher.estimators import pytorch
     from sm_llm.launcher.pipeline_sdk import pipeline_of, stored_with
 
+    pytorch()  # nothing is stored for an SDK that is not there
     found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
     with stored_with(sagemaker_session):
         _store(found)

@@ -11,6 +11,7 @@ from moto import mock_aws
 
 from sm_llm.errors import PlanError, SubmitError
 from sm_llm.launcher.estimators import distribution, estimator
+from sm_llm.launcher.pipelines import build_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -274,6 +275,8 @@ def test_without_the_sdk_one_line_tells_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "sagemaker.pytorch", None)  # as with version 3, which has no such module
     with pytest.raises(SubmitError, match=r"pip install 'sagemaker<3'"):
         estimator(GOLDEN["prepare"])
+    with pytest.raises(SubmitError, match=r"pip install 'sagemaker<3'"):
+        build_pipeline("no workflow is read")
 
 
 def test_a_job_of_this_machine_has_no_estimator() -> None:

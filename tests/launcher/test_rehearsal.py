@@ -92,6 +92,14 @@ def test_LM02_every_file_of_the_contract_is_laid_out(tmp_path: Path) -> None:
     assert rehearsal.environment(sent, tmp_path / "base")["X"] == "1"
 
 
+def test_the_bundle_of_a_relative_storage_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toolkit looks for it from another folder."""
+    monkeypatch.chdir(tmp_path)
+    (submission,) = api.launch(spec("runs", 1, 1), "backend.contract=sagemaker", dry_run=True)
+    code = json.loads(submission.request["training_job"]["HyperParameters"]["sagemaker_submit_directory"])
+    assert code.startswith(f"{tmp_path}/runs/bundles/")
+
+
 def test_groups_of_instances_keep_their_hosts(tmp_path: Path) -> None:
     sent = {**request(), "InputDataConfig": []}
     sent["ResourceConfig"] = {

@@ -20,7 +20,7 @@ from sm_llm.launcher.sagemaker.rules import job_faults
 from sm_llm.spec.backends import SageMakerBackend as Options
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
-from sm_llm.storage.uri import fill
+from sm_llm.storage.uri import fill, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -165,7 +165,7 @@ def code_folder(job: JobSpec) -> str:
     assert isinstance(options, Options)
     if options.bucket is not None:
         return f"s3://{options.bucket}/sm_llm"
-    return fill(job.storage, run_name=job.name).rstrip("/")
+    return parse(fill(job.storage, run_name=job.name)).uri.rstrip("/")  # a rehearsal's folder may be relative
 
 
 def lock_of(job: JobSpec) -> str | None:
