@@ -158,7 +158,8 @@ def pytorch() -> Any:
         from sagemaker.pytorch import PyTorch
     except ImportError:
         raise SubmitError(
-            "estimator() needs version 2 of the SageMaker SDK (launch() and fit do not): pip install 'sagemaker<3'"
+            "estimator() and build_pipeline() need version 2 of the SageMaker SDK (launch() and fit do not): "
+            "pip install 'sagemaker<3'"
         ) from None
     return PyTorch
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.pipeline_definition import PipelineDefinition, Register, render
-from sm_llm.launcher.sagemaker.account import Account, told
+from sm_llm.launcher.sagemaker.account import Account, is_missing, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,7 +78,9 @@ def upsert(
     with told(f"pipeline {found.name} was not stored"):
         try:
             answer = client.update_pipeline(**body)
-        except client.exceptions.ResourceNotFound:
+        except Exception as error:  # of botocore, which is loaded by now
+            if not is_missing(error):
+                raise
             answer = client.create_pipeline(ClientRequestToken=f"sm-llm-{found.name}".ljust(32, "-"), **body)
     return str(answer["PipelineArn"])
 

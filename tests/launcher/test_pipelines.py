@@ -163,15 +163,14 @@ def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
 class Client:
     """A contract double of SageMaker's pipeline calls: what was sent is kept."""
 
-    class exceptions:
-        class ResourceNotFound(Exception):
-            pass
-
     def __init__(self) -> None:
         self.sent: list[tuple[str, dict[str, Any]]] = []
 
     def update_pipeline(self, **body: Any) -> dict[str, str]:
-        raise self.exceptions.ResourceNotFound
+        from botocore.exceptions import ClientError
+
+        error = {"Code": "ResourceNotFound", "Message": "Pipeline flow does not exist."}
+        raise ClientError({"Error": error}, "UpdatePipeline")
 
     def create_pipeline(self, **body: Any) -> dict[str, str]:
         self.sent.append(("create", body))

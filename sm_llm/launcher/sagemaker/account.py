@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _CONFIG = {"connect_timeout": 10, "read_timeout": 30, "retries": {"mode": "standard", "total_max_attempts": 5}}
-_NOT_FOUND = re.compile("not found|could not find", re.IGNORECASE)
+_NOT_FOUND = re.compile("not found|could not find|does not exist", re.IGNORECASE)
 _MEANINGS = {
     "ResourceLimitExceeded": "the account's quota for this instance type does not allow it. Ask for more in Service "
     "Quotas (SageMaker, '<type> for training job usage'), or use fewer nodes",
@@ -89,11 +89,15 @@ def describe(account: Account, name: str) -> dict[str, Any]:
         try:
             found: dict[str, Any] = account.client("sagemaker").describe_training_job(TrainingJobName=name)
         except ClientError as error:
-            missing = code_of(error) in ("ValidationException", "ResourceNotFound") and _NOT_FOUND.search(str(error))
-            if missing:
+            if is_missing(error):
                 raise NoSuchJob(f"there is no training job {name} in {account.region}") from None
             raise
     return found
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether the service says that what was named does not exist; it has two ways to say so."""
+    return code_of(error) in ("ValidationException", "ResourceNotFound") and bool(_NOT_FOUND.search(str(error)))
 
 
 def split_native(native_id: str) -> tuple[str, str]:
