@@ -48,17 +48,20 @@ def follow(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> Iterator
     for look in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
         asks = look % max(1, round(STATE_SECONDS / pause)) == 0
-        ended = False
+        ended, fault = False, None
         try:
             ended = asks and run.state.is_final
             if asks:
                 _begin_tails(run, tails)
+        except StorageError as error:
+            fault = error
+        try:  # all the same: of a run on this machine the events are here, its alarms too
             for job, tail in tails.values():
                 for event in tail.new_events():
                     yield job, event
-            told = patience.settle()
-        except StorageError as fault:
-            ended, told = False, patience.bear(fault)
+        except StorageError as error:
+            ended, fault = False, error
+        told = patience.settle() if fault is None else patience.bear(fault)
         if told is not None:
             yield run, _notice(told)
         yield None

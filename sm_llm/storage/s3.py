@@ -92,7 +92,7 @@ class S3Store:
         """
         from botocore.exceptions import ClientError
 
-        with told(self.uri, "create", key, self._needs("PutObject")):
+        with told(self.uri, "create", key, self.needs("PutObject")):
             for attempt in range(_CONFLICT_TRIES):
                 try:
                     self._put(key, body)
@@ -117,7 +117,7 @@ class S3Store:
     def get(self, key: str) -> bytes | None:
         from botocore.exceptions import ClientError
 
-        with told(self.uri, "read", key, self._needs("GetObject")):
+        with told(self.uri, "read", key, self.needs("GetObject")):
             try:
                 answer = self.client.get_object(**self.at(key))
                 body: bytes = answer["Body"].read()
@@ -159,7 +159,7 @@ class S3Store:
         """Size, time, entity tag, and the CRC64NVME of the whole object where S3 keeps one."""
         from botocore.exceptions import ClientError
 
-        with told(self.uri, "look up", key, f"{self._needs('GetObject')} and s3:ListBucket"):
+        with told(self.uri, "look up", key, f"{self.needs('GetObject')} and s3:ListBucket"):
             try:
                 answer = self.client.head_object(**self.at(key), ChecksumMode="ENABLED")
             except ClientError as error:
@@ -192,7 +192,7 @@ class S3Store:
         if found.crc64nvme is not None:
             return found.crc64nvme
         crc = Crc64()
-        with told(self.uri, "read", key, self._needs("GetObject")):
+        with told(self.uri, "read", key, self.needs("GetObject")):
             for chunk in self.client.get_object(**self.at(key))["Body"].iter_chunks(CHUNK_BYTES):
                 crc.update(chunk)
         return crc.hexdigest()
@@ -213,7 +213,7 @@ class S3Store:
 
     def delete(self, keys: Iterable[str]) -> None:
         for batch in _batches(self.full_key(key) for key in keys):
-            with told(self.uri, "delete", batch[0], self._needs("DeleteObject")):
+            with told(self.uri, "delete", batch[0], self.needs("DeleteObject")):
                 answer = self.client.delete_objects(
                     Bucket=self.bucket,
                     Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
@@ -223,12 +223,12 @@ class S3Store:
                 first = faults[0]
                 raise StorageError(
                     f"{self.uri}: cannot delete {first.get('Key')!r}: {first.get('Code')} {first.get('Message')} "
-                    f"({len(faults)} such keys). Needed: {self._needs('DeleteObject')}"
+                    f"({len(faults)} such keys). Needed: {self.needs('DeleteObject')}"
                 )
 
     def abort_unfinished(self, before: float, prefix: str = "") -> int:
         """Abort multipart uploads below ``prefix`` that began before a time (seconds since the epoch, S3's clock)."""
-        needed = f"s3:ListBucketMultipartUploads, {self._needs('AbortMultipartUpload')}"
+        needed = f"s3:ListBucketMultipartUploads, {self.needs('AbortMultipartUpload')}"
         count = 0
         with told(self.uri, "abort uploads below", prefix, needed):
             pages = self.client.get_paginator("list_multipart_uploads").paginate(
@@ -250,7 +250,8 @@ class S3Store:
             return False
         return True
 
-    def _needs(self, action: str) -> str:
+    def needs(self, action: str) -> str:
+        """The permission to do ``action`` with every object here, as an error tells it."""
         return f"s3:{action} on arn:aws:s3:::{self.bucket}/{self.prefix}*"
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from sm_llm.storage.s3_options import S3Options
 
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_UNKNOWN_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidClientTokenId", "InvalidToken"})
 _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"})
+_CREDENTIALS = ". Set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
 _CONFIG: dict[str, Any] = {
     "connect_timeout": 10,
     "read_timeout": 60,
@@ -113,6 +115,8 @@ def _meaning(error: Any, permission: str) -> str:
     if code in _DENIED:
         wanted = f" Needed: {permission}." if permission else ""
         return f"access denied ({said}).{wanted} Check with: sm-llm doctor --storage URI"
+    if code in _UNKNOWN_KEYS:
+        return f"{code} {said.rstrip('.')}{_CREDENTIALS}"
     if code == "NoSuchBucket":
         return "the bucket does not exist. Create it first; buckets are never made in passing"
     if code == "RequestTimeTooSkewed":
@@ -125,5 +129,5 @@ def _meaning(error: Any, permission: str) -> str:
 def _remedy(error: BaseException) -> str:
     name = type(error).__name__
     if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"):
-        return ". Set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+        return _CREDENTIALS
     return ""

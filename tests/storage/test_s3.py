@@ -259,6 +259,14 @@ def test_access_denied_names_the_action_and_where(monkeypatch: pytest.MonkeyPatc
         store.put_if_absent("k", b"")
 
 
+def test_keys_that_the_store_does_not_know_are_told_with_what_to_do(
+    near: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobodys")
+    with pytest.raises(StorageError, match=r"InvalidAccessKeyId .*Set AWS_PROFILE or"):
+        near.list("")
+
+
 @pytest.mark.parametrize(
     ("answer", "md5"),
     [

@@ -50,13 +50,14 @@ class ClassicTransfer:
         from botocore.exceptions import ClientError
         from s3transfer.manager import TransferConfig, TransferManager
 
+        permission = "GetObject" if action == "fetch" else "PutObject"
         chunk = part_size(max((copy.size for copy in copies), default=0))
         config = TransferConfig(multipart_chunksize=chunk, multipart_threshold=chunk, max_bandwidth=self._max_bandwidth)
         # Leaving the block by any error, an interruption too, cancels what runs and aborts its uploads.
         with TransferManager(store.client, config) as manager:
             futures = [(copy, submit(manager, copy)) for copy in copies]
             for copy, future in futures:
-                with told(store.uri, action, copy.key):
+                with told(store.uri, action, copy.key, store.needs(permission)):
                     try:
                         future.result()
                     except ClientError as error:

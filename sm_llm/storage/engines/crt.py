@@ -138,7 +138,8 @@ def _await(store: S3Store, copy: Copy, future: Any, action: str) -> None:
     from awscrt.exceptions import AwsCrtError
     from botocore.exceptions import ClientError
 
-    with told(store.uri, action, copy.key):
+    permission = "GetObject" if action == "fetch" else "PutObject"
+    with told(store.uri, action, copy.key, store.needs(permission)):
         try:
             future.result()
         except ClientError as error:
