@@ -20,6 +20,7 @@ from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.worker import failure as failures
 from sm_llm.worker.context import Place, WorkerContext, container_paths
 from sm_llm.worker.newest import newest_step
+from sm_llm.worker.own_record import keep_record
 from sm_llm.worker.parent import end_with_parent
 from sm_llm.worker.probe import probe_kernels
 from sm_llm.worker.secrets import secrets_at_hand
@@ -105,6 +106,7 @@ class Frame:
         with RunLock(context.run.lock):
             try:
                 _check(kind, context)
+                keep_record(context, self.environ)
                 _tell_changes(context)
                 settle_environment(self.environ, context.job.spec.environment)
                 if watched:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.launcher import pipelines
+from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.pipelines import Register, definition
 from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import open_store
@@ -57,6 +58,7 @@ def test_steps_are_cached_and_what_follows_reads_what_exists(
 ) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.setenv(name, s3_server.endpoint)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for number in range(20):
         text = f"document {number} says hello to the world, over and over again. " * 5
         s3_server.client.put_object(Bucket=bucket, Key=f"text/{number}.txt", Body=text.encode())
@@ -76,3 +78,7 @@ def test_steps_are_cached_and_what_follows_reads_what_exists(
     assert first == second != other
     commits = [find_final(open_store(uri.removesuffix("/final/"))) for uri in (first, other)]
     assert [commit.meta["steps"] for commit in commits if commit] == [3, 5]
+    for uri, steps in ((first, 3), (other, 5)):  # the worker wrote the records that no launcher could
+        run = attach(uri.removesuffix("/final/"))
+        assert [row["step"] for row in run.metrics()][-1] == steps
+        assert run.attempts[-1].native_id.startswith("us-east-1/pipelines-x-train-")

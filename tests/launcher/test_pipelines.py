@@ -160,6 +160,43 @@ def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
     assert built == ours
 
 
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        ({"kind": "convert", "source": "s3://sm-llm-tests/weights", "to": "nxd"}, "ml.m5.2xlarge"),
+        ({"kind": "convert", "source": "s3://sm-llm-tests/shards", "to": "hf"}, "ml.m5.2xlarge"),
+        ({"kind": "fetch", "source": "hf://org/name@main"}, "ml.m5.2xlarge"),
+        ({"kind": "script", "entry": "train.py"}, "ml.p4d.24xlarge"),
+    ],
+    ids=["to nxd", "to hf", "fetch", "script"],
+)
+def test_every_kind_of_task_is_a_step(task: dict[str, Any], kind: str) -> None:
+    flow = {**workflow(), "steps": {"one": {"task": task, "compute": {"instance_type": kind, "instance_count": 1}}}}
+    (step,) = definition(flow).to_json()["Steps"]
+    assert step["Type"] == "Training"
+    assert json.loads(step["Arguments"]["HyperParameters"]["sagemaker_program"]) == f"{task['kind']}.py"
+    assert step["Arguments"]["ResourceConfig"]["InstanceType"] == kind
+
+
+def test_precompile_is_a_step_before_training_on_trainium() -> None:
+    trainium = {"instance_type": "ml.trn1.32xlarge", "instance_count": 4}
+    task = {
+        **workflow()["steps"]["train"]["task"],
+        "model": {"preset": "llama-3-8b"},
+        "data": {"format": "synthetic", "seq_length": 8192},
+        "parallelism": {"strategy": "nxd", "tensor_parallel_degree": 32},
+    }
+    del task["tokenizer"]
+    first = {"task": {"kind": "precompile", "training": task}, "compute": trainium}
+    flow = {
+        **workflow(),
+        "steps": {"precompile": first, "train": {"task": task, "compute": trainium, "after": ["precompile"]}},
+    }
+    found = steps(definition(flow))
+    assert found["precompile"]["Arguments"]["Environment"]["RUN_NEURON_PARALLEL_COMPILE"] == "1"
+    assert found["train"]["DependsOn"] == ["precompile"]
+
+
 class Client:
     """A contract double of SageMaker's pipeline calls: what was sent is kept."""
 

@@ -32,7 +32,8 @@ def test_HP20_what_the_service_quotes_twice_is_bare_in_the_record(
     quoted = described["HyperParameters"]["sagemaker_submit_directory"]
     assert quoted.startswith('"s3://')  # what the toolkit wants
     found = attach(described["TrainingJobArn"])
-    assert '\\"s3://' not in found.record.to_text()
+    shown = found.record.model_copy(update={"git": None})  # the diff of a checkout may hold anything
+    assert '\\"s3://' not in shown.to_text()
     assert arguments(described)["source_dir"] == quoted.strip('"')
     assert arguments(described)["entry_point"] == "train.py"
 

@@ -1,0 +1,60 @@
+"""The record of a run that no launcher wrote: of a pipeline's step or a tuning job's trial, whose address only the
+platform knows. With it the run is found, watched and stopped like any other."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
+from sm_llm.contract.run_home import job_home
+from sm_llm.contract.run_record import Attempt, RunRecord, host_facts
+from sm_llm.errors import SmLlmError
+from sm_llm.worker.job import TRAINING_JOB
+from sm_llm.worker.versions import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.worker.context import WorkerContext
+
+_REGIONS = ("SAGEMAKER_REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
+    """Write the run's record where there is none, and name this training job in it; once, by the leader.
+
+    A launcher has done both already. A store that does not answer is told: the job itself needs no record.
+    """
+    native_id = _training_job(environ)
+    if native_id is None or not context.place.is_leader or RUN_FOLDER_ENVIRONMENT in environ:
+        return
+    home, number = job_home(context.job), context.job.attempt
+    attempt = Attempt(number=number, native_id=native_id, host=socket.gethostname(), started=time.time())
+    try:
+        if not home.exists():
+            home.create(_record(context.job).with_attempt(attempt))
+        elif not any((it.number, it.native_id) == (number, native_id) for it in home.record().attempts):
+            home.update(lambda held: held.with_attempt(attempt))
+    except SmLlmError as error:
+        context.notice(f"the run's record could not be written: {error}", "warning")
+
+
+def _training_job(environ: Mapping[str, str]) -> str | None:
+    name = environ.get(TRAINING_JOB)
+    region = next((environ[it] for it in _REGIONS if environ.get(it)), None)
+    return f"{region}/{name}" if name and region else None
+
+
+def _record(job: JobFile) -> RunRecord:
+    return RunRecord(
+        run_id=job.run_id,
+        name=job.spec.name,
+        created=time.time(),
+        spec=job.spec.model_dump(mode="json"),
+        spec_digest=job.spec_digest,
+        versions=versions(),
+        host=host_facts(),
+    )

@@ -1,0 +1,50 @@
+"""A step of a pipeline has a run that is found like any other, though no launcher wrote its record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from worker_jobs import job_environment, job_file
+
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.contract.run_record import RunRecord
+from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.own_record import keep_record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TASK = {"kind": "script", "entry": "train.py"}
+
+
+def keep(tmp_path: Path, name: str, **environ: str) -> None:
+    variables = {"TRAINING_JOB_NAME": name, "SAGEMAKER_REGION": "us-west-2", **environ}
+    context = WorkerContext.read({**job_environment(job_file(TASK, tmp_path / "run", 1)), **variables})
+    keep_record(context, variables)
+    context.close()
+
+
+def record(tmp_path: Path) -> RunRecord:
+    return RunRecord.read(RunPaths(tmp_path / "run").record)
+
+
+def test_the_first_job_writes_the_record_and_a_later_one_takes_its_place(tmp_path: Path) -> None:
+    keep(tmp_path, "pipelines-x-train-1")
+    first = record(tmp_path)
+    assert (first.run_id, first.spec["task"]["entry"]) == ("run", "train.py")
+    assert [it.native_id for it in first.attempts] == ["us-west-2/pipelines-x-train-1"]
+    keep(tmp_path, "pipelines-x-train-1")
+    assert record(tmp_path) == first
+    keep(tmp_path, "pipelines-x-train-2")
+    assert [it.native_id for it in record(tmp_path).attempts] == ["us-west-2/pipelines-x-train-2"]
+
+
+def test_a_launcher_writes_the_record_of_what_it_starts(tmp_path: Path) -> None:
+    keep(tmp_path, "job", **{RUN_FOLDER_ENVIRONMENT: str(tmp_path / "run")})
+    assert not RunPaths(tmp_path / "run").record.exists()
+
+
+def test_outside_a_training_job_nothing_is_written(tmp_path: Path) -> None:
+    keep(tmp_path, "")
+    assert not RunPaths(tmp_path / "run").record.exists()
