@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -44,6 +45,9 @@ def stopping_on_signals() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
+    except (SystemExit, KeyboardInterrupt):
+        print("broken off; the same command goes on", file=sys.stderr)
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -280,8 +280,9 @@ def test_I10_SIGTERM_in_an_upload_ends_it_in_time_and_leaves_no_parts(
         time.sleep(0.05)
     began = time.monotonic()
     child.send_signal(signal.SIGTERM)
-    child.communicate(timeout=30)
+    _, told = child.communicate(timeout=30)
     assert time.monotonic() - began < 15
+    assert b"broken off; the same command goes on" in told
     assert child.returncode == 128 + signal.SIGTERM
     assert not s3_server.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
     assert not s3_server.client.list_objects_v2(Bucket=bucket).get("Contents")
