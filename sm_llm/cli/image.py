@@ -13,6 +13,7 @@ IMAGE_VERBS = {
     "build": "sm_llm.launcher.image_build:build",
     "login": "sm_llm.launcher.image_build:login",
     "push": "sm_llm.launcher.image_build:push",
+    "wheelhouse": "sm_llm.launcher.wheelhouse:wheelhouse",
 }
 """Every verb of the group and the Python function that does its work."""
 
@@ -60,3 +61,18 @@ def push(image: Image) -> None:
             "The repository's name does not contain sagemaker, so the role of the jobs needs this policy:", err=True
         )
         typer.echo(json.dumps(policy, indent=2), err=True)
+
+
+@images.command()
+def wheelhouse(
+    line: Annotated[str, typer.Argument(metavar="LINE", help="gpu, smp, neuron or cpu.")],
+    target: Annotated[str, typer.Argument(metavar="URI", help="S3 prefix for backend.wheelhouse.")],
+    requirement: Annotated[
+        list[str] | None, typer.Option("--requirement", "-r", help="More exact pins: a program's own packages.")
+    ] = None,
+) -> None:
+    """Copy the wheels that a line of AWS's images lacks to S3, for jobs without internet access."""
+    from sm_llm.launcher.wheelhouse import wheelhouse as fill
+
+    for name in fill(line, target, requirement or ()):
+        typer.echo(name)
