@@ -76,6 +76,7 @@ class Setup:
             "seq_length": self.derived.seq_length,
             "rows": self.train.count,
             "seed": self.task.seed,
+            "compute": self.task.precision.compute,
             **self.layout.degrees(),
         }
 

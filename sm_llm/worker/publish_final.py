@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.failure import Cause, cause_of
 from sm_llm.contract.published import FinalPublished
 from sm_llm.errors import StorageError
 from sm_llm.storage import publish as publication
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.base import Store
     from sm_llm.storage.manifest import CommitManifest
-    from sm_llm.storage.publish import Gather
+    from sm_llm.storage.publish import Gather, Published
     from sm_llm.worker.context import WorkerContext
 
 RESULT_FOLDER = "result"
 POINTER = "published.json"
 """In the container's model folder: the address of the result. Nothing large is ever written there."""
+PATIENCE_SECONDS = 900.0
+"""How long a store in S3 that fails is tried again; then the attempt fails, and the next one publishes the result."""
+PAUSE_SECONDS = 10.0
+"""Between two tries."""
 
 
 def result_folder(context: WorkerContext) -> Path:
@@ -42,23 +48,23 @@ def publish_final(
 ) -> str | None:
     """Publish what the leader wrote to ``folder``; returns the address of the files, on the leader.
 
-    A collective over ``gather``: rank 0 brings all files. Raises ``StorageError`` on every process if it fails, or if
-    another run's result holds the place.
+    A collective over ``gather``: rank 0 brings all files. A store in S3 that fails is tried again for a while: the work
+    is done, and all that it needs is a store. Raises ``StorageError`` on every process if it fails, or if another run's
+    result holds the place.
     """
-    place = context.place
-    own = publication.new_save(context.job.run_id, None, world_size=place.world_size, node_count=1)
-    save = gather(own)[0]
-    sealed = publication.seal(folder, _sealed(folder)) if place.is_leader else None
-    published = publication.publish(
-        store,
-        save,
-        sealed,
-        node=0,
-        leader=place.is_leader,
-        gather=gather,
-        meta=meta,
-        upload=partial(context.agent.call, upload_part),
-    )
+    sealed = publication.seal(folder, _sealed(folder)) if context.place.is_leader else None
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            published = _publish_once(context, store, sealed, gather, meta)
+            break
+        except StorageError as error:
+            is_leader = context.place.is_leader
+            if not gather(is_leader and _may_pass(store, error) and time.monotonic() < deadline)[0]:
+                raise
+            if is_leader:
+                context.notice(f"{error}. It is tried again for {PATIENCE_SECONDS / 60:.0f} minutes", "warning")
+            time.sleep(PAUSE_SECONDS)
     commit = published.commit
     if commit is None or commit.run_id != context.job.run_id:
         raise StorageError(f"the result was not published: {published.reason}")
@@ -70,6 +76,28 @@ def publish_final(
     context.emit(FinalPublished(uri, commit.size))
     context.say(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
     return uri
+
+
+def _publish_once(
+    context: WorkerContext, store: Store, sealed: Path | None, gather: Gather, meta: Mapping[str, Any]
+) -> Published:
+    place = context.place
+    own = publication.new_save(context.job.run_id, None, world_size=place.world_size, node_count=1)
+    return publication.publish(
+        store,
+        gather(own)[0],
+        sealed,
+        node=0,
+        leader=place.is_leader,
+        gather=gather,
+        meta=meta,
+        upload=partial(context.agent.call, upload_part),
+    )
+
+
+def _may_pass(store: Store, error: StorageError) -> bool:
+    """Whether to wait for the store: a folder does not mend itself, nor does a full disk."""
+    return store.uri.startswith("s3://") and cause_of(error) is not Cause.DISK_FULL
 
 
 def _leave_pointer(context: WorkerContext, uri: str, commit: CommitManifest) -> None:
