@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -13,28 +14,43 @@ pytest_plugins = [
     "tests.fixtures.sagemaker_double",
 ]
 
-_left_out: list[pytest.Item] = []
+_left_out: Counter[str] = Counter()
+"""Tests that were not selected, by file."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail if any selected test was skipped")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two processes share the tests, file by file; what needs a GPU has the machine to itself."""
+    return 0 if "not gpu" not in config.option.markexpr and "gpu" in config.option.markexpr else 2
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    _left_out.extend(items)
+    _left_out.update(item.location[0] for item in items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Every process of pytest-xdist collects all tests; one of them tells what it left out."""
+    if not _left_out:
+        _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _left_out:
-        files = Counter(item.location[0] for item in _left_out)
         terminalreporter.section("left out of this run")
-        for name, count in sorted(files.items()):
+        for name, count in sorted(_left_out.items()):
             terminalreporter.line(f"{name}: {count}")
         terminalreporter.line("run them with: pytest -m integration (gpu tests need an NVIDIA GPU: pytest -m gpu)")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(_left_out)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if session.config.getoption("--no-skips") and reporter is not None and reporter.stats.get("skipped"):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
