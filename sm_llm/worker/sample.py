@@ -38,8 +38,12 @@ def generate(
         if ids[-1] in _end_ids(coder):
             break
     strategy.train_mode(True)
-    text: str = coder.decode(ids[prompt_length:])
-    return text
+    return harmless(coder.decode(ids[prompt_length:]))
+
+
+def harmless(text: str) -> str:
+    """``text`` without control characters, which a terminal would obey; an untrained model writes any byte."""
+    return "".join(it if it.isprintable() or it in "\n\t" else "\N{REPLACEMENT CHARACTER}" for it in text)
 
 
 def _draw(logits: torch.Tensor, generator: torch.Generator) -> int:

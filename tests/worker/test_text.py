@@ -13,6 +13,7 @@ from sm_llm.spec.layout import Layout
 from sm_llm.storage.manifest import CommitManifest, Save
 from sm_llm.worker.main import main
 from sm_llm.worker.restore import rank_file
+from sm_llm.worker.sample import harmless
 from sm_llm.worker.start import Start, _load_private
 
 if TYPE_CHECKING:
@@ -100,3 +101,10 @@ def test_a_stream_is_not_continued_by_processes_that_are_arranged_otherwise(
     start = Start("checkpoint", 4, "somewhere", "digest", commit, tmp_path)
     with pytest.raises(CheckpointError, match=told):
         _load_private(WorkerContext.read(environ), start, layout)
+
+
+def test_a_sample_holds_nothing_that_a_terminal_obeys() -> None:
+    assert (
+        harmless("a\x1b[2J\x07b\n\tç漢 \x00")
+        == "a\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}b\n\tç漢 \N{REPLACEMENT CHARACTER}"
+    )
