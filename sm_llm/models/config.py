@@ -98,6 +98,8 @@ def misread_by_transformers_444(config: Config) -> list[str]:
         reasons.append(f"transformers 4.44 computes {scaling} rope scaling differently")
     if "head_dim" in found and kind not in ("mistral", "mixtral"):
         reasons.append(f"transformers 4.44 knows no head_dim in {kind} models and cannot load the weights")
+    if kind == "mixtral" and found.get("sliding_window") is not None:
+        reasons.append("transformers 4.44 keeps to the window of mixtral models with flash attention only")
     return reasons
 
 

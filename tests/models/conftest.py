@@ -97,9 +97,13 @@ def describe(folder: Path, site: str | None = None) -> dict[str, Any]:
     small = {name: variant(name) for name in VARIANTS}
     for name, config in small.items():
         write_model(folder / name, config)
-    readable = {name: both_spellings(c) for name, c in small.items() if not (site and misread_by_transformers_444(c))}
+    presets = {name: preset.config for name, preset in PRESETS.items()}
+    meta, readable = (
+        {name: both_spellings(it) for name, it in configs.items() if not (site and misread_by_transformers_444(it))}
+        for configs in ({**presets, **small}, small)
+    )
     job = {
-        "meta": {**{name: both_spellings(preset.config) for name, preset in PRESETS.items()}, **readable},
+        "meta": meta,
         "moments": readable,
         "folders": {name: str(folder / name) for name in small},
     }
