@@ -17,7 +17,7 @@ from worker_jobs import MODEL, search_path
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(300)  # the first test waits for the whole launch
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]  # the first test waits for the whole launch
 
 BOUND_SECONDS = 4.0
 """What a save may block the loop here: less than the store hangs, far more than a few small tensors take."""
@@ -140,7 +140,6 @@ def test_another_number_of_nodes_restores(results: dict[str, Any]) -> None:
     assert split[0]["gets"] > 4, "what arrived wrong was fetched again"
 
 
-@pytest.mark.integration
 def test_a_storm_of_503_for_a_minute_is_survived(s3_server: Any, bucket: str, tmp_path: Path) -> None:
     storm = launch(tmp_path, s3_server.endpoint, bucket, "storm")["storm"]
     assert storm["checkpoints"][-1] == [storm["ranks"][0]["last"], True]
@@ -156,7 +155,6 @@ WorkerContext.store = property(lambda self: S3Store({bucket!r}, "run", S3Options
 """
 
 
-@pytest.mark.integration
 def test_I10_a_job_that_is_stopped_in_an_upload_ends_within_its_grace_time_and_leaves_no_parts(
     tmp_path: Path, s3_server: Any, bucket: str, fault_proxy: Any, rule: Any
 ) -> None:

@@ -45,6 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.integration
 def test_CK34_a_disk_full_in_a_save_fails_the_job_by_name_and_leaves_the_commit_before(small_disk: Path) -> None:
     run = small_disk / "run"
     task = {"checkpoint": {"every_steps": 150}, "validation": {"every_steps": 4000}}
