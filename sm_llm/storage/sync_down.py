@@ -18,6 +18,7 @@ from sm_llm.storage.scan import describe
 from sm_llm.storage.sync import Meter, Settings
 from sm_llm.storage.sync_memory import SyncMemory
 from sm_llm.storage.transfer import download_and_settle
+from sm_llm.storage.uri import is_s3
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,7 +122,7 @@ def _is_equal(store: Store, item: StoredObject, target: Path, memory: SyncMemory
 
 def _known(store: Store, item: StoredObject) -> StoredObject:
     """An object with the checksums the store keeps; reading the whole object to know one would be no saving."""
-    if not store.uri.startswith("s3://"):
+    if not is_s3(store.uri):
         return replace(item, crc64nvme=store.checksum(item.key))
     found = store.head(item.key)
     if found is None:

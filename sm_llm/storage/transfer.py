@@ -5,10 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from sm_llm.storage.uri import is_s3
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject, Transfer
+
 
 _Result = TypeVar("_Result")
 _BATCH_BYTES = 8 << 30
@@ -20,7 +23,7 @@ _SETTLERS = 8
 
 def default_transfer(store: Store) -> Transfer:
     """What moves files where nobody chose: the engines for S3, plain copies for everything else."""
-    if not store.uri.startswith("s3://"):
+    if not is_s3(store.uri):
         return CopyTransfer()
     from sm_llm.storage.engines.auto import EngineTransfer
 

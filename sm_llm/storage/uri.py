@@ -77,6 +77,11 @@ def _parse_path(text: str) -> Location:
     return Location("file", path=Path(text).expanduser().absolute())
 
 
+def is_s3(uri: str) -> bool:
+    """Whether an address that was parsed before is one of S3."""
+    return uri.startswith("s3://")
+
+
 def _parse_file(text: str) -> Location:
     parts = urlsplit(text)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

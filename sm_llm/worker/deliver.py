@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from sm_llm.contract.events import Sample
 from sm_llm.storage.publish import find_final
+from sm_llm.storage.uri import is_s3
 from sm_llm.worker.export import export_model
 from sm_llm.worker.publish_final import publish_final, result_folder
 from sm_llm.worker.sample import generate
+from sm_llm.worker.strategies.device import DTYPES
 
 if TYPE_CHECKING:
     from sm_llm.storage.base import Store
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.job_setup import Setup
     from sm_llm.worker.strategies.base import Strategy
-
-COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def is_delivered(context: WorkerContext, store: Store, control: Agreement) -> bool:
@@ -34,12 +32,12 @@ def is_delivered(context: WorkerContext, store: Store, control: Agreement) -> bo
 def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Store, control: Agreement) -> None:
     """Export the model, publish it, and show what it writes."""
     folder, is_leader = result_folder(context), context.place.is_leader
-    dtype = COMPUTE_DTYPES[setup.task.precision.compute]
+    dtype = DTYPES[setup.task.precision.compute]
     export_model(strategy, setup.config, dtype, setup.tokenizer, folder, is_leader=is_leader)
     meta = {"kind": "model", "steps": setup.total_steps, "spec_digest": context.job.spec_digest}
     uri = publish_final(context, store, folder, control.gather, meta)
     _write_sample(context, setup, strategy, control)
-    if str(uri).startswith("s3://"):
+    if uri is not None and is_s3(uri):
         context.say(f"get it with: sm-llm sync {uri} ./{context.job.run_id}")
     else:
         context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")

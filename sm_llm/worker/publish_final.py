@@ -14,7 +14,7 @@ from sm_llm.errors import StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.publish import upload_part
-from sm_llm.storage.uri import join
+from sm_llm.storage.uri import is_s3, join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +97,7 @@ def _publish_once(
 
 def _may_pass(store: Store, error: StorageError) -> bool:
     """Whether to wait for the store: a folder does not mend itself, nor does a full disk."""
-    return store.uri.startswith("s3://") and cause_of(error) is not Cause.DISK_FULL
+    return is_s3(store.uri) and cause_of(error) is not Cause.DISK_FULL
 
 
 def _leave_pointer(context: WorkerContext, uri: str, commit: CommitManifest) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor import DTensor
 
 from sm_llm.errors import CheckpointError
+from sm_llm.storage.uri import is_s3
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ def check_space(context: WorkerContext, control: Agreement, state: Mapping[str, 
     Disks that cannot hold ``keep_last`` saves in storage and the one being written, or the three in scratch (one being
     written, one that waits, one being published) that a slow store makes, are warned of.
     """
-    root = None if context.job.run_uri.startswith("s3://") else disk_of(context.run.root)
+    root = None if is_s3(context.job.run_uri) else disk_of(context.run.root)
     told = control.gather((disk_of(context.scratch), root, own_bytes(state)))
     scratches, storage = [(disk, size) for disk, _, size in told], told[0][1]
     whole = sum(size for _, size in scratches)

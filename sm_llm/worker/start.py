@@ -19,7 +19,7 @@ from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
 from sm_llm.storage import publish as publication
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.retire import retire_after, retire_damaged
-from sm_llm.storage.uri import join, open_store
+from sm_llm.storage.uri import is_s3, join, open_store
 from sm_llm.worker import random_state
 from sm_llm.worker.continuity import check_continuation, check_strategy, differences
 from sm_llm.worker.restore import fetcher, rank_file, restored_folder
@@ -97,7 +97,7 @@ class Starter:
 
     def _abort_stale_uploads(self) -> None:
         """Rank 0: what an attempt that was killed has left half-stored costs money. This one uploads nothing yet."""
-        if not self._context.place.is_leader or not self._store.uri.startswith("s3://"):
+        if not self._context.place.is_leader or not is_s3(self._store.uri):
             return
         try:
             for prefix in ("ckpt/", "final/"):

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.uri import is_s3
 from sm_llm.worker import agent_process
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class TransferAgent:
         Raises what the function raises. A process that crashes is started anew, and the work is done again, once:
         what is moved and checked twice is the same. Raises ``StorageError`` if it crashes again, or after ``end``.
         """
-        if not store.uri.startswith("s3://"):
+        if not is_s3(store.uri):
             return function(store, *arguments, progress=progress, **named)
         with self._calls:
             request = function, (store, *arguments), named

@@ -131,10 +131,7 @@ def run_all(folder: Path) -> None:
         harness.run("family-mistral", family_task(folder, "mistral", parallelism=DEGREES[4]["tp2-cp2"]))
     else:
         harness.run("dealt", train_task(), attempt=3)
-    if dist.get_rank() == 0:
-        (folder / "results.json").write_text(json.dumps(harness.results))
-    dist.barrier()
-    dist.destroy_process_group()
+    harness.close()
 
 
 if __name__ == "__main__":

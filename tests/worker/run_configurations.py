@@ -40,6 +40,13 @@ class Harness:
         self.world = dist.get_world_size()
         self.results: dict[str, Any] = {}
 
+    def close(self) -> None:
+        """Write what was collected to ``results.json``, and leave with the others."""
+        if dist.get_rank() == 0:
+            (self.folder / "results.json").write_text(json.dumps(self.results))
+        dist.barrier()
+        dist.destroy_process_group()
+
     def run(
         self,
         name: str,
@@ -178,10 +185,7 @@ def run_all(folder: Path) -> None:
     continue_other_world(harness)
     resume_configurations.of_world(harness)
     parallel_configurations.of_world(harness)
-    if dist.get_rank() == 0:
-        (folder / "results.json").write_text(json.dumps(harness.results))
-    dist.barrier()
-    dist.destroy_process_group()
+    harness.close()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Every process runs every configuration; rank 0 writes results.json, with the cal
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,10 +82,7 @@ def run_all(folder: Path) -> None:
         two(harness)
     else:
         four(harness)
-    if dist.get_rank() == 0:
-        (folder / "results.json").write_text(json.dumps(harness.results))
-    dist.barrier()
-    dist.destroy_process_group()
+    harness.close()
 
 
 if __name__ == "__main__":

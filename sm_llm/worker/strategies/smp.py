@@ -65,9 +65,8 @@ class SmpStrategy:
         self.data_parallel_rank = self.layout.data_rank(place.rank)
 
     def setup(self) -> None:
-        os.environ.setdefault(
-            "NVTE_TORCH_COMPILE", "0"
-        )  # as in all of AWS's scripts; read by TransformerEngine's import
+        # As in all of AWS's scripts; TransformerEngine reads it when it is imported.
+        os.environ.setdefault("NVTE_TORCH_COMPILE", "0")
         # Processes name different shards: that is how a checkpoint of their own shards is meant.
         warnings.filterwarnings("ignore", message="Detected mismatched keys in state dict")
         self.device = own_device(self._place)
