@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 pytest_plugins = [
     "tests.fixtures.s3_server",
@@ -13,6 +15,9 @@ pytest_plugins = [
     "tests.fixtures.hub_double",
     "tests.fixtures.sagemaker_double",
 ]
+
+SHARING = {"test_worlds.py", "test_resume.py", "test_parallel.py"}
+"""Test files that read the runs of the same launches (``worker/conftest.py``)."""
 
 _left_out: Counter[str] = Counter()
 """Tests that were not selected, by file."""
@@ -22,9 +27,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail if any selected test was skipped")
 
 
+class ByLaunch(LoadFileScheduling):  # type: ignore[misc]
+    """Gives each process whole files, and the files that share launches to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "worlds" if PurePosixPath(file).name in SHARING else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByLaunch:
+    return ByLaunch(config, log)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes share the tests, file by file; what needs a GPU has the machine to itself."""
+    """Two processes share the tests; what needs a GPU has the machine to itself."""
     return 0 if "not gpu" not in config.option.markexpr and "gpu" in config.option.markexpr else 2
 
 

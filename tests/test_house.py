@@ -34,7 +34,7 @@ def functions() -> list[tuple[str, int]]:
     [
         pytest.param(("ruff", "check", "."), id="ruff"),
         pytest.param(("ruff", "format", "--check", "."), id="format"),
-        pytest.param(("mypy",), id="mypy"),
+        pytest.param(("mypy",), id="mypy", marks=pytest.mark.integration),  # half a minute
         pytest.param(("lint-imports", "--no-cache"), id="import-linter"),
     ],
 )

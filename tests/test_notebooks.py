@@ -9,15 +9,10 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-SLOW = ("02_sagemaker_smp", "03_pipeline")
-"""Rehearse a job, or load the SDK: not for every run of the tests."""
 
 
-def _marked(path: Path) -> object:
-    return pytest.param(path, marks=pytest.mark.integration if path.stem in SLOW else (), id=path.stem)
-
-
-@pytest.mark.parametrize("path", map(_marked, NOTEBOOKS))
+@pytest.mark.integration
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -147,7 +147,7 @@ def test_a_run_goes_on_from_another_machine_only_when_the_first_is_silent(
 
 RACER = """
 import pathlib, sys, time
-from sm_llm.launcher import begin
+from sm_llm.contract.s3_home import S3Home
 from sm_llm.launcher.backends import local
 from sm_llm.launcher.container import PORT, entry_script
 from sm_llm.launcher.run import Run
@@ -155,13 +155,13 @@ uri, worker, gate, name = sys.argv[1], *map(pathlib.Path, sys.argv[2:4]), sys.ar
 local._torchrun = lambda job, node, rendezvous, base: (
     sys.executable, str(entry_script(base, job.task.kind)), str(node), rendezvous, PORT)
 local.entrypoint_source = lambda kind: worker.read_text()
-submit = begin._submit
-def at_the_gate(*arguments, **named):
+claim = S3Home.claim
+def at_the_gate(*arguments):
     (gate / name).touch()  # it has looked, and found the run free
     while len(list(gate.iterdir())) < 2:
         time.sleep(0.01)
-    submit(*arguments, **named)
-begin._submit = at_the_gate
+    claim(*arguments)
+S3Home.claim = at_the_gate
 try:
     Run(uri).resume()
 except Exception as error:

@@ -10,6 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from sm_llm.contract.liveness import is_anyone_alive
 from sm_llm.contract.states import EXIT_CODES, RunState
 from sm_llm.launcher import api
@@ -18,7 +20,7 @@ from sm_llm.launcher.backends import local
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+pytestmark = pytest.mark.integration
 
 Fakes = Any
 TRAINS = """

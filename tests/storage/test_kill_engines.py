@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
-slow = pytest.mark.integration
-ENGINES = ("crt", pytest.param("boto3", marks=slow), pytest.param("s5cmd", marks=slow))
+pytestmark = pytest.mark.integration
+ENGINES = ("crt", "boto3", "s5cmd")
 PARTS = {"crt": 17 * MIB, "boto3": 17 * MIB, "s5cmd": 51 * MIB}
 """Bytes that make two or three parts."""
 
@@ -51,10 +51,7 @@ def place(s3_bench: Any, fault_proxy: Any) -> Place:
 
 @pytest.mark.parametrize(
     ("engine", "action"),
-    [
-        ("crt", "kill"),
-        *(pytest.param(*it, marks=slow) for it in (("crt", "kill-after"), ("boto3", "kill-after"), ("s5cmd", "kill"))),
-    ],
+    [("crt", "kill"), ("crt", "kill-after"), ("boto3", "kill-after"), ("s5cmd", "kill")],
 )
 def test_I1_I2_I3_a_save_in_many_parts_killed_at_any_request(
     s3_bench: Any, place: Place, fault_proxy: Any, rule: Any, engine: str, action: str

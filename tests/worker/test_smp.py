@@ -18,7 +18,7 @@ from worker_jobs import events, exact_steps, losses, result_folder, train_task
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 DOUBLE = Path(__file__).parents[1] / "fixtures" / "smp_double"
 
 
@@ -85,7 +85,6 @@ def test_CK32_a_checkpoint_of_another_strategy_is_refused_with_what_to_do(smp2: 
     assert "was saved by strategy smp, and fsdp cannot read it" in refusal(smp2, attempt=2)
 
 
-@pytest.mark.integration
 def test_copies_of_shards_learn_the_same_and_continue_what_one_copy_left(plain: dict[int, float], smp4: World) -> None:
     """The number of copies may change: two processes left it, four of the same shard degree go on."""
     assert difference(smp4.run("hybrid"), plain) < 1e-4

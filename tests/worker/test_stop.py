@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(200)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.integration)])
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_CK18_a_signal_to_one_process_stops_both_nodes_at_the_same_step_with_a_checkpoint(
     tmp_path: Path, number: signal.Signals
 ) -> None:

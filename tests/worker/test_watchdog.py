@@ -22,7 +22,8 @@ pytestmark = pytest.mark.timeout(200)
 EAGER = {"stall_seconds": 4.0, "stall_factor": 2.0}
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.integration)])
+@pytest.mark.integration
+@pytest.mark.parametrize("rank", [1, 0])
 def test_a_stopped_rank_is_named_and_the_others_tell_their_stacks(tmp_path: Path, rank: int) -> None:
     with Nodes(tmp_path / "run", watchdog=EAGER) as job:
         job.until_step(10)
