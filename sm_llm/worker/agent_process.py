@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +109,8 @@ class _Answers:
             self._connection.send((kind, value))
 
     def count(self, increment: int) -> None:
-        """Called by the threads of a transfer."""
-        with self._lock:
+        """Called by the threads of a transfer, which can do nothing about an owner that is gone."""
+        with self._lock, suppress(OSError):
             self._moved += increment
             if self._moved and time.monotonic() - self._told >= _PROGRESS_SECONDS:
                 self._told = time.monotonic()

@@ -14,6 +14,7 @@ from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.engines import ranges
 from sm_llm.storage.engines.auto import EngineTransfer
+from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_options import S3Options
@@ -127,3 +128,39 @@ def test_credentials_that_stay_expired_are_an_error_that_says_so(
     fault_proxy.set(rule("GET .*data/small", "expired", count=99))
     with pytest.raises(StorageError, match="the credentials have expired"):
         EngineTransfer("boto3").download(store, [Copy("small", tmp_path / "x.part", 100, "")], lambda _: None)
+
+
+def test_the_crt_engine_refuses_in_one_line_when_there_are_no_credentials(
+    store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    (tmp_path / "x").write_bytes(b"x")
+    copy = Copy("x", tmp_path / "x", 1, crc64_bytes(b"x"))
+    with pytest.raises(StorageError, match=r"cannot store 'x': Unable to locate credentials\. Set AWS_PROFILE"):
+        CrtTransfer().upload(store, [copy], lambda _: None)
+    assert capfd.readouterr() == ("", ""), "the runtime's threads print what is raised in them"
+
+
+def test_the_crt_engine_says_in_one_line_that_credentials_cannot_be_renewed_inside_a_file(
+    store: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from botocore.credentials import Credentials
+    from botocore.exceptions import CredentialRetrievalError
+
+    given = iter([Credentials(KEY, SECRET).get_frozen_credentials()])
+
+    def frozen(_: Credentials) -> Any:
+        for once in given:
+            return once
+        raise CredentialRetrievalError(provider="role", error_msg="the role's session is over")
+
+    (tmp_path / "x").write_bytes(b"x")
+    fault_proxy.set(rule("PUT .*data/x", "expired", count=99))
+    copy = Copy("x", tmp_path / "x", 1, crc64_bytes(b"x"))
+    refused = pytest.raises(StorageError, match="cannot store 'x': the credentials have expired")
+    with monkeypatch.context() as patch, refused:
+        patch.setattr(Credentials, "get_frozen_credentials", frozen)
+        CrtTransfer().upload(store, [copy], lambda _: None)
+    assert capfd.readouterr() == ("", "")

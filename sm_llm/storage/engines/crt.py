@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import FIRST_EXCEPTION, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
@@ -64,7 +65,9 @@ class CrtTransfer:
     def _each(
         self, store: S3Store, copies: Sequence[Copy], submit: Callable[[Any, Copy], Any], action: str
     ) -> dict[str, str]:
-        listener = _Listener(_client(store, max((it.size for it in copies), default=0)))
+        with told(store.uri, action, copies[0].key if copies else ""):
+            credentials = _Credentials(store)
+        listener = _Listener(_client(store, credentials, max((it.size for it in copies), default=0)))
         manager = _manager(store, listener)
         running: list[Any] = []
         try:
@@ -108,17 +111,39 @@ class _Listener:
         return request
 
 
-def _client(store: S3Store, largest: int) -> Any:
+class _Credentials:
+    """What the runtime asks for credentials; raises an error of the SDK if there are none to begin with.
+
+    Later nothing is raised, for the runtime's threads would print it: old ones go on, and the store refuses them.
+    """
+
+    def __init__(self, store: S3Store) -> None:
+        from botocore.exceptions import NoCredentialsError
+
+        self._source = store.session.get_credentials()
+        if self._source is None:
+            raise NoCredentialsError
+        self._newest = self._source.get_frozen_credentials()
+
+    def __call__(self) -> Any:
+        from awscrt.auth import AwsCredentials
+
+        with suppress(Exception):
+            self._newest = self._source.get_frozen_credentials()
+        return AwsCredentials(self._newest.access_key, self._newest.secret_key, self._newest.token)
+
+
+def _client(store: S3Store, credentials: _Credentials, largest: int) -> Any:
+    from awscrt.auth import AwsCredentialsProvider
     from awscrt.s3 import get_recommended_throughput_target_gbps
     from botocore.exceptions import BotoCoreError
-    from s3transfer.crt import BotocoreCRTCredentialsWrapper, create_s3_crt_client
+    from s3transfer.crt import create_s3_crt_client
 
     known = get_recommended_throughput_target_gbps()
     try:
-        credentials = BotocoreCRTCredentialsWrapper(store.session.get_credentials())
         return create_s3_crt_client(
             store.client.meta.region_name,
-            credentials.to_crt_credentials_provider(),
+            AwsCredentialsProvider.new_delegate(credentials),
             target_throughput=None if known else TARGET_BYTES_PER_SECOND,
             part_size=part_size(largest),
             use_ssl=store.client.meta.endpoint_url.startswith("https"),
