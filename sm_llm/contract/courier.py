@@ -19,6 +19,7 @@ class Courier:
     """Does ``duties`` in rounds. What goes wrong is told once, and so is that it goes well again; nothing is raised.
 
     ``last`` is done after the last round, and tried again until it succeeds or ``close`` has waited long enough.
+    ``what`` is what the store learns of it, in words.
     """
 
     def __init__(
@@ -27,11 +28,13 @@ class Courier:
         tell: Callable[[str], None],
         *,
         last: Callable[[], None] = lambda: None,
+        what: str = "how things stand",
         round_seconds: float = ROUND_SECONDS,
     ) -> None:
         self._duties = duties
         self._tell = tell
         self._last = last
+        self._what = what
         self._round_seconds = round_seconds
         self._in_trouble = False
         self._working = threading.Lock()
@@ -72,8 +75,8 @@ class Courier:
             except Exception as error:  # a store can fail in every way, and training goes on all the same
                 faults.append(error)
         if faults and not self._in_trouble:
-            self._tell(f"the run's storage cannot be told how things stand: {faults[0]}")
+            self._tell(f"the run's storage cannot be told {self._what}: {faults[0]}")
         elif not faults and self._in_trouble:
-            self._tell("the run's storage answers again and is told how things stand")
+            self._tell(f"the run's storage answers again and is told {self._what}")
         self._in_trouble = bool(faults)
         return not faults

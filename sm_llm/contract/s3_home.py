@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 CONFIG: dict[str, Any] = {
     "connect_timeout": 5,
-    "read_timeout": 20,
-    "retries": {"mode": "standard", "total_max_attempts": 5},
+    "read_timeout": 10,
+    "retries": {"mode": "standard", "total_max_attempts": 4},
 }
-"""Small objects, and people who wait: a store that does not answer is told within half a minute."""
+"""Small objects, and people who wait: a store that does not answer is told within three quarters of a minute."""
 
 
 def workspace(uri: str, environ: Mapping[str, str]) -> Path:

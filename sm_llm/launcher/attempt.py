@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.courier import CLOSE_SECONDS
 from sm_llm.contract.events import AttemptEnded, EventWriter, read_file
 from sm_llm.contract.job_file import JobFile
 from sm_llm.contract.liveness import hold
@@ -81,14 +82,18 @@ def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: in
 class Recording:
     """An attempt that is in the run's record, until ``end``."""
 
-    def __init__(self, home: RunHome, number: int, courier: Courier | None) -> None:
+    def __init__(self, home: RunHome, number: int, couriers: Sequence[Courier]) -> None:
         self._home = home
         self._number = number
-        self._courier = courier
+        self._couriers = couriers
 
-    def quiet(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
         """While this lasts no other thread of ours does anything: this process can be forked."""
-        return nullcontext() if self._courier is None else self._courier.quiet()
+        with ExitStack() as stack:
+            for courier in self._couriers:
+                stack.enter_context(courier.quiet())
+            yield
 
     def end(self, ending: Ending) -> None:
         """Record the end: in the event log first, so that whoever reads of it in the record finds all events."""
@@ -100,9 +105,10 @@ class Recording:
         self._home.update(lambda record: with_ending(record, paths, number, ending))
 
     def close(self) -> None:
-        """Tell the store what is left."""
-        if self._courier is not None:
-            self._courier.close()
+        """Tell the store what is left, while the run is still seen to live."""
+        ends = time.monotonic() + CLOSE_SECONDS
+        for courier in self._couriers:
+            courier.close(ends - time.monotonic())
 
 
 @contextmanager
@@ -115,8 +121,7 @@ def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iter
     with hold(home.root):
         home.update(lambda record: record.with_attempt(opened))
         on_started()
-        courier = report(home, number)
-        recording = Recording(home, number, courier if courier is None else courier.start())
+        recording = Recording(home, number, [courier.start() for courier in report(home, number)])
         try:
             yield recording
         except Exception as error:

@@ -7,22 +7,32 @@ import socket
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_client import code_of, told
 from sm_llm.storage.swap import read_tagged, swap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.storage.s3 import S3Store
-
 KEY = "alive"
 BEAT_SECONDS = 15.0
 SILENT_SECONDS = 75.0
 """Without a sign of life for so long, by the store's clock, an attempt is taken for dead."""
+CONFIG: dict[str, Any] = {
+    "connect_timeout": 4,
+    "read_timeout": 8,
+    "retries": {"mode": "standard", "total_max_attempts": 2},
+}
+"""Of beats: a store that hangs for some seconds costs one of them, and the next comes long before silence is death."""
 _TRIES = 5
+
+
+def impatient(store: S3Store) -> S3Store:
+    """The same store for beats, over a connection of its own."""
+    return S3Store(store.bucket, store.prefix, store.options, CONFIG)
 
 
 def silence(store: S3Store) -> float | None:

@@ -12,27 +12,31 @@ from sm_llm.contract.events import EventWriter, Notice
 from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.shipper import Shipper
 from sm_llm.contract.stop_request import StopRequest
-from sm_llm.launcher.heartbeat import Heartbeat
+from sm_llm.launcher.heartbeat import Heartbeat, impatient
 
 if TYPE_CHECKING:
     from sm_llm.contract.run_home import RunHome
 
 
-def report(home: RunHome, attempt: int) -> Courier | None:
-    """A courier (not yet started) that keeps the store of a remote run informed of an attempt; a folder needs none.
+def report(home: RunHome, attempt: int) -> list[Courier]:
+    """Couriers (not yet started) that keep the store of a remote run informed of an attempt; a folder needs none.
 
-    It stores events and logs, beats, and looks for a request to stop, which becomes a signal to this process.
+    One beats, the other stores events and logs, and looks for a request to stop, which becomes a signal to this
+    process. What one of them waits for does not hold up the other: a slow upload is no sign of death.
     """
     if not isinstance(home, S3Home):
-        return None
+        return []
+
+    def tell(message: str) -> None:
+        _tell(home, attempt, message)
+
     shipper = Shipper(home.root, home.store, home.is_original)
-    heartbeat = Heartbeat(home.store, attempt, lambda: _superseded(home, attempt))
+    heartbeat = Heartbeat(impatient(home.store), attempt, lambda: _superseded(home, attempt))
     requests = StopRequest(home.store, attempt, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    return Courier(
-        [heartbeat.beat, requests.look, shipper.ship],
-        lambda message: _tell(home, attempt, message),
-        last=shipper.ship_all,
-    )
+    return [
+        Courier([requests.look, shipper.ship], tell, last=shipper.ship_all),
+        Courier([heartbeat.beat], tell, what="that the run is alive"),
+    ]
 
 
 def _superseded(home: S3Home, attempt: int) -> None:
