@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import StorageError
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.s3 import S3Store, to_base64, whole_checksum
-from sm_llm.storage.s3_client import told
+from sm_llm.storage.s3_client import DENIED, code_of, told
+from sm_llm.storage.swap import swap
 from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _BODY = b"sm_llm storage probe"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing tried: what, whether it worked, why not, and the IAM actions it needs in S3."""
+    """One thing tried: what, whether it worked, why not, and the IAM actions it lacks in S3."""
 
     name: str
     ok: bool
@@ -60,7 +61,7 @@ class StorageReport:
 
 
 def probe_storage(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> StorageReport:
-    """Try a storage: list, create once and only once, read, checksum, multipart upload, delete.
+    """Try a storage: list, create once and only once, read, checksum, overwrite, multipart upload, delete.
 
     What it writes lies below ``.probe-<random>/`` and is deleted again. Never raises ``StorageError`` for what it
     tries: the report tells. Raises it for an address that means nothing.
@@ -75,12 +76,13 @@ def probe_storage(uri: str | Path, options: S3Options | Mapping[str, Any] | None
         ("list", lambda: _list(store, key), ("s3:ListBucket",)),
     ]
     if isinstance(store, S3Store):
-        upload = ("s3:PutObject", "s3:AbortMultipartUpload")
+        upload, replacing = ("s3:PutObject", "s3:AbortMultipartUpload"), ("s3:PutObject", "s3:GetObject")
         trials += [
+            ("replace only what was read (conditional overwrite)", lambda: _replace(store, f"{key}-record"), replacing),
             ("upload in parts", lambda: _upload_in_parts(store, f"{key}-parts"), upload),
             ("find unfinished uploads", lambda: _find_unfinished(store, key), ("s3:ListBucketMultipartUploads",)),
         ]
-    trials.append(("delete", lambda: store.delete([key, f"{key}-parts"]), ("s3:DeleteObject",)))
+    trials.append(("delete", lambda: store.delete([key, f"{key}-record", f"{key}-parts"]), ("s3:DeleteObject",)))
     checks = tuple(_try(name, trial, actions) for name, trial, actions in trials)
     return StorageReport(store.uri, checks, _policy(store, [it for it in checks if not it.ok]))
 
@@ -89,8 +91,13 @@ def _try(name: str, trial: Callable[[], None], actions: tuple[str, ...]) -> Chec
     try:
         trial()
     except StorageError as error:
-        return Check(name, False, str(error), actions)
-    return Check(name, True, "", actions)
+        return Check(name, False, str(error), actions if _is_denied(error) else ())
+    return Check(name, True)
+
+
+def _is_denied(error: StorageError) -> bool:
+    # What delete_objects refuses is told in its answer, without an error of the SDK.
+    return code_of(error.__cause__) in DENIED or "AccessDenied" in str(error)
 
 
 def _create(store: Store, key: str) -> None:
@@ -119,6 +126,17 @@ def _checksum(store: Store, key: str) -> None:
 def _list(store: Store, key: str) -> None:
     if key not in [it.key for it in store.list(key.partition("/")[0] + "/")]:
         raise StorageError("the object that was just created is not listed")
+
+
+def _replace(store: S3Store, key: str) -> None:
+    """As the record of a run is changed: by who has read it last."""
+    first = swap(store, key, b"first", None)
+    if first is None or swap(store, key, b"second", first) is None:
+        raise StorageError("an object that nobody else changes cannot be replaced with If-Match and its own tag")
+    if swap(store, key, b"third", first) is not None:
+        raise StorageError(
+            "this store replaces what has changed: it ignores If-Match, and a change to a run could be lost"
+        )
 
 
 def _upload_in_parts(store: S3Store, key: str) -> None:

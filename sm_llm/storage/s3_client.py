@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 _UNKNOWN_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidClientTokenId", "InvalidToken"})
-_DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"})
+DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"})
 _CREDENTIALS = ". Set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
 _CONFIG: dict[str, Any] = {
     "connect_timeout": 10,
@@ -112,7 +112,7 @@ def _meaning(error: Any, permission: str) -> str:
     said = error.response.get("Error", {}).get("Message", "") or str(error)
     if code in EXPIRED:
         return f"the credentials have expired ({code}). Refresh them; what was done so far is kept"
-    if code in _DENIED:
+    if code in DENIED:
         wanted = f" Needed: {permission}." if permission else ""
         return f"access denied ({said}).{wanted} Check with: sm-llm doctor --storage URI"
     if code in _UNKNOWN_KEYS:

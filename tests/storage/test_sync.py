@@ -295,21 +295,50 @@ def test_doctor_tells_what_works_and_what_is_missing(bucket: str, s3_server: Any
     assert probe_storage(f"s3://{bucket}/runs", options).ok
     assert not s3_server.client.list_objects_v2(Bucket=bucket).get("Contents")
     assert probe_storage(tmp_path / "runs").ok
-    report = probe_storage("s3://no-such-bucket/runs", {**options, "kms_key_id": "arn:aws:kms:eu-west-1:1:key/2"})
+    report = probe_storage("s3://no-such-bucket/runs", options)
     assert not report.ok
+    assert "FAILED  list: s3://no-such-bucket/runs: cannot list '.probe-" in report.text()
+    assert report.policy is None, "no permission creates a bucket"
+
+
+def test_doctor_prints_the_policy_that_a_reader_lacks(
+    bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sm_llm.storage.probe import probe_storage
+    from tests.fixtures.s3_server import READER_KEY, READER_SECRET
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", READER_SECRET)
+    options = {"endpoint_url": s3_server.endpoint, "kms_key_id": "arn:aws:kms:eu-west-1:1:key/2"}
+    report = probe_storage(f"s3://{bucket}/runs", options)
     assert report.policy is not None
-    statements = {json.dumps(it["Resource"]): it["Action"] for it in report.policy["Statement"]}
+    statements = {it["Resource"]: it["Action"] for it in report.policy["Statement"]}
     assert statements == {
-        '"arn:aws:s3:::no-such-bucket"': ["s3:ListBucket", "s3:ListBucketMultipartUploads"],
-        '"arn:aws:s3:::no-such-bucket/runs/*"': [
+        f"arn:aws:s3:::{bucket}/runs/*": [
             "s3:AbortMultipartUpload",
             "s3:DeleteObject",
             "s3:GetObject",
             "s3:PutObject",
         ],
-        '"arn:aws:kms:eu-west-1:1:key/2"': ["kms:GenerateDataKey", "kms:Decrypt"],
+        "arn:aws:kms:eu-west-1:1:key/2": ["kms:GenerateDataKey", "kms:Decrypt"],
     }
-    assert "FAILED  list: " in report.text()
+    assert "FAILED  create an object: " in report.text()
+
+
+def test_doctor_refuses_a_store_that_ignores_if_match(
+    bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sm_llm.storage import probe
+    from sm_llm.storage.swap import read_tagged, swap
+
+    def careless(store: Any, key: str, body: bytes, tag: str | None) -> str | None:
+        return swap(store, key, body, tag and read_tagged(store, key).tag)
+
+    monkeypatch.setattr(probe, "swap", careless)
+    report = probe.probe_storage(f"s3://{bucket}/runs", {"endpoint_url": s3_server.endpoint})
+    (failed,) = [it for it in report.checks if not it.ok]
+    assert "it ignores If-Match, and a change to a run could be lost" in failed.problem
+    assert report.policy is None
 
 
 def test_doctor_refuses_a_store_that_overwrites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
