@@ -142,10 +142,6 @@ class ContainerPaths:
         return self.base / "output" / "stopped"
 
     @property
-    def success(self) -> Path:
-        return self.base / "output" / "success"
-
-    @property
     def code(self) -> Path:
         return self.base / "code"
 

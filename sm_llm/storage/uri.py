@@ -107,11 +107,6 @@ def join(uri: str | Path, *parts: str) -> str:
     return f"{location.uri}/{below}" if below.parts else location.uri
 
 
-def as_prefix(key: str) -> str:
-    """``key`` closed by one "/", so that run-1 never matches run-10; the root stays empty."""
-    return f"{key.rstrip('/')}/" if key.strip("/") else ""
-
-
 def open_store(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> Store:
     """The store at ``uri``; touches nothing. Raises ``StorageError`` for what ``parse`` refuses.
 

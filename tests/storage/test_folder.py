@@ -14,7 +14,6 @@ from sm_llm.storage.base import Copy, MissingObjectError
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.transfer import CopyTransfer
-from sm_llm.storage.uri import as_prefix
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,13 +110,13 @@ def test_a_missing_root_is_an_error_not_emptiness(tmp_path: Path) -> None:
 def test_CK03_a_prefix_that_is_a_folder_keeps_other_runs_out(store: FolderStore) -> None:
     for key in ("run-1/a", "run-1/b/c", "run-10/a", "run-1.txt"):
         store.put_if_absent(key, b"x")
-    assert [it.key for it in store.list(as_prefix("run-1"))] == ["run-1/a", "run-1/b/c"]
+    assert [it.key for it in store.list("run-1/")] == ["run-1/a", "run-1/b/c"]
 
 
 def test_CK04_names_are_the_same_wherever_they_come_from(store: FolderStore, tmp_path: Path) -> None:
     for key in ("data/train/a.csv", "data/train/b/c.csv", "data/train-data.csv"):
         store.put_if_absent(key, key.encode())
-    prefix = as_prefix("data/train")
+    prefix = "data/train/"
     listed = store.list(prefix)
     copies = [Copy(it.key, tmp_path / "local" / it.key.removeprefix(prefix), it.size, "") for it in listed]
     CopyTransfer().download(store, copies, lambda _: None)

@@ -9,7 +9,7 @@ import pytest
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.uri import as_prefix, fill, join, open_store, parse
+from sm_llm.storage.uri import fill, join, open_store, parse
 
 
 def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,3 @@ def test_join_goes_down_only(tmp_path: Path) -> None:
     for part in ("../other", "/absolute", "a/../../b"):
         with pytest.raises(StorageError, match="does not stay below"):
             join("s3://bucket/runs", part)
-
-
-def test_prefixes_are_closed_by_one_slash() -> None:
-    assert [as_prefix(it) for it in ("run-1", "run-1/", "run-1//", "", "/")] == ["run-1/", "run-1/", "run-1/", "", ""]
