@@ -21,10 +21,14 @@ def ls(
 ) -> None:
     """List the runs in a storage, the oldest first."""
     from sm_llm.launcher.find_runs import ls as list_runs
+    from sm_llm.launcher.find_runs import storage_address
 
     found = list_runs(storage)
     if as_json:
         print_json([it.to_json() for it in found])
+        return
+    if not found:
+        typer.echo(f"no run yet in {storage_address(storage)}")
         return
     from sm_llm.launcher.report import runs_table
 

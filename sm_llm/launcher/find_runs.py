@@ -12,8 +12,10 @@ from sm_llm.contract.run_paths import RUN_RECORD
 from sm_llm.contract.states import RunState
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.backends.registry import BACKENDS, backend
-from sm_llm.launcher.homes import homes_below, read_records
+from sm_llm.launcher.homes import assert_storage, homes_below, read_records
 from sm_llm.launcher.run import Run
+from sm_llm.spec.job import DEFAULT_STORAGE
+from sm_llm.storage.uri import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +63,7 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     """
     if run is not None and (found := _by_uri(str(run), storage)):
         return found
-    place = _storage(storage)
+    place = storage_address(storage)
     records = run_records(place)
     wanted = [(home, it) for home, it in records if run is None or str(run) in (it.run_id, it.name)]
     if wanted:
@@ -96,7 +98,7 @@ def _by_native_job(uri: str, scheme: str, rest: str, storage: str | Path | None)
     target = backend(scheme)
     if (alive := target.find(rest)) is not None:
         return Run(alive)
-    place = _storage(storage)
+    place = storage_address(storage)
     matching = [
         (attempt.started, home)
         for home, record in run_records(place)
@@ -123,9 +125,13 @@ def ls(storage: str | Path | None = None) -> list[Listed]:
     """Every run below a storage root (the user's default storage, or ``./runs``), the oldest first.
 
     Cheap: of each run only the record, the sign of life and the ends of its newest event log are read. A record that
-    cannot be read is listed as ``unknown`` with the reason. Raises ``StorageError`` if the storage does not answer.
+    cannot be read is listed as ``unknown`` with the reason. Raises ``StorageError`` if the storage does not answer, and
+    if nothing at all is at an address that was given.
     """
-    found = [(home, it) for home, it in read_records(homes_below(_storage(storage))) if it is not None]
+    place = storage_address(storage)
+    found = [(home, it) for home, it in read_records(homes_below(place)) if it is not None]
+    if not found and place != storage_address(DEFAULT_STORAGE):
+        assert_storage(place)
     return sorted((_listed(home, it) for home, it in found), key=lambda it: (it.created or 0.0, it.run_id))
 
 
@@ -154,10 +160,9 @@ def _listed(home: RunHome, record: RunRecord | StorageError) -> Listed:
     )
 
 
-def _storage(storage: str | Path | None) -> str:
+def storage_address(storage: str | Path | None) -> str:
+    """In full; None is the user's default storage, or ``./runs``."""
     from sm_llm.spec.defaults import read_defaults
-    from sm_llm.spec.job import DEFAULT_STORAGE
-    from sm_llm.storage.uri import parse
 
     wanted = storage if storage is not None else read_defaults(os.environ).values.storage or DEFAULT_STORAGE
     return parse(wanted).uri

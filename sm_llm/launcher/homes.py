@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_record import RunRecord
 
 _READERS = 16
+_SHOWN = 8
 
 
 def user_options(given: S3Options | None = None) -> S3Options:
@@ -65,6 +66,30 @@ def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None
     names = folders(store, prefix)
     below = [store.below(name) for name in names]
     return [S3Home(it, workspace(it.uri, os.environ)) for it in below]
+
+
+def assert_storage(storage: str | Path, options: S3Options | None = None) -> None:
+    """Raise ``StorageError`` for an address at which there is nothing at all, or which is a run, not where runs are."""
+    location = parse(storage)
+    uri = location.uri
+    if location.path is not None:
+        if not location.path.is_dir():
+            raise StorageError(f"{uri}: there is no such folder, so no run. Check the address")
+        is_run = (location.path / RUN_RECORD).is_file()
+    else:
+        assert location.bucket is not None
+        store = S3Store(location.bucket, location.prefix, options or user_options(), CONFIG)
+        if not store.holds():
+            raise StorageError(f"{uri}: there is nothing below this address, so no run. Check it.{_beside(store)}")
+        is_run = store.head(RUN_RECORD) is not None
+    if is_run:
+        raise StorageError(f"{uri}: this is a run, not a folder of runs. Show it with: sm-llm status {uri}")
+
+
+def _beside(store: S3Store) -> str:
+    above = store.prefix.rstrip("/").rpartition("/")[0]
+    found = folders(S3Store(store.bucket, above, store.options, CONFIG))[:_SHOWN]
+    return f" Beside it there are: {', '.join(found)}" if found and store.prefix else ""
 
 
 def read_records(homes: list[RunHome]) -> list[tuple[RunHome, RunRecord | StorageError | None]]:

@@ -211,6 +211,14 @@ class S3Store:
                     found.append(StoredObject(key, size, None, modified, item.get("ETag", "").strip('"')))
         return sorted(found, key=lambda it: it.key)
 
+    def holds(self, prefix: str = "") -> bool:
+        """Whether any key starts with ``prefix``; asks for one."""
+        with told(self.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{self.bucket}"):
+            answer = self.client.list_objects_v2(
+                Bucket=self.bucket, Prefix=self.prefix + prefix, MaxKeys=1, **self.options.owner
+            )
+        return bool(answer.get("Contents"))
+
     def delete(self, keys: Iterable[str]) -> None:
         for batch in _batches(self.full_key(key) for key in keys):
             with told(self.uri, "delete", batch[0], self.needs("DeleteObject")):

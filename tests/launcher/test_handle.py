@@ -15,7 +15,7 @@ from sm_llm.contract.events import read_events
 from sm_llm.contract.job_file import JobFile
 from sm_llm.contract.run_record import RunRecord
 from sm_llm.contract.states import RunState
-from sm_llm.errors import CheckpointError, RunFailed, SmLlmError, SubmitError
+from sm_llm.errors import CheckpointError, RunFailed, SmLlmError, StorageError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.begin import differences
 from sm_llm.launcher.metrics import to_json
@@ -420,7 +420,12 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
         assert runs_table(list(found.values())).row_count == 3
     finally:
         running.stop(now=True, wait=True)
-    assert api.ls(fakes.storage / "nothing") == []
+    with pytest.raises(StorageError, match=r"nothing: there is no such folder, so no run\. Check the address"):
+        api.ls(fakes.storage / "nothing")
+    with pytest.raises(StorageError, match="this is a run, not a folder of runs"):
+        api.ls(done.uri)
+    fakes.monkeypatch.chdir(fakes.storage)
+    assert api.ls() == [], "nothing was ever launched in this folder"
 
 
 def test_a_glance_reads_only_the_ends_of_a_long_log(tmp_path: Path) -> None:

@@ -320,6 +320,27 @@ def test_a_store_that_does_not_answer_is_one_clear_error(
         s3_fakes.launch(storage_options={"endpoint_url": "http://127.0.0.1:9"})
 
 
+def test_ls_of_a_mistyped_address_says_that_nothing_is_there(
+    s3_fakes: Fakes, s3_server: Any, bucket: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from sm_llm.cli import main
+
+    s3_server.client.put_object(Bucket=bucket, Key="runs/empty/x", Body=b"x")
+
+    def ls(address: str) -> tuple[int, str, str]:
+        s3_fakes.monkeypatch.setattr(sys, "argv", ["sm-llm", "ls", address])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    mistyped = f"s3://{bucket}/rums"
+    problem = f"{mistyped}: there is nothing below this address, so no run. Check it. Beside it there are: runs"
+    assert ls(mistyped) == (1, "", f"error: {problem}\n")
+    assert ls(f"s3://{bucket}/runs") == (0, f"no run yet in s3://{bucket}/runs\n", "")
+    s3_server.client.put_object(Bucket=bucket, Key="runs/empty/run.json", Body=b"{}")
+    assert "this is a run, not a folder of runs" in ls(f"s3://{bucket}/runs/empty")[2]
+
+
 @pytest.mark.parametrize("way", ["watch", "wait", "logs"])
 def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
     s3_fakes: Fakes, elsewhere: Elsewhere, capfd: pytest.CaptureFixture[str], way: str
