@@ -337,7 +337,7 @@ def test_doctor_refuses_a_store_that_ignores_if_match(
     monkeypatch.setattr(probe, "swap", careless)
     report = probe.probe_storage(f"s3://{bucket}/runs", {"endpoint_url": s3_server.endpoint})
     (failed,) = [it for it in report.checks if not it.ok]
-    assert "it ignores If-Match, and a change to a run could be lost" in failed.problem
+    assert "this store ignores If-Match and replaces what has changed" in failed.problem
     assert report.policy is None
 
 
