@@ -179,7 +179,9 @@ class Checkpointer:
         deadline = min(limits, default=None)
         if self._writing is None:
             return True
+        self._publisher.is_awaited = True
         done = _is_done(self._writing, deadline) and _is_done(self._writing.result().done, deadline)
+        self._publisher.is_awaited = False
         if done:
             self._writing.result().done.result()
         return deadline is None or not self._control.any(not done)

@@ -92,6 +92,8 @@ class Publisher:
         self._held: dict[str, Sealed] = {}
         self._waiting: Sealed | None = None
         self._busy = self._ending = False
+        self.is_awaited = False
+        """Whether the loop waits for what is held: then no training goes on meanwhile."""
         self.failure: Exception | None = None
         self.seconds: float | None = None
         """How long the last publication took."""
@@ -99,7 +101,8 @@ class Publisher:
     @property
     def is_busy(self) -> bool:
         """Whether anything is held that is not published yet."""
-        return bool(self._held)
+        with self._changed:
+            return bool(self._held)
 
     def offer(self, sealed: Sealed, agreement: Agreement) -> None:
         """Publish a save that all nodes have sealed. A collective over ``agreement``, of the thread that sealed it."""
@@ -202,12 +205,15 @@ class Publisher:
         """Rank 0: raise the alarm; returns whether to give up."""
         waited = self._freshness.unpublished_seconds
         is_over = waited > self._max_unpublished_seconds
+        gives_up = is_over or self._ending or cause_of(error) is Cause.DISK_FULL  # which does not mend itself
         alarm = self._freshness.failed(str(error))
         self._context.emit(alarm)
-        last = "none was published before" if alarm.step is None else f"the last published step is {alarm.step}"
-        outlook = "" if is_over else ". Training goes on, and it is tried again"
-        self._context.notice(f"{error} ({last}, {alarm.age_seconds:,.0f} s ago){outlook}", "warning")
-        return is_over or self._ending or cause_of(error) is Cause.DISK_FULL  # which does not mend itself
+        age = f"{alarm.age_seconds:,.0f} s"
+        last = f"none is published after {age}" if alarm.step is None else f"step {alarm.step} was published {age} ago"
+        goes_on = "The run waits for it" if self.is_awaited else "Training goes on"
+        outlook = "" if gives_up else f". {goes_on}, and it is tried again"
+        self._context.notice(f"{error} ({last}){outlook}", "warning")
+        return gives_up
 
     def _obey(self, told: _Told, current: Sealed, error: StorageError | None) -> Sealed | None:
         if told.gives_up:
@@ -218,9 +224,10 @@ class Publisher:
             self._drop(told.dropped)
         if told.key is None:
             return None
-        chosen = self._held.pop(told.key)
-        chosen.save = told.save or chosen.save
-        self._held[chosen.save.save_id] = chosen
+        with self._changed:
+            chosen = self._held.pop(told.key)
+            chosen.save = told.save or chosen.save
+            self._held[chosen.save.save_id] = chosen
         return chosen
 
     def _give_up(self, error: Exception) -> None:
@@ -233,13 +240,19 @@ class Publisher:
             sealed.done.set_exception(error)
 
     def _drop(self, key: str) -> None:
-        replaced = self._held[key]
-        self._freshness.superseded(replaced.save.step or 0)
-        self._forget(replaced, None)
+        with self._changed:
+            replaced = self._held.pop(key, None)
+        if replaced is not None:  # else the other thread has just given everything up
+            self._freshness.superseded(replaced.save.step or 0)
+            self._settle(replaced, None)
 
-    def _forget(self, sealed: Sealed, result: Published | None) -> None:
+    def _forget(self, sealed: Sealed, result: Published) -> None:
+        with self._changed:
+            del self._held[sealed.save.save_id]
+        self._settle(sealed, result)
+
+    def _settle(self, sealed: Sealed, result: Published | None) -> None:
         """The folder goes only now: its save is committed, or a newer one is sealed."""
-        del self._held[sealed.save.save_id]
         if self._context.place.is_node_leader:
             shutil.rmtree(sealed.folder, ignore_errors=True)
         sealed.done.set_result(result)
