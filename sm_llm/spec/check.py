@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.check_compute import compute_faults
 from sm_llm.spec.check_script import script_faults
 from sm_llm.spec.check_strategy import strategy_faults, training_faults
 from sm_llm.spec.checkpoint import PretrainedStart
@@ -90,23 +91,27 @@ def _body_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _input_faults(job)
     for path, place in {**sources(job), **_input_uris(job)}.items():
         yield from _place_faults(path, place, hub=not path.endswith("start.checkpoint"))
+    misfits = list(compute_faults(job)) or list(_strategy_faults(job))
+    yield from misfits
+    compute = None if misfits else job.compute  # what is reckoned from wrong numbers would only say the same again
     task = job.task
-    if parallelism := parallelism_of(task):
-        where = "task.training.parallelism" if isinstance(task, PrecompileTask) else "task.parallelism"
-        misfits = list(strategy_faults(parallelism, job.compute.world_size, job.compute.processes, where))
-        yield from misfits
-        if misfits:
-            return  # the numbers of the training would only say the same again
     if isinstance(task, TrainTask):
-        yield from _train_faults(task, job.compute)
+        yield from _train_faults(task, compute)
     elif isinstance(task, PrepareTask):
         yield from _prepare_faults(task)
     elif isinstance(task, FetchTask):
         yield from _fetch_faults(task)
     elif isinstance(task, PrecompileTask):
-        yield from _precompile_faults(task, job.compute)
+        yield from _precompile_faults(task, compute)
     elif isinstance(task, ScriptTask):
         yield from script_faults(task)
+
+
+def _strategy_faults(job: JobSpec) -> Iterator[Fault]:
+    parallelism = parallelism_of(job.task)
+    where = "task.training.parallelism" if isinstance(job.task, PrecompileTask) else "task.parallelism"
+    if parallelism is not None:
+        yield from strategy_faults(parallelism, job.compute.world_size, job.compute.processes, where)
 
 
 def _input_uris(job: JobSpec) -> dict[str, str]:
@@ -129,7 +134,7 @@ def _input_faults(job: JobSpec) -> Iterator[Fault]:
             yield Fault(path, "there is no such input", name, f"Known inputs: {', '.join(job.inputs) or 'none'}")
 
 
-def _train_faults(task: TrainTask, compute: ComputeSpec) -> Iterator[Fault]:
+def _train_faults(task: TrainTask, compute: ComputeSpec | None) -> Iterator[Fault]:
     if isinstance(task.data, StreamData) and _SCHEME.match(task.data.dataset):
         yield from _stream_faults(task.data.dataset)
     yield from _length_faults(task)
@@ -141,6 +146,8 @@ def _train_faults(task: TrainTask, compute: ComputeSpec) -> Iterator[Fault]:
         problem = f"a trace would be longer than the {profile.every_steps} steps to the next one"
         yield Fault("task.logging.profile.steps", problem, profile.steps, f"Use at most {profile.every_steps}")
     yield from training_faults(task)
+    if compute is None:
+        return
     try:
         derive_task(task, compute.world_size, node_size=compute.processes)
     except SpecError as error:
@@ -200,7 +207,7 @@ def _prepare_faults(task: PrepareTask) -> Iterator[Fault]:
         yield Fault("task.train_tokenizer", "give tokenizer or train_tokenizer, not both")
 
 
-def _precompile_faults(task: PrecompileTask, compute: ComputeSpec) -> Iterator[Fault]:
+def _precompile_faults(task: PrecompileTask, compute: ComputeSpec | None) -> Iterator[Fault]:
     if not isinstance(task.training.parallelism, NxdSpec):
         seen, remedy = task.training.parallelism.strategy, "Only nxd compiles ahead"
         yield Fault("task.training.parallelism.strategy", "has no graphs to compile", seen, remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 @dataclass(frozen=True)
@@ -174,11 +175,20 @@ EC2's P3 page; NeuronCores from the Neuron documentation (Trn2 at its default of
 """
 
 _BY_NAME = {row.name: row for row in INSTANCES}
+_MISSPELT = 0.8
+"""Names at least this similar (``SequenceMatcher.ratio``) may be one name with a typing error."""
 
 
 def instance(name: str | None) -> Instance | None:
     """The row of an instance type such as ``ml.p5.48xlarge``, or None for one that is not in the table."""
     return _BY_NAME.get(name or "")
+
+
+def nearest_instance(name: str) -> Instance | None:
+    """The row that a name which is in no row was probably meant to name."""
+    name = name.lower()
+    close = get_close_matches(name, _BY_NAME, n=1, cutoff=_MISSPELT)
+    return _BY_NAME.get(f"ml.{name}") or (_BY_NAME[close[0]] if close else None)
 
 
 def instance_bf16_flops(row: Instance) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_CHANNEL
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 MOUNT = "/opt/ml/input/data"
 CODE = "/opt/ml/code"
+_FILE = re.compile(r"\.[A-Za-z]\w*$")
+"""A suffix begins with a letter: ``rows.jsonl`` is a file, ``Llama-3.1-8B`` and ``v1.5`` are folders."""
 
 
 def mounted(job: JobSpec) -> dict[str, Input]:
@@ -58,8 +61,8 @@ def _channel(name: str, value: Input) -> dict[str, Any]:
 
 
 def _closed(uri: str) -> str:
-    """A folder ends with "/", or run-1 would bring run-10 as well; a name with a suffix is a file."""
-    return uri if uri.endswith("/") or "." in uri.rpartition("/")[2] else f"{uri}/"
+    """A folder ends with "/", or run-1 would bring run-10 as well; a name with a file's suffix is a file."""
+    return uri if uri.endswith("/") or _FILE.search(uri) else f"{uri}/"
 
 
 def _replace(value: Any, places: Mapping[str, str]) -> Any:

@@ -92,18 +92,22 @@ def _join(path: str, name: str) -> str:
 
 def _size(shape: Any, size: float, path: str, unit: str, seen: Any) -> Iterator[Fault]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
-    counted = f"{size:g} {unit}".rstrip()
+    counted = f"has {size:g} {unit}; " if unit else ""
     if most is not None and size > most:
-        yield Fault(path, f"the service takes at most {most:,}; these are {counted}", seen)
+        yield Fault(path, f"{counted}the service takes at most {most:,}", seen)
     elif least is not None and size < least:
-        yield Fault(path, f"the service takes at least {least:,}; these are {counted}", seen)
+        yield Fault(path, f"{counted}the service takes at least {least:,}", seen)
 
 
-def _text(shape: Any, text: str, path: str, what: str = "") -> Iterator[Fault]:
-    yield from _size(shape, len(text), path, f"{what}characters", text)
+def _text(shape: Any, text: Any, path: str, what: str = "") -> Iterator[Fault]:
+    if not isinstance(text, str):
+        yield Fault(path, "is no text", text)
+        return
     pattern = shape.metadata.get("pattern")
     if pattern and not _matches(pattern, text):
         yield Fault(path, f"{what}does not have the form {pattern}", text)
+    else:
+        yield from _size(shape, len(text), path, f"characters{' in its name' if what else ''}", text)
     allowed = getattr(shape, "enum", ())
     if allowed and shape.name != "TrainingInstanceType" and text not in allowed:
         yield Fault(path, f"is none of {', '.join(allowed)}", text)

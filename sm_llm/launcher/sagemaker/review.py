@@ -11,9 +11,11 @@ from sm_llm.launcher import images
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.lines import duration
 from sm_llm.launcher.review import Review
-from sm_llm.launcher.sagemaker.limits import known_values, limit_faults
+from sm_llm.launcher.sagemaker.addresses import address_warnings
+from sm_llm.launcher.sagemaker.fields import request_faults
+from sm_llm.launcher.sagemaker.limits import known_values
 from sm_llm.launcher.sagemaker.request import Request, training_job
-from sm_llm.launcher.sagemaker.rules import account_faults, job_warnings, model_faults
+from sm_llm.launcher.sagemaker.rules import account_faults, job_faults, job_warnings, model_faults
 from sm_llm.launcher.sagemaker.settings import Settings, setting_faults, settings
 from sm_llm.launcher.sagemaker.time_limit import QUOTA_SECONDS, TimeLimit, time_limit
 from sm_llm.launcher.source_faults import program_faults
@@ -21,35 +23,15 @@ from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.tasks import ScriptTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sm_llm.launcher.plan import Plan
     from sm_llm.launcher.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
 
+_ANY_ROLE = "arn:aws:iam::123456789012:role/any"
+_ANY_REGION = "us-east-1"
 _STAND_IN_RUN = "-20000101-000000-0000"
-_FIELDS = {
-    "TrainingJobName": "name",
-    "RoleArn": "backend.role",
-    "AlgorithmSpecification.TrainingImage": "backend.image_uri",
-    "AlgorithmSpecification.MetricDefinitions": "backend.metric_definitions",
-    "InputDataConfig": "inputs",
-    "OutputDataConfig.KmsKeyId": "backend.output_kms_key_id",
-    "OutputDataConfig.S3OutputPath": "storage",
-    "ResourceConfig.VolumeKmsKeyId": "backend.volume_kms_key_id",
-    "ResourceConfig.KeepAlivePeriodInSeconds": "backend.keep_alive_period_in_seconds",
-    "ResourceConfig.TrainingPlanArn": "backend.training_plan_arn",
-    "ResourceConfig.InstanceGroups": "backend.instance_groups",
-    "ResourceConfig.InstanceType": "compute.instance_type",
-    "VpcConfig.Subnets": "backend.vpc.subnets",
-    "VpcConfig.SecurityGroupIds": "backend.vpc.security_group_ids",
-    "RetryStrategy.MaximumRetryAttempts": "backend.max_retry_attempts",
-    "StoppingCondition.MaxRuntimeInSeconds": "backend.max_run_seconds",
-    "StoppingCondition.MaxWaitTimeInSeconds": "backend.max_wait_seconds",
-    "Environment": "environment",
-    "Tags": "backend.tags",
-}
-"""Path in the request -> field of the specification."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,7 @@ def decide(plan: Plan) -> tuple[Decided | None, Settings | None, TimeLimit | Non
     except PlanError as error:
         return None, None, None, list(error.faults)
     faults = setting_faults(found)
-    image, address = _image(plan.job, found.region or "us-east-1", faults)
+    image, address = _image(plan.job, found.region or _ANY_REGION, faults)
     limit = time_limit(plan.job, plan.total_flops)
     if isinstance(limit, Fault):
         faults.append(limit)
@@ -84,6 +66,7 @@ def review(plan: Plan) -> Review:
     decided, found, limit, faults = decide(plan)
     if found is not None:
         faults += account_faults(plan.job, found, limit)
+        faults += _request_faults(plan.job, decided or _assumed(found, limit), faults)
     faults += model_faults(plan)
     tree = local_source(plan.job.task.source) if isinstance(plan.job.task, ScriptTask) else None
     image = decided.image if decided else None
@@ -91,8 +74,6 @@ def review(plan: Plan) -> Review:
     warnings = [*job_warnings(plan.job), *(tree.warnings if tree else [])]
     facts: dict[str, str] = {}
     if decided is not None:
-        request = training_job(plan.job, _stand_in(plan, decided))
-        faults += [_named(fault) for fault in limit_faults(request)]
         warnings += _request_warnings(plan.job, decided)
         facts = _facts(plan.job, decided, tree)
     return Review(tuple(faults), tuple(warnings), facts)
@@ -111,22 +92,28 @@ def _image(job: JobSpec, region: str, faults: list[Fault]) -> tuple[images.Image
     return row, address
 
 
-def _stand_in(plan: Plan, decided: Decided) -> Request:
+def _assumed(found: Settings, limit: TimeLimit | None) -> Decided:
+    """Decisions in place of those that cannot be made, so that the rest of the request is looked at all the same."""
+    account = replace(found, role=found.role or _ANY_ROLE, region=found.region or _ANY_REGION)
+    return Decided(account, "image", None, limit or TimeLimit(1, None, ""))
+
+
+def _request_faults(job: JobSpec, decided: Decided, told: Sequence[Fault]) -> list[Fault]:
+    """What the service's own limits say of the request, but for fields that are told of already."""
+    kind = job.compute.instance_type or ""  # its absence is a fault that is told
+    shown = job.model_copy(update={"compute": job.compute.model_copy(update={"instance_type": kind})})
+    request = training_job(shown, _stand_in(shown, decided))
+    return list(request_faults(request, [*told, *job_faults(job)]))
+
+
+def _stand_in(job: JobSpec, decided: Decided) -> Request:
     """A request as it will be, with a run id and a digest that only the launch knows."""
-    run_id = f"{plan.job.name}{_STAND_IN_RUN}"
-    run_uri = f"{plan.job.storage.rstrip('/')}/{run_id}"
-    code = f"{plan.job.storage.rstrip('/')}/bundles/{'0' * 64}/sourcedir.tar.gz"
+    run_id = f"{job.name}{_STAND_IN_RUN}"
+    run_uri = f"{job.storage.rstrip('/')}/{run_id}"
+    code = f"{job.storage.rstrip('/')}/bundles/{'0' * 64}/sourcedir.tar.gz"
     return Request(
         run_id, run_uri, 1, decided.image_uri, code, f"{run_uri}/job/attempt-1/", decided.settings, decided.limit
     )
-
-
-def _named(fault: Fault) -> Fault:
-    """A fault of the request under the name that the user gave the value by."""
-    for prefix, field in _FIELDS.items():
-        if fault.path == prefix or fault.path.startswith(f"{prefix}."):
-            return replace(fault, path=f"{field}{fault.path[len(prefix) :]}")
-    return fault
 
 
 def _request_warnings(job: JobSpec, decided: Decided) -> Iterator[str]:
@@ -138,6 +125,7 @@ def _request_warnings(job: JobSpec, decided: Decided) -> Iterator[str]:
         )
     if kind not in known_values("TrainingInstanceType"):
         yield f"compute.instance_type: the installed botocore does not know {kind} for training jobs"
+    yield from address_warnings(job, decided.settings.region)
     today = datetime.now(UTC).date()
     if decided.image is not None and (warning := images.patch_warning(decided.image, today)):
         yield f"backend.image_version: {warning}"

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
 from sm_llm.launcher.checks import is_reference, local_folder
+from sm_llm.launcher.sagemaker.addresses import address_faults
 from sm_llm.launcher.sagemaker.time_limit import LONGEST_SECONDS
 from sm_llm.spec.backends import SageMakerBackend
-from sm_llm.spec.hardware import instance
+from sm_llm.spec.hardware import instance, nearest_instance
 from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.references import sources
@@ -38,6 +39,7 @@ def job_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _strategy_faults(job, options)
     yield from _capacity_faults(options)
     yield from _place_faults(job)
+    yield from address_faults(job)
     yield from _secret_faults(job)
     if options.image == "built" and options.image_uri is None:
         remedy = "Build and push it with sm-llm image build, sm-llm image push, and give its address"
@@ -88,16 +90,7 @@ def _limit_faults(job: JobSpec, limit: TimeLimit) -> Iterator[Fault]:
 
 def _instance_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]:
     compute, row = job.compute, instance(job.compute.instance_type)
-    if compute.instance_type is None:
-        yield Fault("compute.instance_type", "no instance type", None, "For example ml.p5.48xlarge")
-        return
-    if not compute.instance_type.startswith("ml."):
-        remedy = f"Write ml.{compute.instance_type}"
-        yield Fault("compute.instance_type", "SageMaker's names begin with ml.", compute.instance_type, remedy)
-    elif row is None and compute.processes_per_instance is None:
-        problem = f"nothing is known of {compute.instance_type} here, so it has to be said how many processes it runs"
-        yield Fault("compute.processes_per_instance", problem, None, "Give the number of its accelerators")
-    elif row is not None and row.accelerator and compute.processes > row.accelerators:
+    if row is not None and row.accelerator and compute.processes > row.accelerators:
         problem = f"{compute.processes} processes for the {row.accelerators} accelerators of {row.name}"
         yield Fault("compute.processes_per_instance", problem, compute.processes, f"Use {row.accelerators}")
     yield from _group_faults(job, options)
@@ -197,11 +190,14 @@ def job_warnings(job: JobSpec) -> list[str]:
     assert isinstance(options, SageMakerBackend)
     training = training_of(job.task)
     warnings = []
-    if row is None:
+    types = [job.compute.instance_type, *(group.instance_type for group in options.instance_groups)]
+    for kind in dict.fromkeys(it for it in types if it is not None and instance(it) is None):
+        meant = nearest_instance(kind)
         warnings.append(
-            f"compute.instance_type: {job.compute.instance_type} is not in our table: whether it exists, and whether "
-            "it has EFA, is not known; set FI_PROVIDER=efa under environment if it has"
+            f"compute.instance_type: {kind} is not in our table{f' ({meant.name} is)' if meant else ''}: whether it "
+            "exists, and whether it has EFA, is not known; set FI_PROVIDER=efa under environment if it has"
         )
+    if row is None:
         return warnings
     if job.compute.instance_count > 1 and row.accelerator and not row.efa_cards:
         warnings.append(

@@ -11,7 +11,7 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.bundle import package_files
-from sm_llm.launcher.plan import plan_loaded
+from sm_llm.launcher.plan import plan, plan_loaded
 from sm_llm.spec.load import load
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def faults() -> Callable[..., list[Fault]]:
 
     def found(source: Any, *overrides: str, **fields: Any) -> list[Fault]:
         try:
-            plan_of(source, *overrides, **fields)
+            plan(source, *overrides, **fields)
         except (PlanError, SpecError) as error:
             return list(error.faults)
         return []

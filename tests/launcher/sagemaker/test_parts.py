@@ -20,7 +20,7 @@ from sm_llm.launcher.sagemaker.limits import known_values, limit_faults
 from sm_llm.launcher.sagemaker.metrics import METRICS, metric_definitions
 from sm_llm.launcher.sagemaker.names import job_name, normalised
 from sm_llm.launcher.sagemaker.sdk_defaults import read_sdk_defaults
-from sm_llm.launcher.sagemaker.states import SECONDARY, billable_line, native_state
+from sm_llm.launcher.sagemaker.states import SECONDARY, billable_seconds, native_state, used_seconds
 from sm_llm.spec.hardware import INSTANCES
 from sm_llm.spec.load import load
 from tests.launcher.sagemaker.conftest import ROLE, TINY, plan_of, render
@@ -56,7 +56,10 @@ def test_an_image_has_the_torch_that_our_training_needs() -> None:
         ((), "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"),
         (("backend.region=cn-north-1",), "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:"),
         (("backend.region=af-south-1",), "626614931356.dkr.ecr.af-south-1.amazonaws.com/pytorch:"),
-        (("backend.image_uri=my/own:1",), "my/own:1"),
+        (
+            ("backend.image_uri=123456789012.dkr.ecr.us-west-2.amazonaws.com/own:1",),
+            "123456789012.dkr.ecr.us-west-2.amazonaws.com/own:1",
+        ),
         (
             ("task.parallelism.strategy=nxd", "compute.instance_type=ml.trn1.32xlarge", "task.model.preset=llama-3-8b"),
             "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.28.0",
@@ -299,17 +302,12 @@ def test_a_job_stuck_in_stopping_gives_the_text_for_a_support_case() -> None:
     assert "2 x ml.p5.48xlarge" in stuck.detail
 
 
-def test_OB13_what_is_billed_is_told_also_while_it_runs() -> None:
+def test_OB13_what_is_billed_is_unknown_without_an_end_time_and_no_crash() -> None:
     begun = datetime(2026, 11, 28, tzinfo=UTC)
     running = {"TrainingJobStatus": "InProgress", "TrainingStartTime": begun, "ResourceConfig": {"InstanceCount": 2}}
-    assert billable_line(running).startswith("still running")
-    ended = {
-        **running,
-        "TrainingJobStatus": "Completed",
-        "TrainingEndTime": datetime(2026, 11, 28, 1, tzinfo=UTC),
-        "TrainingTimeInSeconds": 3600,
-        "BillableTimeInSeconds": 1080,
-    }
-    assert billable_line(ended) == "2 x 1h00m used, 2 x 18m00s billed, 70% less by spot"
+    assert (billable_seconds(running), used_seconds(running)) == (None, None)
+    ended = {**running, "TrainingEndTime": datetime(2026, 11, 28, 1, tzinfo=UTC), "BillableTimeInSeconds": 1080}
+    assert (billable_seconds(ended), used_seconds(ended)) == (2160, 7200)
+    assert used_seconds({**ended, "TrainingTimeInSeconds": 3000}) == 6000
     never = {"TrainingJobStatus": "Failed", "ResourceConfig": {"InstanceCount": 2}}
-    assert billable_line(never) == "nothing billed"
+    assert (billable_seconds(never), used_seconds(never)) == (None, None)

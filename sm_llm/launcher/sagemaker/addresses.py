@@ -1,0 +1,83 @@
+"""Addresses that a job on SageMaker names: its image, its bucket, its wheels, its inputs' names, its own program."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.job_file import JOB_CHANNEL
+from sm_llm.errors import Fault, StorageError
+from sm_llm.launcher.checks import is_reference, local_folder
+from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.tasks import ScriptTask
+from sm_llm.storage.uri import is_s3, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.spec.job import JobSpec
+
+_ECR = re.compile(
+    r"\d{12}\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.[a-z0-9.-]+"
+    r"/[a-z0-9][a-z0-9._/-]*(?::[\w.-]{1,128})?(?:@sha256:[0-9a-f]{64})?"
+)
+
+
+def address_faults(job: JobSpec) -> Iterator[Fault]:
+    """Addresses that cannot be what they are taken for."""
+    options = job.backend
+    assert isinstance(options, SageMakerBackend)
+    if options.image_uri is not None and not _ECR.fullmatch(options.image_uri):
+        problem = "SageMaker runs images of ECR only"
+        remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG; sm-llm image push copies one there"
+        yield Fault("backend.image_uri", problem, options.image_uri, remedy)
+    if options.bucket is not None and _bucket(f"s3://{options.bucket}") != options.bucket:
+        named = _bucket(options.bucket)
+        remedy = f"Write {named}" if named else "Write its name alone: lower-case letters, digits, dots and hyphens"
+        yield Fault("backend.bucket", "is no name of a bucket", options.bucket, remedy)
+    if options.wheelhouse is not None and _bucket(options.wheelhouse) is None:
+        remedy = "Write s3://bucket/prefix; sm-llm image wheelhouse fills it"
+        yield Fault("backend.wheelhouse", "is no prefix in S3", options.wheelhouse, remedy)
+    if JOB_CHANNEL in job.inputs:
+        problem = "is the name of the channel that brings the job itself"
+        yield Fault(f"inputs.{JOB_CHANNEL}", problem, remedy="Give the input another name")
+    yield from _source_faults(job)
+
+
+def _bucket(address: str) -> str | None:
+    """The bucket of an address in S3; None for any other text."""
+    try:
+        return parse(address).bucket if is_s3(address) else None
+    except StorageError:
+        return None
+
+
+def _source_faults(job: JobSpec) -> Iterator[Fault]:
+    source = job.task.source if isinstance(job.task, ScriptTask) else None
+    folder = None if is_reference(source) else local_folder(source)
+    if folder is None or folder.is_dir() or str(folder).startswith("/opt/ml/"):
+        return
+    if folder.exists():
+        remedy = f"Give the folder, {folder.parent}, and the file as task.entry"
+        yield Fault("task.source", "is a file, and the program's folder is wanted", source, remedy)
+    else:
+        remedy = "Check the path; leave it out only if the program is in the image"
+        yield Fault("task.source", "is not there", source, remedy)
+
+
+def address_warnings(job: JobSpec, region: str | None) -> list[str]:
+    """Addresses that are possible, but hardly meant."""
+    options = job.backend
+    assert isinstance(options, SageMakerBackend)
+    if options.image_uri is None:
+        return []
+    found = []
+    match = _ECR.fullmatch(options.image_uri)
+    if match and region and match["region"] != region:
+        found.append(
+            f"backend.image_uri: the image is in {match['region']}, the job runs in {region}. SageMaker pulls images "
+            "from the job's own region: copy it there (sm-llm image push)"
+        )
+    if options.image_version is not None:
+        found.append(f"backend.image_version: {options.image_version} has no effect, image_uri says which image runs")
+    return found
