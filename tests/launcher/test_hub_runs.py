@@ -99,9 +99,21 @@ def test_HP21_a_failing_job_does_not_tell_the_token_either(hub: Hub, planted: Pa
     assert TOKEN not in told(run)
 
 
-def test_a_secret_that_is_not_there_fails_the_job_by_name(hub: Hub, planted: Path) -> None:
-    run = ended(api.launch(job(planted, secrets={"HF_TOKEN": "env:NOWHERE"})))
-    assert "secrets.HF_TOKEN: env:NOWHERE is not set where the worker runs" in (run.failure_message() or "")
+def test_a_secret_that_is_not_there_is_told_before_anything_is_started(planted: Path) -> None:
+    missing = planted.parent / "token"
+    with pytest.raises(PlanError) as caught:
+        api.launch(job(planted, secrets={"HF_TOKEN": "env:NOWHERE", "OTHER": f"file:{missing}"}))
+    assert [(fault.path, fault.seen) for fault in caught.value.faults] == [
+        ("secrets.HF_TOKEN", "env:NOWHERE"),
+        ("secrets.OTHER", f"file:{missing}"),
+    ]
+    assert list(planted.iterdir()) == []
+
+
+def test_a_secret_that_the_worker_does_not_find_fails_the_job_by_name(hub: Hub, planted: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("")
+    run = ended(api.launch(job(planted, secrets={"HF_TOKEN": f"file:{tmp_path / 'token'}"})))
+    assert f"secrets.HF_TOKEN: file:{tmp_path / 'token'} is empty" in (run.failure_message() or "")
 
 
 def train(storage: Path, **changes: Any) -> dict[str, Any]:

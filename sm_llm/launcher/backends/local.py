@@ -198,13 +198,18 @@ def _tracker_faults(job: JobSpec) -> list[Fault]:
 
 
 def _secret_faults(job: JobSpec) -> list[Fault]:
-    """Kubernetes mounts its secrets into pods; there are none here."""
-    remedy = "Use env:, file:, secretsmanager: or ssm:"
-    return [
-        Fault(f"secrets.{name}", "a secret of Kubernetes cannot be read on this machine", reference, remedy)
-        for name, reference in job.secrets.items()
-        if reference.startswith("k8s:")
-    ]
+    """Secrets that this machine does not hold: what is not set in this shell, what is not there, a pod's."""
+    faults = []
+    for name, reference in job.secrets.items():
+        kind, _, place = reference.partition(":")
+        if kind == "k8s":
+            remedy = "Use env:, file:, secretsmanager: or ssm:"
+            faults.append((name, "a secret of Kubernetes cannot be read on this machine", reference, remedy))
+        elif kind == "env" and not {**os.environ, **job.environment}.get(place):
+            faults.append((name, "is not set in this shell, which the job inherits", reference, f"export {place}=..."))
+        elif kind == "file" and not Path(place).expanduser().is_file():
+            faults.append((name, "no such file on this machine", reference, "Write the secret there, or name its file"))
+    return [Fault(f"secrets.{name}", *told) for name, *told in faults]
 
 
 def _platform_faults(job: JobSpec) -> list[Fault]:
