@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +13,7 @@ from sm_llm.contract.program import step_of
 from sm_llm.contract.published import CheckpointPublished
 from sm_llm.errors import SmLlmError
 from sm_llm.storage import publish as publication
+from sm_llm.storage.publish import upload_part
 from sm_llm.storage.uri import join
 from sm_llm.worker.calls import LATE_SECONDS, closed, link_tree, quiet_since
 
@@ -102,6 +104,7 @@ class ScriptPublisher:
                 leader=self._context.place.is_leader,
                 gather=self._gather,
                 meta={"kind": "script", "spec_digest": self._context.job.spec_digest},
+                upload=partial(self._context.agent.call, upload_part),
             )
             if self._context.place.is_leader:
                 self._announce(published, step, time.monotonic() - began)

@@ -11,19 +11,21 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from worker_jobs import events, job_environment, job_file, result_folder, search_path
 
+from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT
 from sm_llm.contract.run_paths import ContainerPaths
 from sm_llm.contract.stopped import StopRecord
 from sm_llm.spec.inputs import S3Input
+from sm_llm.spec.storage import StorageOptions
 from sm_llm.storage.publish import list_checkpoints
 from sm_llm.storage.uri import open_store
 from sm_llm.worker import script_publisher
 from sm_llm.worker.main import main
+from sm_llm.worker.transfer_agent import TransferAgent
 
 if TYPE_CHECKING:
-    import pytest
-
     from sm_llm.contract.job_file import JobFile
 
 DUMP = """
@@ -170,6 +172,29 @@ def test_what_a_program_leaves_in_its_checkpoint_folder_is_published(tmp_path: P
     job = Job(tmp_path, program)
     assert job.run() == 0
     assert [it.step for it in list_checkpoints(open_store(job.folder))] == [40]
+
+
+@pytest.mark.integration
+def test_checkpoints_go_to_S3_by_the_nodes_agent_like_the_result(
+    tmp_path: Path, bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = DUMP + "os.makedirs('checkpoints/step_5')\nopen('checkpoints/step_5/w', 'w').write('w')\n"
+    job, options = Job(tmp_path, program), {"endpoint_url": s3_server.endpoint}
+    file = job.file(1).model_copy(update={"run_uri": f"s3://{bucket}/run"})
+    file = file.model_copy(update={"spec": file.spec.model_copy(update={"storage_options": StorageOptions(**options)})})
+    environ = job_environment(job.file(1)) | {"PYTHONPATH": search_path(), RUN_FOLDER_ENVIRONMENT: str(job.folder)}
+    file.write(Path(environ[JOB_ENVIRONMENT]))
+    asked: list[str] = []
+    ask = TransferAgent._ask
+
+    def spied(agent: TransferAgent, request: Any, progress: Any) -> Any:
+        asked.append(request[0].__name__)
+        return ask(agent, request, progress)
+
+    monkeypatch.setattr(TransferAgent, "_ask", spied)
+    assert main("script", environ) == 0
+    assert [it.step for it in list_checkpoints(open_store(file.run_uri, options))] == [5]
+    assert asked == ["upload_part", "upload_part"], "the checkpoint and the result"
 
 
 def test_a_folder_that_does_not_change_is_published_while_the_program_runs(
