@@ -77,6 +77,8 @@ class Attempt(_Block):
     """The first failing rank, where it is known."""
     billable_seconds: int | None = None
     """Seconds that the platform bills, of all nodes together; None where nothing is billed, or not yet known."""
+    used_seconds: int | None = None
+    """Seconds that its nodes ran, all of them together, where the platform tells; spot bills fewer."""
     start: AttemptStart | None = None
     request: str | None = None
     """The request as it was sent: its file, relative to the run's folder."""

@@ -67,11 +67,10 @@ def launch(
         SubmitError: the same run is running, or the backend could not start it.
     """
     from sm_llm.launcher.begin import begin, proceed
-    from sm_llm.launcher.plan import plan_loaded
+    from sm_llm.launcher.plan import load_whole, plan_loaded
     from sm_llm.launcher.stage import mint_run_id
-    from sm_llm.spec.load import load
 
-    loaded = load(source, overrides, fields)
+    loaded = load_whole(source, overrides, fields)
     storage = storage_root(loaded.spec)
     if dry_run:
         return _dry_run(loaded, plan_loaded(loaded), storage, mint_run_id(loaded.spec.name))

@@ -119,13 +119,13 @@ def recorded_spec(
 
     ``start`` is a checkpoint to start from. Raises ``SpecError``.
     """
-    from sm_llm.spec.load import load
+    from sm_llm.launcher.plan import load_whole
 
     spec = dict(record.spec)
     if start:
         spec["task"] = {**spec["task"], "start": {"checkpoint": start}}
-    loaded = load(spec, overrides, fields)
-    unchanged = load(spec).origins
+    loaded = load_whole(spec, overrides, fields)
+    unchanged = load_whole(spec).origins
     origins = {
         path: record.origins.get(path, "the run's record") if unchanged.get(path) == origin else origin
         for path, origin in loaded.origins.items()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NETWORK_INTERFACE = "lo"
+LINE_PREFIX = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] "}
+"""Makes torchrun, where it passes on what several processes print, begin their lines with ``rank_prefix``."""
 INSTANCE_TYPE = "local"
 INSTANCE_GROUP = "local"
 PORT = "<free-port>"
@@ -109,7 +111,7 @@ def node_environment(paths: RunPaths, job: JobFile, node: int, devices: str | No
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(job.spec.backend.stop_seconds)),  # torch 2.13 and newer
-        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+        **LINE_PREFIX,
         **_contract_variables(container, job, hosts, node, 0 if devices is None else devices.count(",") + 1),
     }
     if devices is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.launcher.container import LINE_PREFIX
 from sm_llm.spec.hardware import Instance, instance
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.smp import SmpSpec
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 PRECOMPILE_VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"
 """Set to 1, it makes the training toolkit compile graphs in place of training."""
+TEE = "PET_TEE"
+"""Stands for torchrun's ``--tee``, in whose command line the training toolkit lets nobody write."""
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 _PIPELINE_INFLIGHT, _ZERO1_INFLIGHT = "7", "3"
 
@@ -33,7 +36,7 @@ class Distribution:
 
 def distribution(job: JobSpec) -> Distribution:
     """The launch parameters and network environment of a job."""
-    environment = network_environment(job)
+    environment = network_environment(job) | _log_environment(job)
     mp_parameters = smp_parameters(job)
     if not starts_ranks(job.task):
         parameters = {} if mp_parameters is None else {"mp_parameters": mp_parameters}
@@ -51,6 +54,11 @@ def distribution(job: JobSpec) -> Distribution:
     if row is None or job.compute.processes != row.processes:
         hyperparameters[_PROCESSES] = job.compute.processes
     return Distribution(estimator, hyperparameters, environment)
+
+
+def _log_environment(job: JobSpec) -> dict[str, str]:
+    """Of several processes torchrun tells the lines apart: CloudWatch has one stream for all of a host."""
+    return {TEE: "3", **LINE_PREFIX} if starts_ranks(job.task) and job.compute.processes > 1 else {}
 
 
 def smp_parameters(job: JobSpec) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from sm_llm.errors import Fault
 from sm_llm.spec.hardware import instance
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.smp import SmpSpec
-from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, ScriptTask, parallelism_of
+from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask, ScriptTask, parallelism_of
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
@@ -151,7 +151,8 @@ def line_of(job: JobSpec) -> Line:
     if isinstance(parallelism, NxdSpec):
         return "neuron"
     row = instance(job.compute.instance_type)
-    if isinstance(job.task, PrepareTask | FetchTask | ConvertTask) and (row is None or not row.is_neuron):
+    needs_no_torch = isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask)
+    if needs_no_torch and (row is None or not row.is_neuron):
         return "cpu" if row is None or not row.is_gpu else "gpu"
     if row is None:
         return "gpu"

@@ -18,8 +18,11 @@ from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher.backends.sagemaker import SageMakerBackend
 from sm_llm.launcher.plan import plan_workflow
 from sm_llm.launcher.sagemaker.request import RUN_TAG
+from sm_llm.spec.compute import ComputeSpec
 from sm_llm.spec.digest import spec_digest
+from sm_llm.spec.job import StepSpec
 from sm_llm.spec.references import references, resolve, step_dependencies, workflow_job
+from sm_llm.spec.tasks import RegisterTask
 from sm_llm.storage.uri import fill, join
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
 
+REGISTER = "register"
 VERSION = "2020-12-01"
 RESULT = "result"
 """Below a run's address it stands for what the run has published, whatever that is called."""
@@ -42,13 +46,15 @@ _EXPERIMENT = {
 
 @dataclass(frozen=True)
 class Register:
-    """Registers what a step has published as a version of a model: its address, uncompressed, and an image to serve."""
+    """A step ``register`` more: what a step has published becomes a version of a model (``RegisterTask``)."""
 
     step: str
     group: str
     """Name of the model package group."""
     image_uri: str
     """Image that serves the model."""
+    instance_type: str = "ml.m5.large"
+    """What the step itself runs on: only a job can tell under which address a run has published."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,10 @@ class PipelineStep:
     """One step: its request (expressions of the pipeline language in it), and what it needs in S3."""
 
     name: str
-    kind: str
     arguments: dict[str, Any]
+    job: JobFile = field(repr=False)
     after: tuple[str, ...] = ()
     uploads: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    job: JobFile | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,10 @@ class PipelineDefinition:
         }
 
     def _step(self, step: PipelineStep) -> dict[str, Any]:
-        shown: dict[str, Any] = {"Name": step.name, "Type": step.kind, "Arguments": step.arguments}
+        shown: dict[str, Any] = {"Name": step.name, "Type": "Training", "Arguments": step.arguments}
         if step.after:
             shown["DependsOn"] = list(step.after)
-        if step.kind == "Training" and self.cache_days is not None:
+        if self.cache_days is not None:
             shown["CacheConfig"] = {"Enabled": True, "ExpireAfter": f"P{self.cache_days}D"}
         return shown
 
@@ -123,16 +128,14 @@ def render(
     if workflow.backend.name != "sagemaker":
         remedy = "Set backend.name=sagemaker"
         raise PlanError([Fault("backend.name", "a pipeline runs on SageMaker", workflow.backend.name, remedy)])
+    if register is not None:
+        workflow = _with_registration(workflow, register)
     known = _variables(workflow, variables or {})
     steps: list[PipelineStep] = []
     places: dict[str, list[Any]] = {}
     for plan in plan_workflow(workflow):
         assert plan.step is not None
         steps.append(_training(workflow, plan, known, places))
-    if register is not None:
-        if register.step not in places:
-            raise PlanError([Fault("register.step", "there is no such step", register.step)])
-        steps.append(_registration(register, places[register.step]))
     request = steps[0].arguments
     region = json.loads(request["HyperParameters"]["sagemaker_region"])
     return PipelineDefinition(workflow.name, request["RoleArn"], region, known, tuple(steps), cache_days)
@@ -186,7 +189,7 @@ def _training(
         hyperparameters[RUN_HYPERPARAMETER] = _text(address)
         request["Tags"] = [{**tag, "Value": address} if tag["Key"] == RUN_TAG else tag for tag in request["Tags"]]
     del request["TrainingJobName"]
-    return PipelineStep(step, "Training", request, tuple(after), uploads, job_file)
+    return PipelineStep(step, request, job_file, tuple(after), uploads)
 
 
 def _rendered(workflow: WorkflowSpec, plan: Plan) -> tuple[str, dict[str, Any], dict[str, bytes], JobFile]:
@@ -209,19 +212,15 @@ def _rendered(workflow: WorkflowSpec, plan: Plan) -> tuple[str, dict[str, Any], 
     return f"{root}/{name}", request, uploads, job.model_copy(update={"run_id": name, "run_uri": f"{root}/{name}"})
 
 
-def _registration(register: Register, place: list[Any]) -> PipelineStep:
-    source = {"S3Uri": _path([*place, "final/"]), "S3DataType": "S3Prefix", "CompressionType": "None"}
-    container = {"Image": register.image_uri, "ModelDataSource": {"S3DataSource": source}}
-    arguments = {
-        "ModelPackageGroupName": register.group,
-        "InferenceSpecification": {
-            "Containers": [container],
-            "SupportedContentTypes": ["application/json"],
-            "SupportedResponseMIMETypes": ["application/json"],
-        },
-        "ModelApprovalStatus": "PendingManualApproval",
-    }
-    return PipelineStep("register", "RegisterModel", arguments, (register.step,))
+def _with_registration(workflow: WorkflowSpec, register: Register) -> WorkflowSpec:
+    """The workflow with one more step, which registers what another publishes."""
+    if register.step not in workflow.steps:
+        raise PlanError([Fault("register.step", "there is no such step", register.step)])
+    if REGISTER in workflow.steps:
+        raise PlanError([Fault(f"steps.{REGISTER}", "the workflow registers already", remedy="Leave register out")])
+    task = RegisterTask(model=f"{_STEP}{register.step}.output", group=register.group, image_uri=register.image_uri)
+    step = StepSpec(task=task, compute=ComputeSpec(instance_type=register.instance_type))
+    return workflow.model_copy(update={"steps": {**workflow.steps, REGISTER: step}})
 
 
 def _below(job: JobSpec, path: str, step: str) -> list[str]:

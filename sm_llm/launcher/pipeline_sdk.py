@@ -32,12 +32,7 @@ def pipeline_of(found: PipelineDefinition, session: Any = None) -> Any:
         str: parameters.ParameterString,
     }
     own = {it.name: classes[type(it.default)](it.name, default_value=it.default) for it in found.variables}
-    steps = [
-        _training(step, kind, session, own, found.cache_days)
-        if step.kind == "Training"
-        else _registration(step, own)
-        for step in found.steps
-    ]  # fmt: skip
+    steps = [_training(step, kind, session, own, found.cache_days) for step in found.steps]
     return Pipeline(found.name, parameters=list(own.values()), steps=steps, sagemaker_session=session)
 
 
@@ -80,26 +75,6 @@ def _bare(text: Mapping[str, Any]) -> Any:
 
 def _texts(hyperparameters: Mapping[str, Any]) -> dict[str, str]:
     return {key: text for key, text in hyperparameters.items() if isinstance(text, str)}
-
-
-def _registration(step: PipelineStep, own: Mapping[str, Any]) -> Any:
-    from sagemaker.workflow.properties import Properties
-    from sagemaker.workflow.steps import Step, StepTypeEnum
-
-    class Registration(Step):  # type: ignore[misc]
-        """A step that sends a request as it stands."""
-
-        @property
-        def arguments(self) -> Any:
-            return _objects(step.arguments, own)
-
-        @property
-        def properties(self) -> Any:
-            return Properties(step_name=step.name, step=self, shape_name="DescribeModelPackageOutput")
-
-    return Registration(
-        name=step.name, step_type=StepTypeEnum.REGISTER_MODEL, depends_on=list(step.after) or None
-    )  # fmt: skip
 
 
 def _objects(value: Any, own: Mapping[str, Any]) -> Any:

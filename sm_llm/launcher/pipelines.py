@@ -47,10 +47,10 @@ def definition(
 
     Raises ``SpecError`` and ``PlanError``.
     """
+    from sm_llm.launcher.plan import load_whole
     from sm_llm.spec.job import WorkflowSpec
-    from sm_llm.spec.load import load
 
-    spec = load(workflow, overrides).spec
+    spec = load_whole(workflow, overrides).spec
     if not isinstance(spec, WorkflowSpec):
         raise PlanError([Fault("steps", "a pipeline is made of a workflow", remedy="Write the job as its only step")])
     found = render(spec, variables, register, cache_days)
@@ -92,7 +92,6 @@ def _store(found: PipelineDefinition) -> None:
     for step in found.steps:
         for uri, body in step.uploads.items():
             folder, _, key = uri.rpartition("/")
-            assert step.job is not None
             open_store(folder, step.job.spec.storage_options.model_dump()).put_if_absent(key, body)
 
 

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sm_llm.data.describe import RowsInfo, describe_rows
 from sm_llm.errors import DataError, Fault, PlanError, SpecError
 from sm_llm.launcher.checks import check_prepare, check_train, is_reference, local_folder
-from sm_llm.launcher.model_facts import ModelFacts, model_facts, pretrained_source
+from sm_llm.launcher.memory import MemoryEstimate, memory_estimate
+from sm_llm.launcher.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
 from sm_llm.launcher.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
+from sm_llm.spec.hardware import instance
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, TrainTask
+from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask, TrainTask
 
 if TYPE_CHECKING:
-    from sm_llm.spec.load import Loaded
+    from sm_llm.spec.compute import ComputeSpec
+    from sm_llm.spec.load import FaultySpec, Loaded
 
 T = TypeVar("T")
 
@@ -38,6 +41,8 @@ class Plan:
     model: ModelFacts | None = None
     rows: int | None = None
     """Training rows, where they exist already."""
+    memory: MemoryEstimate | None = None
+    """At the peak of a training, where the instance type says which GPUs there are."""
     warnings: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     """What the backend decided, in words: image, time limit, account."""
@@ -64,6 +69,7 @@ class Plan:
             "derived": None if self.derived is None else asdict(self.derived),
             "model": None if self.model is None else asdict(self.model),
             "rows": self.rows,
+            "memory": None if self.memory is None else {**asdict(self.memory), "total": self.memory.total},
             "total_flops": self.total_flops,
             "command": [list(argv) for argv in self.command],
             "warnings": list(self.warnings),
@@ -93,9 +99,29 @@ def plan(source: Source, *overrides: str, **fields: Any) -> list[Plan]:
         SpecError: the specification is wrong; all faults at once.
         PlanError: it is well-formed, but model, data and machine do not fit; all faults at once.
     """
-    from sm_llm.spec.load import load
+    return plan_loaded(load_whole(source, overrides, fields))
 
-    return plan_loaded(load(source, overrides, fields))
+
+def load_whole(source: Source, overrides: Sequence[str] = (), fields: Mapping[str, Any] | None = None) -> Loaded:
+    """``spec.load.load``; where the specification is faulty, its ``SpecError`` tells the faults of the plan as well."""
+    from sm_llm.spec.load import FaultySpec, load
+
+    try:
+        return load(source, overrides, fields)
+    except FaultySpec as error:
+        raise SpecError([*error.faults, *_beyond(error)]) from None
+
+
+def _beyond(error: FaultySpec) -> list[Fault]:
+    """Faults of the plan of a faulty specification, at fields that are not told of already."""
+    told = {fault.path for fault in error.faults}
+    try:
+        plan_loaded(error.loaded)
+    except (SpecError, PlanError) as further:
+        return [fault for fault in further.faults if fault.path not in told]
+    except Exception:  # it may be just what the specification's faults make impossible
+        return []
+    return []
 
 
 def plan_loaded(loaded: Loaded) -> list[Plan]:
@@ -151,12 +177,12 @@ def plan_job(
     faults = list(target.check(job))
     numbers = _Numbers()
     if isinstance(job.task, TrainTask):
-        numbers = _train_numbers(job.task, world_size, upstream or {}, faults)
+        numbers = _train_numbers(job.task, job.compute, upstream or {}, faults)
         if numbers.model is None and job.secrets:
             _forgive_refusals(faults, numbers)
     if isinstance(job.task, PrepareTask):
         faults += check_prepare(job.task)
-    if isinstance(job.task, PrepareTask | FetchTask | ConvertTask) and world_size > 1:
+    if isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask) and world_size > 1:
         kind = job.task.kind
         numbers.warnings.append(f"{kind} uses one process; the other {world_size - 1} will have nothing to do")
     plan = Plan(
@@ -167,6 +193,7 @@ def plan_job(
         derived=numbers.derived,
         model=numbers.model,
         rows=numbers.rows,
+        memory=numbers.memory,
         warnings=tuple(numbers.warnings),
         step=step,
         after=tuple(after),
@@ -183,21 +210,27 @@ class _Numbers:
     derived: Derived | None = None
     model: ModelFacts | None = None
     rows: int | None = None
+    memory: MemoryEstimate | None = None
     warnings: list[str] = field(default_factory=list)
 
 
 def _train_numbers(
-    task: TrainTask, world_size: int, upstream: Mapping[str, Upstream | None], faults: list[Fault]
+    task: TrainTask, compute: ComputeSpec, upstream: Mapping[str, Upstream | None], faults: list[Fault]
 ) -> _Numbers:
     """Numbers of a training task; what is wrong goes to ``faults``, so that all is told at once."""
-    numbers = _Numbers()
+    numbers, config = _Numbers(), None
     if not is_reference(task.model.path) and not is_reference(pretrained_source(task)):
-        numbers.model = _collect(faults, lambda: model_facts(task))
+        config = _collect(faults, lambda: planned_config(task))
+    numbers.model = None if config is None else model_facts(config, task)
     found = _rows(task, faults)
     numbers.rows = found.rows if found else None
-    numbers.derived = _collect(faults, lambda: derive_task(task, world_size, numbers.rows))
+    numbers.derived = _collect(faults, lambda: derive_task(task, compute.world_size, numbers.rows))
     faults += check_train(task, numbers.model, found, upstream)
     numbers.warnings += _warnings(task, numbers)
+    card = instance(compute.instance_type)
+    if config is not None and numbers.derived is not None and not faults and card is not None and card.is_gpu:
+        numbers.memory = memory_estimate(config, task, numbers.derived, compute.processes)
+        numbers.warnings += filter(None, [numbers.memory and numbers.memory.warning(card)])
     return numbers
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.lines import big, duration, moment, size
+from sm_llm.spec.hardware import instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,6 +79,9 @@ def _model_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     yield "FLOPs per token", f"{model.flops_per_token:,.0f} = {model.flops_formula}"
     if plan.total_flops is not None:
         yield "FLOPs in all", f"{plan.total_flops:.3g}"
+    card = instance(plan.job.compute.instance_type)
+    if plan.memory is not None and card is not None:
+        yield "memory of a GPU", plan.memory.describe(card)
 
 
 def _batch_rows(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -158,7 +162,15 @@ def _progress_rows(status: Status) -> Iterable[tuple[str, str]]:
         yield "took", duration(status.ended - status.started)
     elif status.started and not status.state.is_final:
         yield "running since", f"{moment(status.started)} ({duration(time.time() - status.started)})"
+    if status.billable_seconds is not None:
+        yield "billed", _bill(status.billable_seconds, status.used_seconds)
     yield from status.trackers.items()
+
+
+def _bill(billed: int, used: int | None) -> str:
+    """What is billed, and what spot capacity saved of it."""
+    saved = f", {1 - billed / used:.0%} less than the {duration(used)} used" if used and billed < used else ""
+    return f"{duration(billed)} of all nodes together{saved}"
 
 
 def runs_table(runs: Sequence[Listed]) -> Table:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.plan import Plan
 
-TASKS = ("train", "prepare", "fetch", "script")
+TASKS = ("train", "prepare", "fetch", "register", "script")
 STRATEGIES = ("fsdp", "smp")
 """Of our own training; a script brings its own and may ask for the image and parameters of any."""
 

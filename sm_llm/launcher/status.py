@@ -9,6 +9,8 @@ from sm_llm.contract.events import read_events
 from sm_llm.launcher.metrics import Summary, summarise, to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from sm_llm.contract.states import RunState
     from sm_llm.launcher.run import Run
 
@@ -36,6 +38,10 @@ class Status:
     """Experiment tracker -> where it shows this run."""
     cost: float | None
     """In US dollars; None where it is not priced."""
+    billable_seconds: int | None = None
+    """Seconds that the platform bills for all attempts that have ended, of all nodes together; None without a bill."""
+    used_seconds: int | None = None
+    """Seconds that those nodes ran; where spot made it cheaper, more than what is billed."""
     steps: tuple[Status, ...] = ()
     """Of a workflow: the steps that have begun."""
 
@@ -70,5 +76,12 @@ def status_of(run: Run) -> Status:
         result=None if result is None else str(result),
         trackers={event["tracker"]: event["uri"] or event["id"] for event in opened},
         cost=record.cost,
+        billable_seconds=_sum(it.billable_seconds for it in record.attempts),
+        used_seconds=_sum(it.used_seconds for it in record.attempts if it.billable_seconds is not None),
         steps=tuple(step.status() for step in run.steps.values()),
     )
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    known = [it for it in amounts if it is not None]
+    return sum(known) if known else None

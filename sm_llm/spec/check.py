@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.check_compute import compute_faults
+from sm_llm.spec.check_register import register_faults
 from sm_llm.spec.check_script import script_faults
 from sm_llm.spec.check_strategy import strategy_faults, training_faults
 from sm_llm.spec.checkpoint import PretrainedStart
@@ -23,6 +24,7 @@ from sm_llm.spec.tasks import (
     FetchTask,
     PrecompileTask,
     PrepareTask,
+    RegisterTask,
     ScriptTask,
     TrainTask,
     TrainTokenizer,
@@ -101,6 +103,8 @@ def _body_faults(job: JobSpec) -> Iterator[Fault]:
         yield from _prepare_faults(task)
     elif isinstance(task, FetchTask):
         yield from _fetch_faults(task)
+    elif isinstance(task, RegisterTask):
+        yield from register_faults(task)
     elif isinstance(task, PrecompileTask):
         yield from _precompile_faults(task, compute)
     elif isinstance(task, ScriptTask):

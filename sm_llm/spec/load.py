@@ -36,6 +36,14 @@ class Loaded:
     """The user's own defaults, of which those of storage have been applied."""
 
 
+class FaultySpec(SpecError):
+    """A specification whose classes parse, but whose fields do not fit together: more checks can look at ``loaded``."""
+
+    def __init__(self, faults: Sequence[Fault], loaded: Loaded) -> None:
+        super().__init__(faults)
+        self.loaded = loaded
+
+
 def load(
     source: SpecSource,
     overrides: Sequence[str] = (),
@@ -51,7 +59,8 @@ def load(
     stay as they are written: they are those of the working directory, wherever the file lies.
 
     Raises:
-        SpecError: every fault found, each with its dotted path and where the value was written.
+        SpecError: every fault found, each with its dotted path and where the value was written; ``FaultySpec`` where
+            a plan could still look for more.
     """
     defaults = read_defaults(environ, config_file)
     return _merged(_with_defaults(read_source(source), defaults), overrides, fields or {}, defaults)
@@ -76,11 +85,15 @@ def _merged(tree: Tree, overrides: Sequence[str], fields: Mapping[str, Any], def
     spec, type_faults = validate(kind, tree)
     told = {fault.path for fault in concealed}
     type_faults = [fault for fault in type_faults if fault.path not in told]
-    faults += [*field_faults, *concealed, *type_faults, *_further_faults(spec, tree, [*type_faults, *concealed])]
+    further = _further_faults(spec, tree, [*type_faults, *concealed])
+    faults += [*field_faults, *concealed, *type_faults]
     if spec is None or faults:
-        raise SpecError(faults)
+        raise SpecError([*faults, *further])
     origins = {".".join(path): origin for path, origin in tree.origins.items() if path}
-    return Loaded(spec, origins, spec_digest(spec), defaults)
+    loaded = Loaded(spec, origins, spec_digest(spec), defaults)
+    if further:
+        raise FaultySpec(further, loaded)
+    return loaded
 
 
 def read_source(source: SpecSource) -> Tree:

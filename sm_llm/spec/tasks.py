@@ -179,6 +179,19 @@ class ConvertTask(SpecModel):
     """One file per tensor, beside a file of references."""
 
 
+class RegisterTask(SpecModel):
+    """Register what a run has published as a version of a model on SageMaker: exactly its files, uncompressed."""
+
+    kind: Literal["register"] = "register"
+    """The task kind."""
+    model: str
+    """``steps.NAME.output``, ``RUN/result`` of a run in S3, or an ``s3://`` folder of model files."""
+    group: str
+    """Name or ARN of the model package group; made if it is not there."""
+    image_uri: str
+    """Image that serves the model."""
+
+
 class PrecompileTask(SpecModel):
     """Compile the graphs of a training on Trainium ahead of it, on as many nodes and with the same settings."""
 
@@ -213,7 +226,8 @@ class ScriptTask(SpecModel):
 
 
 Task = Annotated[
-    TrainTask | PrepareTask | FetchTask | ConvertTask | PrecompileTask | ScriptTask, Field(discriminator="kind")
+    TrainTask | PrepareTask | FetchTask | ConvertTask | RegisterTask | PrecompileTask | ScriptTask,
+    Field(discriminator="kind"),
 ]
 
 

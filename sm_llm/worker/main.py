@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.board import Board
 
 Task = Callable[[WorkerContext, JobSpec], None]
-WORKERS = ("train", "prepare", "fetch", "script")
+WORKERS = ("train", "prepare", "fetch", "register", "script")
 """Task kinds that this version runs, each in the module of its name."""
 
 

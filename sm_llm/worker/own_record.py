@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile
     from sm_llm.worker.context import WorkerContext
 
-_REGIONS = ("SAGEMAKER_REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
+REGIONS = ("SAGEMAKER_REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
@@ -44,7 +44,7 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
 
 def _training_job(environ: Mapping[str, str]) -> str | None:
     name = environ.get(TRAINING_JOB)
-    region = next((environ[it] for it in _REGIONS if environ.get(it)), None)
+    region = next((environ[it] for it in REGIONS if environ.get(it)), None)
     return f"{region}/{name}" if name and region else None
 
 

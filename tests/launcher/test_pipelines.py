@@ -115,14 +115,30 @@ def test_the_values_of_variables_are_part_of_the_address_downstream_too() -> Non
 
 
 def test_a_result_is_registered_uncompressed() -> None:
-    found = definition(workflow(), register=Register("train", "models", "image:1"))
+    """The save that a step will publish is known to nobody yet, so a step of our own asks for it."""
+    found = definition(workflow(), variables=VARIABLES, register=Register("train", "models", "image:1"))
     step = steps(found)["register"]
-    assert step["Type"] == "RegisterModel"
-    (container,) = step["Arguments"]["InferenceSpecification"]["Containers"]
-    source = container["ModelDataSource"]["S3DataSource"]
-    assert source["CompressionType"] == "None"
-    assert source["S3Uri"] == f"{found.steps[2].job.run_uri}/final/"  # type: ignore[union-attr]
-    assert "CacheConfig" not in step
+    assert step["DependsOn"] == ["train"]
+    assert step["Arguments"]["ResourceConfig"]["InstanceType"] == "ml.m5.large"
+    sent = step["Arguments"]["HyperParameters"]
+    assert json.loads(sent["sagemaker_program"]) == "register.py"
+    trained = steps(found)["train"]["Arguments"]["HyperParameters"]["sm_llm_run"]["Std:Join"]["Values"]
+    assert sent["task.model"]["Std:Join"]["Values"] == [*trained, "result"]
+    assert found.steps[3].job.spec.task.group == "models"  # type: ignore[union-attr]
+    plain = definition(workflow(), register=Register("train", "models", "image:1")).steps
+    assert plain[3].job.spec.task.model == f"{plain[2].job.run_uri}/result"  # type: ignore[union-attr]
+
+
+def test_a_workflow_may_register_by_itself_but_not_twice() -> None:
+    task = {"kind": "register", "model": "steps.train.output", "group": "models", "image_uri": "image:1"}
+    flow = workflow()
+    flow["steps"]["register"] = {"task": task, "compute": {"instance_type": "ml.m5.large"}}
+    register = Register("train", "models", "image:1")
+    assert definition(flow).to_json() == definition(workflow(), register=register).to_json()
+    with pytest.raises(PlanError, match="registers already"):
+        definition(flow, register=register)
+    with pytest.raises(PlanError, match="no such step"):
+        definition(workflow(), register=Register("trian", "models", "image:1"))
 
 
 @pytest.mark.parametrize(
@@ -167,8 +183,9 @@ def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
         ({"kind": "convert", "source": "s3://sm-llm-tests/shards", "to": "hf"}, "ml.m5.2xlarge"),
         ({"kind": "fetch", "source": "hf://org/name@main"}, "ml.m5.2xlarge"),
         ({"kind": "script", "entry": "train.py"}, "ml.p4d.24xlarge"),
+        ({"kind": "register", "model": "s3://sm-llm-tests/r", "group": "g", "image_uri": "i:1"}, "ml.m5.large"),
     ],
-    ids=["to nxd", "to hf", "fetch", "script"],
+    ids=["to nxd", "to hf", "fetch", "script", "register"],
 )
 def test_every_kind_of_task_is_a_step(task: dict[str, Any], kind: str) -> None:
     flow = {**workflow(), "steps": {"one": {"task": task, "compute": {"instance_type": kind, "instance_count": 1}}}}

@@ -145,6 +145,10 @@ def test_the_toolkit_trains_to_the_same_losses_as_the_local_backend(
     log = "\n".join(there.logs())
     assert "Invoking TorchDistributed" in log
     assert "sagemaker-training-toolkit" in log
+    assert any("Loss: " in line for line in there.logs(rank=0))
+    assert not any("Loss: " in line for line in there.logs(rank=1))
+    if processes > 1:  # torchrun tells the processes of a host apart
+        assert not any("[rank" in line or "Invoking" in line for line in there.logs(rank=0))
 
 
 @pytest.mark.integration

@@ -169,6 +169,26 @@ def test_but_no_place_to_write_to_and_no_run(overrides: list[str], path: str) ->
     assert [text.partition(":")[0].partition(" ")[0] for text in train(*overrides)] == [path]
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("model", "./model", "is no place of a model in S3"),
+        ("model", "s3://bucket", "is no place of a model in S3"),
+        ("group", "my_models", "Try my-models"),
+        ("group", "g" * 64, "1 to 63"),
+        ("image_uri", "an image", "no spaces"),
+        ("image_uri", "i" * 256, "255"),
+    ],
+)
+def test_what_is_registered_has_the_limits_of_the_service(field: str, value: str, words: str) -> None:
+    group = "arn:aws:sagemaker:us-west-2:123456789012:model-package-group/llama"
+    task = {"kind": "register", "model": "s3://bucket/run/result", "group": group, "image_uri": "repo:1"}
+    assert faults({"name": "r", "task": task}) == []
+    (text,) = faults({"name": "r", "task": {**task, field: value}})
+    assert text.startswith(f"task.{field} ")
+    assert words in text
+
+
 def test_what_is_fetched_is_on_the_hub() -> None:
     assert faults({"name": "f", "task": {"kind": "fetch", "source": "hf://datasets/org/name@v1/en"}}) == []
     (text,) = faults({"name": "f", "task": {"kind": "fetch", "source": "s3://bucket/model"}})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import read_events
@@ -13,12 +14,13 @@ from sm_llm.contract.stop_request import ask_to_stop
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.attempt import with_ending
 from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.distribution import TEE
 from sm_llm.launcher.logs import read_logs
 from sm_llm.launcher.results import has_checkpoint, has_final
 from sm_llm.launcher.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
 from sm_llm.launcher.sagemaker.cloudwatch import LogMirror
 from sm_llm.launcher.sagemaker.request import RUN_TAG
-from sm_llm.launcher.sagemaker.states import billable_seconds, native_state
+from sm_llm.launcher.sagemaker.states import billable_seconds, native_state, used_seconds
 from sm_llm.launcher.verdict import Ending, failures_in_events
 
 if TYPE_CHECKING:
@@ -73,12 +75,12 @@ def _settle(home: RunHome, record: RunRecord, number: int, native: NativeState, 
     """Write how the attempt ended into the record: what was published decides, then what the processes told."""
     home.refresh(f"events/attempt-{number}-")
     ending = _ending(home, record.run_id, number, native)
-    billed = billable_seconds(job)
+    bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
 
     def ended(held: RunRecord) -> RunRecord:
         closed = with_ending(held, home.paths, number, ending)
         attempt = next(it for it in closed.attempts if it.number == number)
-        return closed.with_attempt(attempt.model_copy(update={"billable_seconds": billed}))
+        return closed.with_attempt(attempt.model_copy(update=bill))
 
     home.update(ended)
     return NativeState(ending.state, ending.reason or "")
@@ -120,6 +122,9 @@ def logs_of(
     native_id = next(it.native_id for it in home.record().attempts if it.number == attempt)
     region, name = split_native(native_id)
     mirror = LogMirror(connect(region), name, home.paths.logs(attempt))
+    if wanted.prefix:
+        with leaving_alone(home):
+            wanted = _as_printed(wanted, describe(connect(region), name))
 
     def look() -> bool:
         alive = still_running()  # asked before the rest, so that the last lines are never missed
@@ -128,6 +133,11 @@ def logs_of(
         return alive
 
     return read_logs(home.paths, attempt, wanted, still_running=look, poll=LOOK_SECONDS)
+
+
+def _as_printed(wanted: LogFilter, job: Mapping[str, Any]) -> LogFilter:
+    """The filter for a host whose lines do not tell their rank, as those of an older release: all lines of the host."""
+    return wanted if TEE in job.get("Environment", {}) else replace(wanted, prefix="")
 
 
 def run_of(native: str, connect: Callable[[str], Account]) -> str | None:

@@ -54,15 +54,14 @@ def native_state(job: Mapping[str, Any], now: float) -> NativeState:
     return NativeState(state, words)
 
 
-def billable_line(job: Mapping[str, Any]) -> str:
-    """What has been used and what is billed; spot's saving, where there is one."""
-    count = node_count(job)
-    if job.get("TrainingEndTime") is None or job.get("TrainingStartTime") is None:
-        return "still running: what is billed is known when the job has ended" if _is_running(job) else "nothing billed"
-    used = int(job.get("TrainingTimeInSeconds") or seconds(job["TrainingEndTime"]) - seconds(job["TrainingStartTime"]))
-    billed = int(job.get("BillableTimeInSeconds") or used)
-    saved = f", {1 - billed / used:.0%} less by spot" if billed < used else ""
-    return f"{count} x {duration(used)} used, {count} x {duration(billed)} billed{saved}"
+def used_seconds(job: Mapping[str, Any]) -> int | None:
+    """Seconds that the nodes ran, all of them together; None before the job has ended, or where it never began."""
+    begun, ended = job.get("TrainingStartTime"), job.get("TrainingEndTime")
+    if (used := job.get("TrainingTimeInSeconds")) is None:
+        if begun is None or ended is None:
+            return None
+        used = seconds(ended) - seconds(begun)
+    return int(used) * node_count(job)
 
 
 def billable_seconds(job: Mapping[str, Any]) -> int | None:
@@ -81,10 +80,6 @@ def node_count(job: Mapping[str, Any]) -> int:
 def seconds(moment: Any) -> float:
     """A time of the service, a ``datetime`` or a number, as seconds since the epoch."""
     return moment.timestamp() if isinstance(moment, datetime) else float(moment)
-
-
-def _is_running(job: Mapping[str, Any]) -> bool:
-    return job.get("TrainingJobStatus") in ("InProgress", "Stopping")
 
 
 def _failure(reason: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Fault
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.hardware import instance, instance_bf16_flops
+from sm_llm.spec.tasks import RegisterTask
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
@@ -40,7 +41,9 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
     options = job.backend
     assert isinstance(options, SageMakerBackend)
     seconds, reason = options.max_run_seconds, "backend.max_run_seconds"
-    if seconds is None:
+    if seconds is None and isinstance(job.task, RegisterTask):
+        seconds, reason = _HOUR, "one call, and room for the instance to start"
+    elif seconds is None:
         row = instance(job.compute.instance_type)
         peak = instance_bf16_flops(row) if row else None
         if total_flops is None or peak is None:

@@ -8,10 +8,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from sm_llm.contract.states import RunState
-from sm_llm.errors import PlanError, SpecError, SubmitError
+from sm_llm.errors import PlanError, SmLlmError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
+from sm_llm.launcher.report import status_table
 from sm_llm.storage.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
 from tests.fixtures.sagemaker_double import Refusal
@@ -50,6 +52,14 @@ def put(run: Run, tmp_path: Path, step: int | None) -> None:
     save = new_save(run.id, step, world_size=1, node_count=1)
     sealed = seal(tmp_path / "working", tmp_path / f"sealed-{step}")
     publish(run.home.store, save, sealed, node=0, leader=True, gather=lambda value: [value])
+
+
+def shown(run: Run) -> str:
+    """What ``sm-llm status`` prints, without the table's spaces."""
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(status_table(run.status()))
+    return " ".join(captured.get().split())
 
 
 def test_a_launch_uploads_once_creates_the_job_and_says_so(
@@ -94,6 +104,25 @@ def test_states_follow_the_service_and_the_end_is_kept(
     calls = len(sagemaker_double.requests)
     assert run.state is RunState.COMPLETED
     assert len(sagemaker_double.requests) == calls
+
+
+def test_OB13_status_tells_the_bill_of_all_attempts_and_what_spot_saved(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path
+) -> None:
+    run = start("backend.spot=true")
+    assert "billed" not in shown(run)
+    put(run, tmp_path, 5)
+    ended = {"TrainingTimeInSeconds": 1800, "BillableTimeInSeconds": 600}
+    sagemaker_double.move(job_of(run), "MaxRuntimeExceeded", **ended)
+    assert run.state is RunState.INTERRUPTED
+    assert "billed 20m00s of all nodes together, 67% less than the 1h00m used" in shown(run)
+    again = start("backend.spot=true")
+    assert "billed 20m00s" in shown(again)  # the second attempt's is not known yet
+    sagemaker_double.move(job_of(again), "Failed", FailureReason="AlgorithmError: no", **ended)
+    assert again.state is RunState.FAILED
+    assert "billed 40m00s of all nodes together, 67% less than the 2h00m used" in shown(again)
+    told = again.status().to_json()
+    assert (told["billable_seconds"], told["used_seconds"]) == (2400, 7200)
 
 
 def test_a_job_that_completes_without_a_result_is_told_apart(
@@ -194,6 +223,21 @@ def test_logs_of_all_hosts_rank_0_first_and_only_new_lines(
     assert lines[:5] == [f"[node 0] line {n} of host 1" for n in range(5)]
     assert lines[5:] == [f"[node 1] line {n} of host 2" for n in range(5)]
     assert list(run.logs(node=1, pattern="line 3")) == ["line 3 of host 2"]
+
+
+def test_the_lines_of_one_rank_are_those_of_its_host_that_begin_with_it(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    run = start()
+    name = job_of(run)
+    for host in (1, 2):
+        ranks = range(8 * host - 8, 8 * host)
+        sagemaker_double.say(f"{name}/algo-{host}-1", "the host's own", *(f"[rank {it}] from {it}" for it in ranks))
+    assert list(run.logs(rank=9)) == ["from 9"]
+    with pytest.raises(SmLlmError, match="there is no rank 16: the run has 16 processes"):
+        list(run.logs(rank=16))
+    del sagemaker_double.jobs[name]["Environment"]["PET_TEE"]  # a job whose lines do not tell
+    assert list(run.logs(rank=9))[:2] == ["the host's own", "[rank 8] from 8"]
 
 
 def test_OB07_the_end_of_a_long_log_is_enough(start: Callable[..., Run], sagemaker_double: SageMakerDouble) -> None:

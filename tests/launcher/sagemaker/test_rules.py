@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.plan import plan_loaded
+from sm_llm.errors import SpecError
+from sm_llm.launcher.plan import plan, plan_loaded
 from sm_llm.spec.hardware import INSTANCES
 from sm_llm.spec.load import load
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of
@@ -55,10 +56,10 @@ REFUSED: list[tuple[str, tuple[str, ...], str, str]] = [
     ("no role", ("backend.role=null",), "backend.role", "no IAM role"),
     ("no region", ("backend.region=null",), "backend.region", "no AWS region"),
     ("31 retries", ("backend.max_retry_attempts=31",), "backend.max_retry_attempts", "at most 30"),
-    ("subnets alone", ("backend.vpc.subnets=[subnet-1]",), "backend.vpc.security_group_ids", "belong together"),
+    ("subnets alone", ("backend.vpc.subnets=[subnet-1]",), "backend.vpc.security_group_ids", "both, or neither"),
     ("a key for NVMe", ("backend.volume_kms_key_id=alias/x",), "backend.volume_kms_key_id", "NVMe"),
     ("AWS's own tags", ("backend.tags.aws:cost=1",), "backend.tags.aws:cost", "AWS's own"),
-    ("a tag with a comma", ("backend.tags={'a,b': '1'}",), "backend.tags.0.Key", "form"),
+    ("a tag with a comma", ("backend.tags={'a,b': '1'}",), "backend.tags.a,b", "form"),
     ("built without an image", ("backend.image=built",), "backend.image_uri", "needs the address"),
     ("SMP where there is none", (*SMP, "backend.region=eu-south-1"), "backend.region", "not known to be published"),
     ("a storage folder", ("storage=./runs",), "storage", "keeps its run in S3"),
@@ -230,7 +231,8 @@ def test_SR20_smp_needs_an_image_that_holds_it(faults: Faults) -> None:
 
 def test_an_unknown_type_is_warned_of_and_needs_the_number_of_processes(faults: Faults) -> None:
     (fault,) = faults(TINY, "compute.instance_type=ml.p99.48xlarge", "backend.max_run_seconds=60")
-    assert fault.path == "compute.processes_per_instance"
+    assert fault.path == "compute.instance_type"
+    assert "give compute.processes_per_instance" in fault.remedy
     plan = plan_of(
         TINY, "compute.instance_type=ml.p99.48xlarge", "compute.processes_per_instance=8", "backend.max_run_seconds=60"
     )
@@ -301,3 +303,47 @@ def test_every_type_of_the_table_is_one_of_the_service() -> None:
     from sm_llm.launcher.sagemaker.limits import known_values
 
     assert {row.name for row in INSTANCES} <= set(known_values("TrainingInstanceType"))
+
+
+MANY = (
+    *SMP, "name=my_run", "task.parallelism.tensor_parallel_degree=16", "backend.max_retry_attempts=31",
+    "backend.keep_alive_period_in_seconds=99999", "backend.max_run_seconds=5184000", "task.optim.min_learning_rate=1",
+)  # fmt: skip
+
+
+def test_faults_of_the_specification_hide_none_of_the_plan() -> None:
+    """Names, arithmetic, the service's limits and our own rules: all in one error."""
+    with pytest.raises(SpecError) as caught:
+        plan(TINY, *MANY)
+    assert {fault.path for fault in caught.value.faults} == {
+        "name", "task.parallelism.tensor_parallel_degree", "backend.max_retry_attempts",
+        "backend.keep_alive_period_in_seconds", "backend.max_run_seconds", "task.optim.min_learning_rate",
+    }  # fmt: skip
+    assert len(caught.value.faults) == 6
+
+
+def test_the_steps_of_a_workflow_tell_all_their_faults_together() -> None:
+    flow = {key: TINY[key] for key in ("storage", "backend", "compute")} | {"name": "flow"}
+    step = {"task": {**TINY["task"], "max_epochs": 1}}
+    with pytest.raises(SpecError) as caught:
+        plan({**flow, "steps": {"a": step, "b": {"task": TINY["task"]}}}, "backend.max_retry_attempts=31")
+    found = {fault.path for fault in caught.value.faults}
+    assert found == {
+        "steps.a.task.max_steps",
+        "steps.a.backend.max_retry_attempts",
+        "steps.b.backend.max_retry_attempts",
+    }
+
+
+@pytest.mark.parametrize("missing", ["backend.role", "backend.region", "compute.instance_type"])
+def test_what_is_missing_hides_no_broken_limit(missing: str, faults: Faults) -> None:
+    found = [fault.path for fault in faults(TINY, f"{missing}=null", "backend.max_retry_attempts=31")]
+    assert {missing, "backend.max_retry_attempts"} <= set(found)
+    assert len(found) == len(set(found))
+
+
+def test_a_fault_that_makes_the_plan_impossible_is_told_alone() -> None:
+    """What refers to nothing has no plan; there is no other error in its place."""
+    data = {"format": "rows", "train": "steps.none.output", "seq_length": 64}
+    with pytest.raises(SpecError, match="a job alone has no steps"):
+        plan({**TINY, "task": {**TINY["task"], "data": data}})
