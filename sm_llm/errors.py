@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _UNSET: Any = object()
+_MOST_SHOWN = 30
+"""Faults that a message lists; an error holds all of them."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,8 +71,10 @@ class _FaultyError(SmLlmError):
 def _list_faults(faults: Sequence[Fault]) -> str:
     if len(faults) == 1:
         return str(faults[0])
-    lines = "\n".join(f"  - {fault}" for fault in faults)
-    return f"{len(faults)} faults:\n{lines}"
+    lines = [f"  - {fault}" for fault in faults[:_MOST_SHOWN]]
+    if len(faults) > _MOST_SHOWN:
+        lines.append(f"  … and {len(faults) - _MOST_SHOWN} more")
+    return "\n".join([f"{len(faults)} faults:", *lines])
 
 
 class SpecError(_FaultyError):

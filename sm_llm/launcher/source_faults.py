@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from sm_llm.launcher.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
 
+_MODULE = "-m "
+_OPTIONS = re.compile(r"(?:^|\s)#|\s--|\\$")
+"""What may follow a requirement in its line: a comment, options such as --hash, a sign that the line goes on."""
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
@@ -26,10 +29,7 @@ def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -
     if not isinstance(task, ScriptTask) or tree is None:
         return []
     faults = list(tree.faults)
-    if not task.entry.startswith("-m ") and task.entry not in tree.files:
-        scripts = [name for name in tree.files if name.endswith((".py", ".sh"))]
-        remedy = f"There are: {', '.join(scripts[:8]) or 'no scripts'}"
-        faults.append(Fault("task.entry", "is not in the source folder", task.entry, remedy))
+    faults += _entry_faults(task.entry, tree)
     if (file := tree.files.get(REQUIREMENTS)) is not None:
         faults += requirement_faults(file, image)
     if (setup := tree.files.get("setup.py")) is not None and setup.stat().st_size == 0:
@@ -40,18 +40,55 @@ def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -
     return faults
 
 
+def _entry_faults(entry: str, tree: SourceTree) -> Iterator[Fault]:
+    """An entry that the folder does not hold. A module whose package is not there may be in the image."""
+    wanted = [entry]
+    if entry.startswith(_MODULE):
+        path = entry.removeprefix(_MODULE).replace(".", "/")
+        package = path.partition("/")[0]
+        if not any(name == f"{package}.py" or name.startswith(f"{package}/") for name in tree.files):
+            return
+        wanted = [f"{path}.py", f"{path}/__main__.py"]
+    if any(name in tree.files for name in wanted) or (tree.faults and not tree.files):
+        return
+    scripts = [name for name in tree.files if name.endswith((".py", ".sh"))]
+    remedy = f"There are: {', '.join(scripts[:8]) or 'no scripts'}"
+    yield Fault("task.entry", "is not in the source folder", entry, remedy)
+
+
 def requirement_faults(file: Path, image: Image | None) -> Iterator[Fault]:
-    """Requirements that would put another torch, or what is built against it, over the image's own."""
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        line = text.partition("#")[0].strip()
+    """Requirements that are none, and such as would put another torch, or what is built on it, over the image's own."""
+    path = f"task.source/{file.name}"
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        yield Fault(path, f"cannot be read: {error}", str(file), "Write it as UTF-8 text")
+        return
+    for number, text in enumerate(lines, 1):
+        line = _OPTIONS.split(text)[0].strip()
         match = _NAME.match(line)
         name = normalised(match[1]) if match else ""
-        if not is_owned(name, image.line if image else None) or _is_met(line, name, image):
-            continue
-        held = f" ({name} {image.torch})" if image and name == "torch" else ""
-        problem = f"line {number} asks for {line}, which belongs to the image{held}"
-        remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"
-        yield Fault(f"task.source/{REQUIREMENTS}", problem, line, remedy)
+        if not _is_requirement(line):
+            remedy = "Write for example einops>=0.8"
+            yield Fault(path, f"line {number} is no requirement", line, remedy)
+        elif is_owned(name, image.line if image else None) and not _is_met(line, name, image):
+            held = f" ({name} {image.torch})" if image and name == "torch" else ""
+            problem = f"line {number} asks for {line}, which belongs to the image{held}"
+            remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"
+            yield Fault(path, problem, line, remedy)
+
+
+def _is_requirement(line: str) -> bool:
+    """Whether pip could read a line: names with versions are looked at, options and addresses are left to it."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    if not line or line.startswith(("-", ".", "/")) or "://" in line or "${" in line or line.endswith(".whl"):
+        return True
+    try:
+        Requirement(line)
+    except InvalidRequirement:
+        return False
+    return True
 
 
 def _is_met(line: str, name: str, image: Image | None) -> bool:

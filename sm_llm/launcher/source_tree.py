@@ -24,6 +24,7 @@ _SECRET = (".env", ".env.*", "*.pem", "id_rsa*", "id_ed25519*", ".netrc", ".npmr
 _LARGEST_FILE = 100_000_000
 LARGEST_TREE = 500_000_000
 WARN_TREE = 50_000_000
+MOST_FILES = 20_000
 
 
 @dataclass
@@ -45,9 +46,19 @@ class SourceTree:
 def source_tree(root: Path, where: str = "task.source") -> SourceTree:
     """Walk ``root``. Faults and warnings name ``where``; nothing is read but names and sizes."""
     tree = SourceTree()
-    ignored = _ignore_rules(root)
-    _walk(root, "", root.resolve(), (), ignored, tree, where)
+    if root.resolve() in (Path("/"), Path.home().resolve()):
+        tree.faults.append(Fault(where, "is no program's folder", str(root), "Give the folder that holds the program"))
+        return tree
+    try:
+        _walk(root, "", root.resolve(), (), _ignore_rules(root), tree, where)
+    except (OSError, UnicodeDecodeError) as error:
+        unread = str(getattr(error, "filename", None) or root / IGNORE_FILE)
+        remedy = f"Mend it, or list it in {IGNORE_FILE}"
+        return SourceTree(faults=[*tree.faults, Fault(where, f"cannot be read: {error}", unread, remedy)])
     tree.files = dict(sorted(tree.files.items()))
+    if len(tree.files) > MOST_FILES:
+        remedy = f"List in {IGNORE_FILE} what the program does not need"
+        tree.faults.append(Fault(where, f"{len(tree.files):,} files are too many for a bundle", str(root), remedy))
     total = tree.bytes
     remedy = f"List in {IGNORE_FILE} what the program does not need; data and weights are read from S3"
     if total > LARGEST_TREE:
@@ -105,7 +116,9 @@ def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) 
 
 
 def _add(path: Path, name: str, tree: SourceTree, where: str) -> None:
-    if any(fnmatch(path.name, pattern) for pattern in _SECRET):
+    if not os.access(path, os.R_OK):
+        tree.faults.append(Fault(where, f"{name} cannot be read", str(path), f"Mend it, or list it in {IGNORE_FILE}"))
+    elif any(fnmatch(path.name, pattern) for pattern in _SECRET):
         remedy = f"List it in {IGNORE_FILE}; the worker gets secrets by reference (secrets.NAME=…)"
         tree.faults.append(Fault(where, f"{name} holds secrets by its name", str(path), remedy))
     elif (size := path.stat().st_size) > _LARGEST_FILE:

@@ -258,8 +258,11 @@ def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault
 
 
 def _environment_faults(environment: dict[str, str], secrets: dict[str, str]) -> Iterator[Fault]:
-    for name in environment:
+    for name, value in environment.items():
         if not _VARIABLE.fullmatch(name):
-            yield Fault(f"environment.{name}", "not a name of an environment variable")
+            remedy = "Use letters, digits and underscores, and no digit first"
+            yield Fault(f"environment.{name}", "not a name of an environment variable", remedy=remedy)
+        if "\0" in value:
+            yield Fault(f"environment.{name}", "holds a NUL character, which ends a variable", value, "Leave it out")
         if name in secrets:
             yield Fault(f"environment.{name}", "is set here and by secrets; keep one")

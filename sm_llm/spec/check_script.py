@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _FILE = re.compile(r"(?![/-])[\w.-]+(?:/[\w.-]+)*\.(?:py|sh)")
 _MODULE = re.compile(r"-m [A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_LONGEST_WORD = 131_071
+"""Linux's MAX_ARG_STRLEN, without the closing NUL."""
 _KEY = re.compile(r"[^\s=]+")
 
 
@@ -26,6 +28,9 @@ def script_faults(task: ScriptTask) -> Iterator[Fault]:
     if isinstance(task.args, dict):
         for key, value in task.args.items():
             yield from _argument_faults(task, key, value)
+    else:
+        for index, word in enumerate(task.args):
+            yield from _word_faults(f"task.args.{index}", word)
     for name in ("output_folder", "checkpoint_folder"):
         folder = getattr(task, name)
         if folder.startswith("/") or ".." in folder.split("/") or folder.strip("/.") == "":
@@ -34,6 +39,17 @@ def script_faults(task: ScriptTask) -> Iterator[Fault]:
     if task.output_folder.strip("/") == task.checkpoint_folder.strip("/"):
         problem = "is the output folder too: checkpoints would end up in the result"
         yield Fault("task.checkpoint_folder", problem, task.checkpoint_folder)
+
+
+def _word_faults(path: str, word: Any) -> Iterator[Fault]:
+    """What no program can be given as one argument (execve(2))."""
+    if not isinstance(word, str):
+        return
+    if "\0" in word:
+        yield Fault(path, "holds a NUL character, which ends an argument", word, "Leave it out")
+    elif (length := len(word.encode("utf-8", "surrogateescape"))) > _LONGEST_WORD:
+        problem = f"has {length:,} bytes; a program is given at most {_LONGEST_WORD:,} in one argument"
+        yield Fault(path, problem, word, "Write args as a mapping with args_style: file")
 
 
 def _argument_faults(task: ScriptTask, key: str, value: Any) -> Iterator[Fault]:
@@ -45,6 +61,8 @@ def _argument_faults(task: ScriptTask, key: str, value: Any) -> Iterator[Fault]:
         return
     if task.args_style == "file":
         return
+    for word in value if isinstance(value, list) else [value]:
+        yield from _word_faults(path, word)
     if not _KEY.fullmatch(key):
         yield Fault(path, "an argument's name has no spaces and no equals sign", key)
     items = value if isinstance(value, list) else [value]

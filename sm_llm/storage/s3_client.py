@@ -79,7 +79,7 @@ def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None
     except ClientError as error:
         raise StorageError(f"{uri}: cannot {action} {key!r}: {_meaning(error, permission)}") from error
     except (BotoCoreError, HTTPClientError) as error:
-        raise StorageError(f"{uri}: cannot {action} {key!r}: {error}{_remedy(error)}") from error
+        raise StorageError(f"{uri}: cannot {action} {key!r}: {error}{credentials_hint(error)}") from error
 
 
 def code_of(error: BaseException | None) -> str:
@@ -126,8 +126,11 @@ def _meaning(error: Any, permission: str) -> str:
     return f"{code} {said}".strip()
 
 
-def _remedy(error: BaseException) -> str:
+def credentials_hint(error: BaseException) -> str:
+    """What to do where the SDK found no usable credentials, to follow its own words; empty for other errors."""
     name = type(error).__name__
     if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"):
         return _CREDENTIALS
+    if name in ("UnauthorizedSSOTokenError", "SSOTokenLoadError"):
+        return ". Log in again: aws sso login"
     return ""

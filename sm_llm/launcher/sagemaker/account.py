@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.sagemaker.limits import fresh_session
-from sm_llm.storage.s3_client import EXPIRED, code_of
+from sm_llm.storage.s3_client import EXPIRED, code_of, credentials_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def told(action: str) -> Iterator[None]:
         meaning = _MEANINGS.get(code)
         raise SubmitError(f"{action}: {meaning} ({said})" if meaning else f"{action}: {code}: {said}") from error
     except (BotoCoreError, HTTPClientError) as error:
-        raise SubmitError(f"{action}: {error}") from error
+        raise SubmitError(f"{action}: {error}{credentials_hint(error)}") from error
 
 
 def describe(account: Account, name: str) -> dict[str, Any]:

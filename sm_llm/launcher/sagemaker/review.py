@@ -23,7 +23,7 @@ from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.tasks import ScriptTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.launcher.plan import Plan
     from sm_llm.launcher.source_tree import SourceTree
@@ -76,7 +76,14 @@ def review(plan: Plan) -> Review:
     if decided is not None:
         warnings += _request_warnings(plan.job, decided)
         facts = _facts(plan.job, decided, tree)
-    return Review(tuple(faults), tuple(warnings), facts)
+    origins = found.origins if found is not None else {}
+    return Review(tuple(_whence(fault, origins) for fault in faults), tuple(warnings), facts)
+
+
+def _whence(fault: Fault, origins: Mapping[str, str]) -> Fault:
+    """A fault that says which file of the SDK's defaults its value is from, where it is from one."""
+    origin = fault.origin or origins.get(fault.path) or origins.get(fault.path.rpartition(".")[2], "")
+    return replace(fault, origin=origin)
 
 
 def _image(job: JobSpec, region: str, faults: list[Fault]) -> tuple[images.Image | None, str | None]:

@@ -16,7 +16,7 @@ from sm_llm.errors import Fault, PlanError
 from sm_llm.spec.yaml_text import from_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _ADMIN, _USER = "SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRIDE"
 _FILE = "config.yaml"
@@ -37,9 +37,11 @@ class SdkDefaults:
 def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
     """Merge the administrator's file and the user's, which wins.
 
-    Raises ``PlanError`` for a file that was named but cannot be read; the usual places may be empty.
+    Raises ``PlanError`` for a file that was named but cannot be read, and for values of another shape than the SDK
+    wants; the usual places may be empty.
     """
     found = SdkDefaults()
+    faults: list[Fault] = []
     for place, is_named in _places(environ):
         text = _read(place, is_named)
         if text is None:
@@ -47,9 +49,49 @@ def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
         tree = from_yaml(text, place)
         job = tree.get(("SageMaker", "TrainingJob"))
         for path, value in _leaves(job if isinstance(job, dict) else {}):
+            if value is None:
+                continue  # a key whose value is commented out
+            if fault := _shape_fault(path, value, place):
+                faults.append(fault)
+                continue
             found.values[path] = value
             found.origins[path] = f"SageMaker SDK defaults {place}"
+    if faults:
+        raise PlanError(faults)
     return found
+
+
+def _shape_fault(path: str, value: Any, place: str) -> Fault | None:
+    """What is wrong with a value that we read, so that it is not taken for something else."""
+    shape, fits = _SHAPES.get(path, ("", lambda _: True))
+    if fits(value):
+        return None
+    return Fault(f"SageMaker.TrainingJob.{path}", f"must be {shape}", value, "Correct it there", place)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(it, str) for it in value)
+
+
+def _is_tags(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(it, dict) and {"Key", "Value"} <= set(it) for it in value)
+
+
+_TEXT = ("text", lambda value: isinstance(value, str))
+_TEXTS = ("a list of texts", _is_texts)
+_FLAG = ("true or false", lambda value: isinstance(value, bool))
+_SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "RoleArn": _TEXT,
+    "VpcConfig.Subnets": _TEXTS,
+    "VpcConfig.SecurityGroupIds": _TEXTS,
+    "OutputDataConfig.KmsKeyId": _TEXT,
+    "ResourceConfig.VolumeKmsKeyId": _TEXT,
+    "EnableInterContainerTrafficEncryption": _FLAG,
+    "EnableNetworkIsolation": _FLAG,
+    "Environment": ("a mapping", lambda value: isinstance(value, dict)),
+    "Tags": ("a list of mappings with Key and Value", _is_tags),
+}
+"""What the SDK's schema wants of the values that are read here, in words and as a test."""
 
 
 def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
@@ -94,7 +136,7 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
     """Values by dotted path; lists, tags and variables stay whole."""
     for key, value in block.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict) and path != "Environment":
+        if isinstance(value, dict) and path not in ("Environment", "Tags"):
             yield from _leaves(value, f"{path}.")
         else:
             yield path, value

@@ -98,8 +98,9 @@ def setting_faults(found: Settings) -> list[Fault]:
     if found.region is None:
         faults.append(Fault("backend.region", "no AWS region is given", remedy="Set it, or AWS_REGION"))
     if bool(found.subnets) != bool(found.security_group_ids):
-        missing = "security_group_ids" if found.subnets else "subnets"
-        faults.append(Fault(f"backend.vpc.{missing}", "subnets and security_group_ids belong together"))
+        given, missing = ("subnets", "security_group_ids") if found.subnets else ("security_group_ids", "subnets")
+        problem, remedy = f"is missing; {given} are given", "Give both, or neither"
+        faults.append(Fault(f"backend.vpc.{missing}", problem, remedy=remedy, origin=found.origins.get(given, "")))
     if found.network_isolation:
         problem = "a job without network cannot read or publish anything in S3"
         where = found.origins["network_isolation"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
 from sm_llm.contract.stock import LOCK_FILE
+from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher.bundle import make_bundle
 from sm_llm.launcher.images import IMAGES
 from sm_llm.launcher.source_faults import requirement_faults
@@ -19,9 +21,7 @@ from tests.launcher.sagemaker.conftest import SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from sm_llm.errors import Fault
     from sm_llm.launcher.images import Image
 
 
@@ -154,6 +154,13 @@ def image(line: str) -> Image:
         ("smp", "transformers==4.50", True),
         ("gpu", "rich  # torch==1", False),
         ("neuron", "torch-xla==2.1", True),
+        ("gpu", "einops>>1", True),
+        ("gpu", "!!!", True),
+        ("gpu", "einops==0.8.0 --hash=sha256:00", False),
+        ("gpu", "-r other.txt", False),
+        ("gpu", "git+https://github.com/org/name#egg=x", False),
+        ("gpu", "./local", False),
+        ("gpu", "a-wheel-1.0-py3-none-any.whl", False),
     ],
 )
 def test_SR08_requirements_may_not_move_what_the_image_owns(
@@ -163,3 +170,70 @@ def test_SR08_requirements_may_not_move_what_the_image_owns(
     found = list(requirement_faults(tmp_path / "requirements.txt", image(line)))
     assert bool(found) == is_refused
     assert all("line 2" in it.problem for it in found)
+
+
+def test_files_that_are_no_text_are_faults_and_no_traceback(tmp_path: Path) -> None:
+    folder = write(tmp_path / "src", train_py="")
+    (folder / "requirements.txt").write_bytes(b"\xff\xfe")
+    (fault,) = requirement_faults(folder / "requirements.txt", None)
+    assert "cannot be read" in fault.problem
+    (folder / IGNORE_FILE).write_bytes(b"\xff\xfe")
+    (fault,) = source_tree(folder).faults
+    assert (fault.path, "cannot be read" in fault.problem) == ("task.source", True)
+
+
+def test_a_whole_disk_or_home_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in (Path("/"), tmp_path):
+        (fault,) = source_tree(folder).faults
+        assert "no program's folder" in fault.problem
+
+
+def test_more_files_than_a_program_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sm_llm.launcher.source_tree.MOST_FILES", 2)
+    (fault,) = source_tree(write(tmp_path / "src", a_py="", b_py="", c_py="")).faults
+    assert "3 files are too many" in fault.problem
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_refused"),
+    [
+        ("-m pkg.train", False),
+        ("-m pkg", False),
+        ("-m pkg.trian", True),
+        ("-m train", False),
+        ("-m accelerate.commands.launch", False),
+        ("pkg/train.py", False),
+        ("trian.py", True),
+    ],
+)
+def test_an_entry_that_the_folder_does_not_hold_is_refused(
+    entry: str, is_refused: bool, tmp_path: Path, faults: Callable[..., list[Fault]]
+) -> None:
+    """A module of a package that is not there may come with the image."""
+    folder = write(tmp_path / "src", train_py="", pkg__train_py="")
+    (folder / "pkg" / "__main__.py").touch()
+    found = faults(SCRIPT, task={"entry": entry, "source": str(folder)})
+    assert [fault.path for fault in found] == (["task.entry"] if is_refused else [])
+
+
+@pytest.mark.parametrize(
+    ("args", "path"),
+    [
+        (["--x", "a\0b"], "task.args.1"),
+        (["y" * 131_072], "task.args.0"),
+        ({"x": "a\0b"}, "task.args.x"),
+        ({"x": ["y" * 131_072]}, "task.args.x"),
+    ],
+)
+def test_SR_arguments_that_no_program_can_be_given_are_refused(
+    args: Any, path: str, faults: Callable[..., list[Fault]]
+) -> None:
+    (fault,) = faults(SCRIPT, task={"args": args})
+    assert fault.path == path
+
+
+def test_an_error_lists_no_more_faults_than_can_be_read() -> None:
+    error = PlanError([Fault("task", f"fault {number}") for number in range(100)])
+    assert str(error).endswith("… and 70 more")
+    assert len(error.faults) == 100

@@ -253,6 +253,36 @@ def test_sdk_defaults_that_cannot_be_kept_or_read_are_told(
         read_sdk_defaults({"SAGEMAKER_USER_CONFIG_OVERRIDE": str(tmp_path / "missing.yaml")})
 
 
+@pytest.mark.parametrize(
+    ("values", "path", "words"),
+    [
+        ("{RoleArn: 5}", "RoleArn", "must be text"),
+        ("{VpcConfig: {Subnets: subnet-a, SecurityGroupIds: [sg-a]}}", "VpcConfig.Subnets", "a list of texts"),
+        ("{Environment: [A]}", "Environment", "a mapping"),
+        ("{Tags: {team: x}}", "Tags", "Key and Value"),
+        ("{EnableNetworkIsolation: 'no'}", "EnableNetworkIsolation", "true or false"),
+    ],
+)
+def test_sdk_defaults_of_another_shape_are_told_and_never_taken_apart(
+    values: str, path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Any
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"SageMaker: {{TrainingJob: {values}}}")
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(file))
+    (fault,) = faults(TINY)
+    assert (fault.path, fault.origin) == (f"SageMaker.TrainingJob.{path}", str(file))
+    assert words in fault.problem
+
+
+def test_a_fault_of_an_sdk_default_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Any) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("SageMaker: {TrainingJob: {RoleArn: Admin, VpcConfig: {Subnets: [subnet-a]}, Tags: null}}")
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(file))
+    found = faults(TINY, "backend.role=null")
+    assert {fault.path for fault in found} == {"backend.role", "backend.vpc.security_group_ids"}
+    assert f"{file}" in next(it.origin for it in found if it.path == "backend.vpc.security_group_ids")
+
+
 def test_every_state_of_the_service_has_one_of_ours() -> None:
     assert set(known_values("SecondaryStatus")) == set(SECONDARY)
 

@@ -1,0 +1,18 @@
+"""What goes wrong on the way to AWS is told with what to do about it."""
+
+from __future__ import annotations
+
+import pytest
+from botocore.exceptions import NoCredentialsError, UnauthorizedSSOTokenError
+
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.sagemaker.account import told
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"), [(NoCredentialsError(), "Set AWS_PROFILE"), (UnauthorizedSSOTokenError(), "aws sso login")]
+)
+def test_credentials_that_are_not_there_come_with_a_remedy(error: Exception, remedy: str) -> None:
+    with pytest.raises(SubmitError, match=remedy) as caught, told("cannot look"):
+        raise error
+    assert str(caught.value).startswith("cannot look: ")
