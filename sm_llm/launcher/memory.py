@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 GIB = 2**30
 RESERVED_BYTES = 1.5 * GIB
 """For the CUDA context and NCCL's buffers, which no tensor shows."""
+SLACK = 1.05
+"""What torchtitan has measured (Llama 3.1 8B on 8 and on 128 H100, December 2024) over this estimate of it."""
 _FP32 = 4
 _SIZES = {"fp32": 4, "bf16": 2}
 
@@ -54,11 +56,12 @@ class MemoryEstimate:
 
     def warning(self, card: Instance) -> str | None:
         """What to say where it probably does not fit."""
-        if self.total + RESERVED_BYTES <= card.accelerator_gib * GIB:
+        if self.total * SLACK + RESERVED_BYTES <= card.accelerator_gib * GIB:
             return None
         return (
-            f"this training probably runs out of memory: {self.describe(card)}, and {RESERVED_BYTES / GIB:g} for CUDA "
-            "and NCCL. Lower task.micro_batch_size, set activation_checkpointing to full, or shard over more GPUs"
+            f"this training probably runs out of memory: {self.describe(card)}; the allocator loses {SLACK - 1:.0%}, "
+            f"CUDA and NCCL take {RESERVED_BYTES / GIB:g} GiB. Lower task.micro_batch_size, set "
+            "activation_checkpointing to full, or shard over more GPUs"
         )
 
 

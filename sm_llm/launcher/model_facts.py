@@ -64,8 +64,11 @@ def _check_degrees(config: Mapping[str, Any], task: TrainTask) -> None:
         raise SpecError(faults)
 
 
-def model_facts(task: TrainTask) -> ModelFacts:
-    """Facts of the model that ``task`` trains. Raises ``SpecError`` for an unknown family, preset or config field."""
+def planned_config(task: TrainTask) -> dict[str, Any]:
+    """The canonical config of the model that ``task`` trains.
+
+    Raises ``SpecError`` for an unknown family, preset or config field, and for degrees that the model does not allow.
+    """
     pretrained = pretrained_source(task)
     if task.model.path is None and task.model.preset is None:
         pretrained = _readable(pretrained, "task.start.pretrained")
@@ -77,6 +80,11 @@ def model_facts(task: TrainTask) -> ModelFacts:
     )
     _check_degrees(config, task)
     check_strategy(config, task)
+    return config
+
+
+def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:
+    """Facts of the model of a canonical ``config``."""
     kind = family(config)
     parameters = kind.parameter_count(config)
     return ModelFacts(

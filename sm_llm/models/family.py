@@ -56,6 +56,29 @@ class Packing:
 
 
 @dataclass(frozen=True)
+class LayerWidths:
+    """Elements per token that one decoder layer of transformers keeps for its backward pass.
+
+    ``tests/worker/test_fsdp_memory.py`` counts the tensors.
+    """
+
+    hidden: int
+    """The layer's input: all that is kept where the layer is computed again."""
+    in_fp32: int
+    """Copies in fp32 that norms of the residual stream make."""
+    around: int
+    """What norms and residuals keep in the compute format: not split by tensor parallelism, but by the sequence."""
+    inputs: int
+    """Inputs of the blocks, whole on every process that shares matrices."""
+    inside: int
+    """Heads and inner channels, which tensor parallelism splits."""
+    products: int
+    """Of ``inside``, what selective checkpointing keeps: attention's result and every second matrix product."""
+    products_around: int = 0
+    """Results of such products outside of the blocks."""
+
+
+@dataclass(frozen=True)
 class Field:
     """One field of a family's config: the values it takes, and the one transformers gives it when it is absent.
 
@@ -196,6 +219,10 @@ class Family(ABC):
         channels = int(config["num_attention_heads"]) * self.head_dim(config)
         attention = 12 * int(config["num_hidden_layers"]) * channels * self.attention_span(config, seq_length)
         return float(6 * self.active_parameter_count(config) + attention)
+
+    @abstractmethod
+    def layer_widths(self, config: Config) -> LayerWidths:
+        """What one decoder layer keeps for its backward pass."""
 
     def attention_span(self, config: Config, seq_length: int) -> int:
         """Tokens a token can attend to, causality aside: ``seq_length``, or a sliding window if that is shorter."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sm_llm.errors import Fault
-from sm_llm.models.family import COMMON_FIELDS, Config, Family, Field, Tensor, number, size, token
+from sm_llm.models.family import COMMON_FIELDS, Config, Family, Field, LayerWidths, Tensor, number, size, token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,6 +83,29 @@ class GatedDecoder(Family):
             "v_proj": (keys, hidden),
             "o_proj": (hidden, queries),
         }
+
+    def layer_widths(self, config: Config) -> LayerWidths:
+        """Queries, keys and values, attention's result; gate, its activation, up, and their product.
+
+        Each of two norms keeps its input in fp32 and what it has normalised, and those over heads likewise.
+        """
+        hidden, inner = int(config["hidden_size"]), self.inner_channels(config)
+        queries = int(config["num_attention_heads"]) * self.head_dim(config)
+        keys = self.kv_heads(config) * self.head_dim(config)
+        normed = 3 * (queries + keys) if self.head_norms else 0  # an fp32 element counts as two
+        return LayerWidths(
+            hidden=hidden,
+            in_fp32=2 * hidden,
+            around=2 * hidden,
+            inputs=2 * hidden,
+            inside=2 * queries + 2 * keys + normed + 4 * inner,
+            products=2 * queries + keys + inner,
+            products_around=hidden,
+        )
+
+    def inner_channels(self, config: Config) -> int:
+        """Inner channels of the feed-forward block that one token goes through."""
+        return int(config["intermediate_size"])
 
     def canonical_fields(self, config: Config) -> dict[str, Any]:
         """As ``Family``; ``head_dim`` only where it is not hidden_size / num_attention_heads.

@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sm_llm.errors import Fault
-from sm_llm.models.family import COMMON_FIELDS, Config, Family, Field, Packing, Tensor, number, size, switch, token
+from sm_llm.models.family import (
+    COMMON_FIELDS,
+    Config,
+    Family,
+    Field,
+    LayerWidths,
+    Packing,
+    Tensor,
+    number,
+    size,
+    switch,
+    token,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MAPS = ("rope_scaling", "rope_parameters")
 _PART = "partial_rotary_factor"
+_WRITTEN_OUT = ("gelu_fast", "gelu_new")
 
 
 class GptNeoX(Family):
@@ -69,6 +82,22 @@ class GptNeoX(Family):
         yield from _linear("attention.dense", (hidden, hidden), std, has_bias)
         yield from _linear("mlp.dense_h_to_4h", (inner, hidden), std)
         yield from _linear("mlp.dense_4h_to_h", (hidden, inner), std)
+
+    def layer_widths(self, config: Config) -> LayerWidths:
+        """One product for queries, keys and values, turned copies of two, attention's result; inner channels.
+
+        Its norms keep their one input. An activation that is written out as a formula keeps the result of each step.
+        """
+        hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+        steps = 8 if self.value(config, "hidden_act") in _WRITTEN_OUT else 2
+        return LayerWidths(
+            hidden=hidden,
+            in_fp32=0,
+            around=hidden,
+            inputs=2 * hidden,
+            inside=7 * hidden + steps * inner,
+            products=4 * hidden + inner,
+        )
 
     def packings(self, config: Config) -> dict[str, Packing]:
         if self.value(config, "tie_word_embeddings"):

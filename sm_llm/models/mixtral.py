@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from sm_llm.errors import Fault
-from sm_llm.models.family import Config, Field, Packing, Tensor, number, size, switch
+from sm_llm.models.family import Config, Field, LayerWidths, Packing, Tensor, number, size, switch
 from sm_llm.models.gated import GATED_FIELDS
 from sm_llm.models.mistral import Mistral
 
@@ -48,6 +49,19 @@ class Mixtral(Mistral):
         for expert in range(experts):
             for name, shape in {"w1": (inner, hidden), "w2": (hidden, inner), "w3": (inner, hidden)}.items():
                 yield f"{_EXPERTS}.{expert}.{name}.weight", Tensor(shape, "matrix", "normal", std)
+
+    def inner_channels(self, config: Config) -> int:
+        return int(self.value(config, "num_experts_per_tok")) * int(config["intermediate_size"])
+
+    def layer_widths(self, config: Config) -> LayerWidths:
+        """As Mistral's; each chosen expert has a copy of the token, and gives one back.
+
+        The products of experts are done in groups, which selective checkpointing computes again.
+        """
+        widths, inner = super().layer_widths(config), self.inner_channels(config)
+        copies = 2 * int(self.value(config, "num_experts_per_tok")) * widths.hidden
+        products = widths.products - inner
+        return replace(widths, around=widths.around + copies, products=products, products_around=0)
 
     def experts(self, config: Config) -> int:
         """Experts of one layer."""

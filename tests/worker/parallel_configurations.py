@@ -20,6 +20,7 @@ LEAN = {"checkpoint": {"every_steps": 20}, "validation": {"every_steps": 20}}
 
 DEGREES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
+        "copies": {"sharding": "none"},
         "tp2": {"tensor_parallel_degree": 2},
         "cp2": {"context_parallel_degree": 2},
     },
@@ -54,9 +55,31 @@ SMALL = {
 FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 12},
     "mixtral": {"model_type": "mixtral", "num_key_value_heads": 2, "num_local_experts": 3},
+    "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 16},
     "gpt_neox": {"model_type": "gpt_neox", "rotary_pct": 0.5},
+    "scaled": {
+        "model_type": "llama",
+        "num_key_value_heads": 2,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        },
+    },
 }
+
+
+SPLIT: dict[str, dict[str, Any]] = {
+    "qwen2": {"tensor_parallel_degree": 2},
+    "scaled": {"tensor_parallel_degree": 2},
+    "mixtral": {"context_parallel_degree": 2},
+    "qwen3": {"context_parallel_degree": 2},
+    "gpt_neox": {"context_parallel_degree": 2},
+}
+"""Families other than ``DEGREES``' with what they can be split by, on two processes."""
 
 
 def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -76,6 +99,9 @@ def of_world(harness: Any) -> None:
         return
     for name in FAMILIES:
         harness.run(f"family-{name}", family_task(harness.folder, name))
+    if harness.world == 2:
+        for name, degrees in SPLIT.items():
+            harness.run(f"split-{name}", family_task(harness.folder, name, parallelism=degrees))
     for name, degrees in DEGREES.get(harness.world, {}).items():
         harness.run(name, train_task(parallelism=degrees, **LEAN))
     if harness.world == 2:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conftest import launch
-from parallel_configurations import DEGREES, FAMILIES, LEAN, family_task
+from parallel_configurations import DEGREES, FAMILIES, LEAN, SPLIT, family_task
 from plain_loop import plain_losses
 from worker_jobs import events, exact_steps, losses, result_folder, train_task
 
@@ -76,6 +76,14 @@ def test_families_learn_what_transformers_learns(name: str, world1: World, world
     expected = plain_losses(family_task(tmp_path, name), tmp_path / "model")
     for world in (world1, world2):
         assert largest_difference(losses(world.run(f"family-{name}")), expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_families_learn_the_same_where_their_matrices_or_sequences_are_split(
+    name: str, world1: World, world2: World
+) -> None:
+    """Biases and tied tables over heads that are split, rotary scaling, routers and partly rotary heads over chunks."""
+    assert largest_difference(losses(world2.run(f"split-{name}")), losses(world1.run(f"family-{name}"))) < 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)

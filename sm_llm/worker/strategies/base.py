@@ -52,9 +52,10 @@ class Strategy(Protocol):
         """Switch dropout on or off."""
 
     def accumulate(self, last: bool) -> AbstractContextManager[None]:
-        """Context of one micro-batch's forward and backward; gradients are summed over processes only in the last.
+        """Context of one micro-batch's forward and backward; after the last, gradients are summed over all processes.
 
-        They are averaged over the ``layout.loss_parts``, in the format of ``precision.reduce``.
+        They are averaged over the ``layout.loss_parts``, in the format of ``precision.reduce``. No process ever holds
+        more of them than its shards and those of the layers that are just being computed.
         """
 
     def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:

@@ -144,9 +144,12 @@ class FsdpStrategy:
 
     @contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:
+        """Gradients are reduced to shards in every micro-batch: kept back, each process would hold the whole model's.
+
+        Only the sum over copies of the shards, which costs no memory to delay, waits for the last.
+        """
         if isinstance(self._model, FSDPModule):
-            self._model.set_is_last_backward(last)
-            self._model.set_requires_gradient_sync(last)
+            self._model.set_requires_all_reduce(last)
         yield
         self._masters.collect_gradients()
 

@@ -1,0 +1,130 @@
+"""The estimate of a GPU's memory: against sums by hand, and against what others have published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.launcher.memory import GIB, SLACK, MemoryEstimate, memory_estimate
+from sm_llm.launcher.plan import plan
+from sm_llm.models.config import model_config
+from sm_llm.spec.derive import derive_task
+from sm_llm.spec.hardware import Instance, instance
+from sm_llm.spec.tasks import TrainTask
+
+ACCOUNT = ("backend.role=arn:aws:iam::123456789012:role/SageMaker", "storage=s3://bucket/runs")
+
+
+def estimate(preset: str, gpus: int, seq_length: int = 4096, **fields: Any) -> MemoryEstimate:
+    data = {"format": "synthetic", "seq_length": seq_length, "rows": 1000}
+    fields = {"precision": {"compute": "bf16"}, **fields}
+    task = TrainTask.model_validate({"data": data, "max_steps": 1, **fields}, strict=False)
+    config = model_config(preset=preset, path=None, pretrained=None, overrides={})
+    found = memory_estimate(config, task, derive_task(task, gpus), min(gpus, 8))
+    assert found is not None
+    return found
+
+
+def card(name: str) -> Instance:
+    found = instance(name)
+    assert found is not None
+    return found
+
+
+FULL = {"activation_checkpointing": "full"}
+
+
+def test_llama_2_7b_on_eight_gpus_by_hand() -> None:
+    """6,738,415,616 parameters: 262,148,096 in table, head and last norm, 202,383,360 in each of 32 layers."""
+    found = estimate("llama-2-7b", 8, parallelism=FULL, micro_batch_size=4)
+    assert found.states == 6_738_415_616 * 16 / 8
+    gathered = 2 * (262_148_096 + 2 * 202_383_360)
+    assert found.working == gathered + 2 * (262_148_096 + 202_383_360) + 4 * 2 * 202_383_360
+    # A layer that is computed again: 16 h for its norms, 8 h for attention, 8 f for the MLP, in bytes.
+    one_layer = 16 * 4096 + 8 * 4096 + 8 * 11_008
+    assert found.activations == 4 * 4096 * (32 * 2 * 4096 + one_layer)
+    assert found.logits == 4 * 4096 * 32_000 * (2 + 4 + 4)
+    assert found.total / GIB == pytest.approx(27.9, abs=0.1)
+
+
+@pytest.mark.parametrize(("gpus", "published_gib"), [(8, 82.4), (128, 67.0)])
+def test_llama_3_1_8b_takes_what_torchtitan_has_measured(gpus: int, published_gib: float) -> None:
+    """Its performance page of December 2024: bf16, 2 sequences of 8,192 tokens a GPU, selective checkpointing.
+
+    What an allocator holds is some percent more than what is in use.
+    """
+    selective = {"activation_checkpointing": "selective"}
+    found = estimate("llama-3.1-8b", gpus, 8192, parallelism=selective, micro_batch_size=2)
+    assert found.total / GIB == pytest.approx(published_gib / SLACK, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("preset", "gpus", "smp", "micro_batch_size"),
+    [
+        ("llama-2-7b", 8, {"hybrid_shard_degree": 8}, 4),
+        ("llama-2-70b", 256, {"hybrid_shard_degree": 256}, 2),
+    ],
+)
+def test_what_aws_recommends_for_p4d_fits(preset: str, gpus: int, smp: dict[str, Any], micro_batch_size: int) -> None:
+    """The reference configurations of SMP v2's best practices, and a few GiB more would not fit."""
+    spec = {"strategy": "smp", "activation_checkpointing": "full", **smp}
+    found = estimate(preset, gpus, parallelism=spec, micro_batch_size=micro_batch_size)
+    assert found.warning(card("ml.p4d.24xlarge")) is None
+    assert found.total > 0.6 * 40 * GIB
+
+
+def test_one_process_keeps_rounded_copies_and_gathers_nothing() -> None:
+    found = estimate("qwen2.5-0.5b", 1, 1024)
+    assert found.working == 0
+    assert found.states == 494_032_768 * (16 + 2 * 2)
+    assert estimate("qwen2.5-0.5b", 1, 1024, precision={"compute": "fp32"}).states == 494_032_768 * 16
+
+
+def test_what_each_option_saves() -> None:
+    plain = estimate("llama-2-7b", 8)
+    assert estimate("llama-2-7b", 8, parallelism={"offload_optimizer": True}).states == 0
+    halved = {"compute": "bf16", "master": "bf16"}
+    assert estimate("llama-2-7b", 8, precision=halved).states == plain.states / 2
+    reduced = estimate("llama-2-7b", 8, precision={"compute": "bf16", "reduce": "bf16"})
+    assert plain.working - reduced.working == 2 * 2 * 202_383_360
+    gathered = estimate("llama-2-7b", 8, parallelism={"reshard_after_forward": False})
+    assert gathered.working - plain.working == 2 * 30 * 202_383_360
+    nth = estimate("llama-2-7b", 8, parallelism={"activation_checkpointing": "every_nth"})
+    full, offloaded = (
+        estimate("llama-2-7b", 8, parallelism={**FULL, **it}) for it in ({}, {"offload_activations": True})
+    )
+    assert plain.activations > nth.activations > full.activations > offloaded.activations
+    split = estimate("llama-2-7b", 8, parallelism={"tensor_parallel_degree": 2})
+    assert split.logits == plain.logits / 2
+    chunks = estimate("llama-2-7b", 8, parallelism={"context_parallel_degree": 2})
+    assert chunks.activations == plain.activations / 2
+
+
+def test_copies_hold_sums_that_wait_for_the_last_micro_batch() -> None:
+    hybrid = {"sharding": "hybrid", "hybrid_shard_degree": 8}
+    once, twice = (estimate("llama-2-7b", 16, parallelism=hybrid, global_batch_size=it) for it in (16, 32))
+    assert twice.states - once.states == 4 * 6_738_415_616 / 8
+
+
+def test_experts_are_spread_over_their_own_degree() -> None:
+    """1,605,636,096 parameters are in no expert, 45,097,156,608 in the experts of all layers."""
+    spec = {"strategy": "smp", "hybrid_shard_degree": 8, "expert_parallel_degree": 8}
+    found = estimate("mixtral-8x7b", 64, parallelism=spec)
+    assert found.states == pytest.approx(16 / 8 * (1_605_636_096 + 45_097_156_608 / 8), rel=1e-3)
+
+
+def test_a_plan_tells_it_and_warns_where_it_does_not_fit() -> None:
+    [fits] = plan("llama-2-7b-fsdp", *ACCOUNT)
+    assert fits.memory is not None
+    assert fits.to_json()["memory"]["total"] == fits.memory.total
+    assert [it for it in fits.warnings if "memory" in it] == []
+    [too_large] = plan("llama-2-7b-fsdp", *ACCOUNT, "compute.instance_type=ml.g5.48xlarge")
+    [warning] = [it for it in too_large.warnings if "memory" in it]
+    assert "of 22.4 GiB: states " in warning
+    assert "activation_checkpointing" in warning
+
+
+def test_nothing_is_said_where_no_gpu_is_known() -> None:
+    assert plan("smoke")[0].memory is None
+    assert plan("llama-3-8b-nxd", *ACCOUNT)[0].memory is None
