@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
+from sm_llm.launcher.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from contextlib import AbstractContextManager
 
     from sm_llm.contract.run_record import RunRecord
@@ -21,14 +22,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher.plan import Plan, Source
     from sm_llm.spec.load import Loaded
 
-_CODE_ARGUMENTS = {
-    "entry_point": "Give a script task its task.entry",
-    "source_dir": "Give a script task its task.source",
-    "dependencies": "Put folders into task.source, and packages into a requirements.txt in its root",
-    "git_config": "Clone it, and give the folder as task.source",
-    "code_location": "Give backend.bucket",
-}
-"""Arguments of ``PyTorch`` about code, and what stands for them here."""
+_MAPPINGS = ("environment", "hyperparameters")
+"""Arguments of which the job has entries of its own; what a user gives comes on top."""
 _OPT_OUT = ("SageMaker", "PythonSDK", "Modules", "TelemetryOptOut")
 
 
@@ -54,32 +49,21 @@ def estimator(
     Args:
         spec: recipe name, YAML file, mapping or specification, changed by ``overrides`` and ``fields``.
         sagemaker_session: a ``Session`` or ``PipelineSession``; telemetry of the SDK is switched off in it.
-        kwargs: arguments of ``PyTorch``, but for those about code; they win over what follows from the specification.
+        kwargs: arguments of ``PyTorch``. Those that are fields of the specification (``instance_count``, ``role``,
+            ``tags``, …) change it, and are checked with it; those about code and distribution follow from it.
 
     Returns the estimator. Its ``channels`` are what ``fit`` adds to the inputs it is given; a tuner's ``fit`` needs
     them, where the job has inputs of its own: ``tuner.fit(estimator.channels)``.
     Raises ``SpecError``, ``PlanError``, and ``SubmitError`` without version 2 of the SDK.
     """
-    from sm_llm.launcher.plan import plan_loaded
-    from sm_llm.spec.load import load
+    from sm_llm.launcher.plan import load_whole, plan_loaded
 
-    _assert_own_code(kwargs)
     kind = _estimator_class()
-    loaded = _job(load(spec, overrides, fields or {}))
+    own, rest = as_fields(pytorch(), kwargs)
+    loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
     (plan,) = plan_loaded(loaded)
     session = without_telemetry(sagemaker_session or _session(plan))
-    return kind(Staged.next(loaded, plan, is_pipeline=_is_pipeline(session)), session, kwargs)
-
-
-def _assert_own_code(kwargs: Mapping[str, Any]) -> None:
-    """The code of a job is the bundle, whole: what the SDK would add to its own archive would never be read."""
-    faults = [
-        Fault(name, "has no effect: the job runs the bundle that follows from the specification", kwargs[name], remedy)
-        for name, remedy in _CODE_ARGUMENTS.items()
-        if name in kwargs
-    ]
-    if faults:
-        raise PlanError(faults)
+    return kind(Staged.next(loaded, plan, is_pipeline=_is_pipeline(session)), session, rest)
 
 
 def _job(loaded: Loaded) -> Loaded:
@@ -139,12 +123,12 @@ class Staged:
         upload(self.submission)
         self.is_stored = True
 
-    def claim(self, region: str) -> None:
+    def claim(self, region: str, name: str) -> None:
         """Tell the run's record of its training job, which is created next."""
         from sm_llm.contract.run_home import job_home
         from sm_llm.contract.run_record import Attempt
 
-        native_id = f"{region}/{self.request['TrainingJobName']}"
+        native_id = f"{region}/{name}"
         opened = Attempt(number=1, native_id=native_id, host=socket.gethostname(), started=time.time())
         job_home(self.submission.job).claim(opened)
 
@@ -173,7 +157,11 @@ def _estimator_class() -> Any:
         def __init__(self, staged: Staged, session: Any, kwargs: Mapping[str, Any]) -> None:
             self._staged = staged
             self._fitted = False
-            super().__init__(sagemaker_session=session, **{**arguments(staged.request), **kwargs})
+            self._more_tags = kwargs.get("tags") or []
+            _refuse(hyperparameter_faults(staged.submission, kwargs.get("hyperparameters") or {}))
+            own = arguments(staged.request)
+            both = {name: {**(own[name] or {}), **(kwargs.get(name) or {})} or None for name in _MAPPINGS}
+            super().__init__(sagemaker_session=session, **{**own, **kwargs, **both})
             self._adopt()
 
         @property
@@ -191,6 +179,7 @@ def _estimator_class() -> Any:
             request = self._staged.request
             self.source_dir = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
             self.output_path = request["OutputDataConfig"]["S3OutputPath"]
+            self.tags = [*request["Tags"], *self._more_tags]
             self.code_channel_name, self.code_uri = job_channel(request)
 
         def fit(
@@ -199,15 +188,20 @@ def _estimator_class() -> Any:
             if self._fitted and not _is_pipeline(self.sagemaker_session):
                 self._staged = self._staged.again()
                 self._adopt()
+            given = inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
+            _refuse(fit_faults(self._staged.submission, given, job_name))
             self._fitted = True
-            given = inputs if isinstance(inputs, dict) or inputs is None else {"training": inputs}
-            merged = {**self.channels, **(given or {})} or None
+            merged = {**self.channels, **given} or None
             name = job_name or self._staged.request["TrainingJobName"]
-            if not _is_pipeline(self.sagemaker_session) and job_name is None:
+            if not _is_pipeline(self.sagemaker_session):
                 with of_session(self.sagemaker_session):
                     self._staged.store()
-                    self._staged.claim(self.sagemaker_session.boto_region_name)
+                    self._staged.claim(self.sagemaker_session.boto_region_name, name)
             return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+
+        def set_hyperparameters(self, **given: Any) -> None:
+            _refuse(hyperparameter_faults(self._staged.submission, given))
+            super().set_hyperparameters(**given)
 
         def _prepare_for_training(self, job_name: Any = None) -> None:
             with of_session(self.sagemaker_session):
@@ -215,6 +209,11 @@ def _estimator_class() -> Any:
             super()._prepare_for_training(job_name=job_name)
 
     return RunEstimator
+
+
+def _refuse(faults: Iterable[Fault]) -> None:
+    if found := list(faults):
+        raise PlanError(found)
 
 
 def _session(plan: Plan) -> Any:

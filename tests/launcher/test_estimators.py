@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from moto import mock_aws
 
-from sm_llm.errors import PlanError, SubmitError
+from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.estimators import distribution, estimator
 from sm_llm.launcher.pipelines import build_pipeline
 
@@ -283,6 +283,61 @@ def test_a_job_of_this_machine_has_no_estimator() -> None:
     local = {**GOLDEN["prepare"], "backend": {"name": "local"}, "compute": {}}
     with pytest.raises(PlanError, match="an estimator is for a training job of SageMaker"):
         estimator(local)
+
+
+def test_arguments_that_are_fields_change_the_job_that_the_worker_reads(source: str, cloud: list[Any]) -> None:
+    """Else the request would start other machines than job.json speaks of, and unchecked."""
+    est = built(
+        "llama-2-7b fsdp", source, instance_count=4, max_run=7200, environment={"MODE": "x"},
+        tags=[{"Key": "cost", "Value": "7"}], enable_remote_debug=True,
+    )  # fmt: skip
+    est.fit(wait=False)
+    sent = cloud[-1][1]
+    assert normal(sent) == normal(est._staged.request)
+    spec = est._staged.submission.job.spec
+    assert (spec.compute.instance_count, spec.backend.max_run_seconds) == (4, 7200)
+    assert sent["ResourceConfig"]["InstanceCount"] == 4
+    assert sent["Environment"].items() >= {"FI_PROVIDER": "efa", "MODE": "x"}.items()
+    tags = {tag["Key"]: tag["Value"] for tag in sent["Tags"]}
+    assert (tags["cost"], tags["team"], tags["sm_llm:run"]) == ("7", "x", est.run_uri)
+
+
+def test_hyperparameters_come_beside_those_that_start_the_processes(source: str, cloud: list[Any]) -> None:
+    given = {"environment.NOTE": 'it\'s "q"\n日本', "task.args": ["a b", "", "1e-4"]}
+    est = built("script", source, "compute.processes_per_instance=1", "compute.instance_type=ml.g5.12xlarge",
+                hyperparameters=given)  # fmt: skip
+    est.fit(wait=False)
+    sent = cloud[-1][1]["HyperParameters"]
+    assert sent["sagemaker_mpi_num_of_processes_per_host"] == "1"
+    assert {name: json.loads(sent[name]) for name in given} == given
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_is_stored(source: str, cloud: list[Any]) -> None:
+    import boto3
+
+    est = built("prepare", source)
+    for action in (
+        lambda: est.fit({"job": f"s3://{BUCKET}/x"}, wait=False),
+        lambda: est.fit("/data/corpus", wait=False),
+        lambda: est.fit(wait=False, job_name="my_job x"),
+        lambda: est.set_hyperparameters(**{"task.seq_lenght": 5}),
+        lambda: built("prepare", source, hyperparameters={"lr": 1}),
+        lambda: built("prepare", source, instance_type="ml.m5.2xlage"),
+    ):
+        with pytest.raises((PlanError, SpecError)):
+            action()
+    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket=BUCKET)
+
+
+def test_a_second_fit_and_a_job_name_of_ones_own_are_found_by_their_runs(source: str, cloud: list[Any]) -> None:
+    from sm_llm.contract.run_home import home_of
+
+    est = built("prepare", source)
+    est.fit(wait=False)
+    est.fit(wait=False, job_name="mine")
+    sent = cloud[-1][1]
+    assert {"Key": "sm_llm:run", "Value": est.run_uri} in sent["Tags"]
+    assert home_of(est.run_uri).record().attempts[0].native_id == "us-east-1/mine"
 
 
 @pytest.mark.parametrize("name", ["dependencies", "source_dir", "entry_point"])
