@@ -37,6 +37,8 @@ JOB_FILE = "job.json"
 CONTAINER_BASE = "/opt/ml"
 """Where SageMaker's container contract lies in a container."""
 STOP_FILE = "stop"
+STEPS = "steps"
+"""The folder, in a workflow's, of its steps' own."""
 _OF_ATTEMPT = re.compile(r"(?:events|logs|local)/attempt-(\d+)[-/]")
 
 

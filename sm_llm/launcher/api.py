@@ -6,9 +6,10 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.contract.run_home import home_of
+from sm_llm.contract.run_paths import STEPS
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.find_runs import attach, ls, run_records
-from sm_llm.launcher.run import STEPS, Run
+from sm_llm.launcher.run import Run
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.uri import fill, join, parse
 
@@ -101,7 +102,12 @@ def find_unfinished(storage: str, loaded: Loaded) -> RunHome | None:
 def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:
     from sm_llm.launcher.stage import new_record, stage
     from sm_llm.launcher.workflow import step_run_id
+    from sm_llm.spec.job import WorkflowSpec
 
+    if isinstance(loaded.spec, WorkflowSpec) and loaded.spec.backend.name == "sagemaker":
+        from sm_llm.launcher.sagemaker.workflows import submissions as of_pipeline
+
+        return of_pipeline(loaded.spec)
     submissions = []
     for plan in plans:
         parts, own_id = [run_id], run_id

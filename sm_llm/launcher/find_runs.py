@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SHOWN_RUNS = 20
 _JOB_ARN = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d{12}:training-job/(?P<name>[\w-]+)")
 
+_EXECUTION_ARN = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:pipeline/[\w-]+/execution/\w+")
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -85,6 +87,8 @@ def _not_found(run: str | Path | None, place: str, known: Sequence[str]) -> str:
 def _by_uri(run: str, storage: str | Path | None) -> Run | None:
     if match := _JOB_ARN.fullmatch(run):
         run = f"sagemaker://{match['region']}/{match['name']}"
+    elif _EXECUTION_ARN.fullmatch(run):
+        run = f"sagemaker://{run}"
     scheme, separator, rest = run.partition("://")
     if separator and scheme in BACKENDS:
         return _by_native_job(run, scheme, rest, storage)

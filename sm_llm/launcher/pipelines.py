@@ -72,6 +72,11 @@ def upsert(
 ) -> str:
     """Store code and job files, and create or update the pipeline; returns its ARN. Raises ``SubmitError``, too."""
     found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
+    return store(found, connect=connect)
+
+
+def store(found: PipelineDefinition, *, connect: Any = Account) -> str:
+    """``upsert`` for a definition that was rendered already."""
     _store(found)
     client = connect(found.region).client("sagemaker")
     body = {"PipelineName": found.name, "PipelineDefinition": json.dumps(found.to_json()), "RoleArn": found.role}

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.run_paths import STEPS
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher.homes import find_home, with_recorded_options
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from sm_llm.storage.publish import CheckpointInfo
 
 POLL_SECONDS = 0.5
-STEPS = "steps"
-"""The folder, in a workflow's, of its steps' own."""
 
 
 class Run:
@@ -80,7 +79,7 @@ class Run:
     def steps(self) -> dict[str, Run]:
         """The steps of a workflow that have begun, in order; empty for a job."""
         names = self._created_from.spec.get("steps", {})
-        homes = {name: self.home.below(STEPS, name) for name in names}
+        homes = {name: self.backend.step_home(self.home, name) for name in names}
         return {name: Run(home) for name, home in homes.items() if home.exists()}
 
     @property

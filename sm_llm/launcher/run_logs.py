@@ -39,7 +39,7 @@ def _jobs(run: Run, follow: bool) -> Iterator[Run]:
         return
     for name in run.record.spec["steps"]:
         while follow and name not in run.steps and not run.state.is_final:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(max(_POLL_SECONDS, run.home.poll_seconds))
         if name in run.steps:
             yield run.steps[name]
 

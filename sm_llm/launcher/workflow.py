@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.run_paths import STEPS
 from sm_llm.contract.states import RunState
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.attempt import recorded, run_attempt
 from sm_llm.launcher.local_run import write_submission
 from sm_llm.launcher.results import link_result, result_place
-from sm_llm.launcher.run import STEPS
 from sm_llm.launcher.stage import new_record, stage
 from sm_llm.launcher.verdict import Ending
 from sm_llm.spec.job import WorkflowSpec

@@ -66,6 +66,9 @@ class Backend(Protocol):
     def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None]) -> str:
         """Start the workflow whose record lies in ``home``; returns the native id."""
 
+    def step_home(self, home: RunHome, step: str) -> RunHome:
+        """Where a step of the workflow in ``home`` has its own run, if it has begun."""
+
     def describe(self, home: RunHome, native_id: str) -> NativeState:
         """The state of a native job."""
 

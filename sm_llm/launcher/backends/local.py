@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
 from sm_llm.contract.run_home import local_root
-from sm_llm.contract.run_paths import RunPaths
+from sm_llm.contract.run_paths import STEPS, RunPaths
 from sm_llm.errors import Fault, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.container import PORT, entry_script, node_environment, rank_logs
@@ -148,6 +148,10 @@ class LocalBackend:
 
         _need_torch()
         return start_supervisor(home, attempt, on_claimed)
+
+    def step_home(self, home: RunHome, step: str) -> RunHome:
+        """A folder below the workflow's."""
+        return home.below(STEPS, step)
 
     def describe(self, home: RunHome, native_id: str) -> NativeState:
         """The state of a local run, from its record, its lock and its final commit."""

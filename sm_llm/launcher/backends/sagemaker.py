@@ -116,13 +116,24 @@ class SageMakerBackend:
         return create_job(submission, home, self.connect(region_of(submission)), on_claimed)
 
     def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
-        """Workflows run as Pipelines; see ``sm_llm.pipelines``."""
-        raise SubmitError(f"{home.uri}: a workflow runs on SageMaker as a pipeline: sm-llm pipeline upsert, start")
+        """Store the workflow's pipeline and start it; the native id is the execution's ARN."""
+        from sm_llm.launcher.sagemaker.workflows import start
+
+        return start(home, attempt, self.connect, on_claimed)
+
+    def step_home(self, home: RunHome, step: str) -> RunHome:
+        """Where the pipeline was told that the step's run lies."""
+        from sm_llm.launcher.sagemaker.workflows import step_home
+
+        return step_home(home, step)
 
     def describe(self, home: RunHome, native_id: str) -> NativeState:
-        """The state of the run's newest training job."""
+        """The state of the run's newest training job, or of a workflow's execution."""
+        from sm_llm.launcher.sagemaker import workflows
         from sm_llm.launcher.sagemaker.jobs import state_of
 
+        if workflows.is_execution(native_id):
+            return workflows.state_of(home, native_id, self.connect)
         return state_of(home, native_id, self.connect)
 
     def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
@@ -132,25 +143,32 @@ class SageMakerBackend:
         return logs_of(home, attempt, wanted, still_running, self.connect)
 
     def stop(self, home: RunHome, native_id: str, *, now: bool = False) -> None:
-        """Ask the job to stop; SageMaker gives it 120 s."""
+        """Ask the job, or a workflow's execution, to stop; SageMaker gives a job 120 s."""
+        from sm_llm.launcher.sagemaker import workflows
         from sm_llm.launcher.sagemaker.jobs import stop_job
 
-        stop_job(home, native_id, now=now, connect=self.connect)
+        if workflows.is_execution(native_id):
+            workflows.stop(home, native_id, now=now, connect=self.connect)
+        else:
+            stop_job(home, native_id, now=now, connect=self.connect)
 
     def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
         """A session of AWS Systems Manager in the container of a node, where the job allows it."""
         from sm_llm.launcher.sagemaker.remote import session_command
+        from sm_llm.launcher.sagemaker.workflows import assert_job
 
+        assert_job(home, native_id, "a container")
         return session_command(native_id, node, self.connect)
 
     def find(self, native: str) -> str | None:
         """The address of the run of ``REGION/JOB``, by the job's tag."""
         from sm_llm.launcher.sagemaker.jobs import run_of
+        from sm_llm.launcher.sagemaker.workflows import is_execution
 
-        return run_of(native, self.connect)
+        return None if is_execution(native) else run_of(native, self.connect)
 
     def native_uri(self, attempt: Attempt) -> str:
-        """``sagemaker://REGION/JOB``; the native id is ``REGION/JOB``."""
+        """``sagemaker://REGION/JOB``, of a workflow ``sagemaker://`` and the ARN of its execution."""
         return f"{self.name}://{attempt.native_id}"
 
 

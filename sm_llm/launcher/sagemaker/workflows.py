@@ -1,0 +1,156 @@
+"""Workflows on SageMaker: a workflow's run is an execution of its pipeline; its steps' runs lie where that says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.run_home import home_of
+from sm_llm.contract.run_paths import STEPS
+from sm_llm.contract.run_record import Attempt
+from sm_llm.contract.s3_home import S3Home
+from sm_llm.contract.states import RunState
+from sm_llm.contract.stop_request import ask_to_stop
+from sm_llm.errors import SubmitError
+from sm_llm.launcher import pipelines
+from sm_llm.launcher.attempt import with_ending
+from sm_llm.launcher.backends.base import NativeState, Submission
+from sm_llm.launcher.pipeline_definition import PipelineDefinition, render
+from sm_llm.launcher.run import Run
+from sm_llm.launcher.sagemaker.jobs import leaving_alone
+from sm_llm.launcher.sagemaker.request import RUN_TAG
+from sm_llm.launcher.sagemaker.submit import check_role
+from sm_llm.launcher.verdict import Ending
+from sm_llm.spec.job import WorkflowSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_record import RunRecord
+    from sm_llm.launcher.sagemaker.account import Account
+
+    Connect = Callable[[str], Account]
+
+_ENDS = {"Succeeded": RunState.COMPLETED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
+
+
+def is_execution(native_id: str) -> bool:
+    """Whether a native id is that of a workflow: the ARN of a pipeline's execution."""
+    return native_id.startswith("arn:")
+
+
+def submissions(workflow: WorkflowSpec) -> list[Submission]:
+    """What the steps of a workflow's pipeline are sent, one Submission per step. Touches nothing."""
+    return [Submission("sagemaker", it.job, it.arguments, it.uploads) for it in render(workflow).steps]
+
+
+def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[], None]) -> str:
+    """Store the pipeline of the workflow recorded in ``home`` and start it; returns the execution's ARN.
+
+    Raises ``SubmitError``; then nothing runs and the attempt is free again.
+    """
+    _assert_ended(home, connect)
+    opened = Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time())
+    home.claim(opened)
+    try:
+        on_claimed()
+        found = render(_workflow(home.record()))
+        check_role(connect(found.region), found.role)
+        pipelines.store(found, connect=connect)
+        execution = pipelines.start(found.name, region=found.region, connect=connect)
+    except BaseException:
+        home.unclaim(attempt)
+        raise
+    kept = f"requests/attempt-{attempt}.json"
+    home.store.put_if_absent(kept, (json.dumps(found.to_json(), indent=2) + "\n").encode())
+    begun = {"native_id": execution, "request": kept}
+    home.update(lambda held: held.with_attempt(_attempt(held, attempt).model_copy(update=begun)))
+    print(*_started_lines(found, home.uri, execution), sep="\n", file=sys.stderr)
+    return execution
+
+
+def _assert_ended(home: RunHome, connect: Connect) -> None:
+    attempts = home.record().attempts
+    if attempts and not (state := state_of(home, attempts[-1].native_id, connect).state).is_final:
+        follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
+        raise SubmitError(f"{home.record().run_id} is {state.value} already ({attempts[-1].native_id}). {follow}")
+
+
+def _workflow(record: RunRecord) -> WorkflowSpec:
+    from sm_llm.launcher.begin import recorded_folder
+    from sm_llm.launcher.inputs import anchored
+
+    spec, folder = record.load_spec(), recorded_folder(record)
+    if folder is not None and folder != Path.cwd():  # places keep their names where they mean the same
+        spec = anchored(spec, folder)
+    assert isinstance(spec, WorkflowSpec)
+    return spec
+
+
+def _attempt(record: RunRecord, number: int) -> Attempt:
+    return next(it for it in record.attempts if it.number == number)
+
+
+def _started_lines(found: PipelineDefinition, uri: str, execution: str) -> list[str]:
+    names = ", ".join(step.name for step in found.steps)
+    return [
+        f"started pipeline {found.name} in {found.region}: {names}",
+        f"execution {execution}",
+        f"follow it with: sm-llm logs -f {uri}",
+    ]
+
+
+def step_home(home: RunHome, step: str) -> RunHome:
+    """Where a step of the newest attempt has its run: what the pipeline was told, which equal steps share."""
+    record = home.record()
+    kept = record.attempts[-1].request if record.attempts else None
+    definition = json.loads(home.store.get(kept) or b"{}") if kept else {}
+    for it in definition.get("Steps", []):
+        if it["Name"] == step:
+            tags = {tag["Key"]: tag["Value"] for tag in it["Arguments"]["Tags"]}
+            return home_of(tags[RUN_TAG], record.spec.get("storage_options"))
+    return home.below(STEPS, step)
+
+
+def state_of(home: RunHome, execution: str, connect: Connect) -> NativeState:
+    """The state of a workflow's newest attempt. An execution that has ended is settled in the record."""
+    record = home.record()
+    last = record.attempts[-1] if record.attempts else None
+    if last is not None and last.state is not None and last.state.is_final:
+        return NativeState(last.state, last.reason or "")
+    if last is None or not execution:
+        return NativeState(RunState.PENDING, "was never started")
+    with leaving_alone(home):
+        told, steps = pipelines.status(execution, connect=connect)
+    if (state := _ENDS.get(told)) is None:
+        going = ", ".join(it.name for it in steps if it.state in ("Starting", "Executing"))
+        return NativeState(RunState.RUNNING, "stopping" if told == "Stopping" else f"step {going}" if going else "")
+    ending = Ending(state, _reason(told, steps))
+    home.update(lambda held: with_ending(held, home.paths, last.number, ending))
+    return NativeState(state, ending.reason or "")
+
+
+def _reason(told: str, steps: list[pipelines.StepState]) -> str | None:
+    failed = [f"step {it.name}: {it.reason or 'no reason was given'}" for it in steps if it.state == "Failed"]
+    return "; ".join(failed) or {"Stopped": "stopped on request", "Failed": "no reason was given"}.get(told)
+
+
+def stop(home: RunHome, execution: str, *, now: bool, connect: Connect) -> None:
+    """Ask the running steps' processes to stop through their storage (``now`` leaves it out), then the execution."""
+    for step in () if now else Run(home).steps.values():
+        if isinstance(step.home, S3Home) and not step.state.is_final:
+            ask_to_stop(step.home.store, step.attempts[-1].number)
+    with leaving_alone(home):
+        pipelines.stop(execution, connect=connect)
+
+
+def assert_job(home: RunHome, native_id: str, what: str) -> None:
+    """Raise ``SubmitError`` where only a job has what is asked for."""
+    if is_execution(native_id):
+        known = ", ".join(step.uri for step in Run(home).steps.values()) or "none has begun"
+        raise SubmitError(f"{home.uri}: a workflow has {what} only in its steps. Name the run of one: {known}")
