@@ -11,6 +11,7 @@ from sm_llm.contract.run_home import home_of
 from sm_llm.contract.states import RunState
 from sm_llm.errors import CheckpointError, SubmitError
 from sm_llm.launcher.backends.registry import backend
+from sm_llm.launcher.input_places import assert_inputs_exist
 from sm_llm.launcher.inputs import anchored
 from sm_llm.launcher.plan import plan_loaded
 from sm_llm.launcher.run import Run
@@ -36,6 +37,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     Raises ``PlanError`` (nothing was written) and ``SubmitError``.
     """
     plans = _plans(loaded, folder)
+    assert_inputs_exist(plans)
     run_id = mint_run_id(loaded.spec.name)
     summaries = [plan.to_json() for plan in plans]
     record = new_record(
@@ -55,6 +57,7 @@ def proceed(run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequenc
     """
     record = run.record
     plans = _plans(loaded, recorded_folder(record))
+    assert_inputs_exist(plans, has_begun=True)
     number = record.next_attempt
 
     def on_claimed() -> None:

@@ -1,0 +1,111 @@
+"""Inputs in S3 and checkpoints to start from are looked for before a job is started."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.errors import PlanError
+from sm_llm.launcher import api
+from sm_llm.launcher.input_places import assert_inputs_exist
+from sm_llm.launcher.plan import plan
+from sm_llm.storage.folder import FolderStore
+from tests.fixtures.s3_server import READER_KEY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    Capture = pytest.CaptureFixture[str]
+
+COMMIT = "ckpt/commits/step-00000040.json"
+
+
+@pytest.fixture
+def base(bucket: str, s3_server: Any) -> str:
+    for key in ("rows/rows.json", "rows-2/x", "texts/a.txt", f"runs/done/{COMMIT}", "runs/empty/run.json"):
+        s3_server.client.put_object(Bucket=bucket, Key=key, Body=b"x")
+    return f"s3://{bucket}"
+
+
+def look(endpoint: str, task: dict[str, Any], *, has_begun: bool = False, **fields: Any) -> str:
+    """What is wrong with a job, as text."""
+    spec = {"name": "look", "task": task, "storage_options": {"endpoint_url": endpoint}, **fields}
+    plans = plan(spec)
+    try:
+        assert_inputs_exist(plans, has_begun=has_begun)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def train(**changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "train",
+        "model": {"preset": "tiny"},
+        "data": {"format": "synthetic", "seq_length": 16, "rows": 64},
+        "max_steps": 2,
+        **changes,
+    }
+
+
+def rows(place: str) -> dict[str, Any]:
+    return train(data={"format": "rows", "seq_length": 16, "train": place})
+
+
+def test_a_mistyped_address_in_S3_is_told_and_a_prefix_is_a_folder(s3_server: Any, base: str) -> None:
+    endpoint = s3_server.endpoint
+    for place in ("rows", "rows/", "rows-2", "texts/a.txt"):
+        assert look(endpoint, rows(f"{base}/{place}")) == "", place
+    for place in ("row", "rows/rows", "texts/a"):
+        told = look(endpoint, rows(f"{base}/{place}"))
+        problem = "is not there: no object has this name, and none lies below it"
+        assert told.startswith(f"task.data.train (Python): {problem} (got '{base}/{place}')")
+    assert "the bucket does not exist" in look(endpoint, rows("s3://no-such-bucket/rows"))
+
+
+def test_every_place_is_told_at_once_and_a_named_input_once(s3_server: Any, base: str) -> None:
+    task = train(data={"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/no"})
+    told = look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/nothing"}})
+    assert [line.split()[1] for line in told.splitlines()[1:]] == ["inputs.corpus", "task.data.validation"]
+    assert "task.data.train" in look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/rows"}})
+
+
+def test_a_checkpoint_to_start_from_must_be_one(s3_server: Any, base: str, tmp_path: Path) -> None:
+    folder = FolderStore(tmp_path / "done")
+    (tmp_path / "done").mkdir()
+    folder.put_if_absent(COMMIT, b"x")
+    for root in (f"{base}/runs", str(tmp_path)):
+
+        def start(run: str, *, has_begun: bool = False, root: str = root) -> str:
+            task = train(start={"checkpoint": f"{root}/{run}"})
+            return look(s3_server.endpoint, task, has_begun=has_begun)
+
+        assert start("done") == start("done@40") == ""
+        assert "has no checkpoint of step 30" in start("done@30")
+        assert "It has those of steps 40" in start("done@30")
+        assert "task.start.checkpoint (Python): " in start("typo")
+        assert start("typo", has_begun=True) == "", "it goes on from its own checkpoint"
+    assert "has no checkpoint" in look(s3_server.endpoint, train(start={"checkpoint": f"{base}/runs/empty"}))
+
+
+def test_what_cannot_be_looked_at_from_here_is_left_to_the_job(
+    base: str, s3_server: Any, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER_KEY)
+    assert look(s3_server.endpoint, rows(f"{base}/typo")) == ""
+    assert capsys.readouterr().err.startswith("task.data.train: cannot be looked at from here: s3://")
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name)
+    assert look(s3_server.endpoint, rows(f"{base}/typo")) == ""
+    assert "Unable to locate credentials" in capsys.readouterr().err
+
+
+def test_a_launch_with_a_mistyped_input_writes_nothing(base: str, s3_server: Any, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"task\.data\.train"):
+        api.launch(
+            {"name": "look", "storage": str(tmp_path / "runs"), "task": rows(f"{base}/typo")},
+            storage_options={"endpoint_url": s3_server.endpoint},
+        )
+    assert not (tmp_path / "runs").exists()
