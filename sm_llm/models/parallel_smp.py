@@ -37,15 +37,24 @@ def smp_faults(config: Config, *, tensor: int, context: int, expert: int, fp8: b
         faults.append(
             Fault(f"{_WHERE}.{name}", "SMP v2 has none for models with a sliding window", config["sliding_window"])
         )
+    experts = config.get("num_local_experts") or expert
+    if kind in EXPERT and experts % expert:
+        fits = ", ".join(str(it) for it in range(1, experts + 1) if experts % it == 0)
+        problem = f"does not divide the model's experts: {experts} / {expert} leaves {experts % expert}"
+        faults.append(Fault(f"{_WHERE}.expert_parallel_degree", problem, expert, f"Use one of {fits}"))
     for reason in misread_by_transformers_444(config):
         faults.append(Fault("task.model", f"{reason}, and SMP's image has no other", kind, "Use strategy fsdp"))
-    return [*faults, *division_faults(config, f"{_WHERE}.tensor_parallel_degree", tensor)]
+    return [*faults, *_division_faults(config, f"{_WHERE}.tensor_parallel_degree", tensor)]
 
 
-def division_faults(config: Config, path: str, degree: int) -> list[Fault]:
-    """Heads of both kinds that a tensor-parallel degree does not divide."""
+def _division_faults(config: Config, path: str, degree: int) -> list[Fault]:
+    """Heads of both kinds and inner channels that a tensor-parallel degree does not divide."""
     heads = int(config["num_attention_heads"])
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": int(config.get("num_key_value_heads") or heads)}
+    sizes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(config.get("num_key_value_heads") or heads),
+        "intermediate_size": int(config["intermediate_size"]),
+    }
     wrong = [f"{name} {size} / {degree} leaves {size % degree}" for name, size in sizes.items() if size % degree]
     if not wrong:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
+from sm_llm.spec.layout import divisors, listed
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.smp import SmpSpec
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.parallelism import Parallelism
     from sm_llm.spec.tasks import TrainTask
+
+
+FP8_UNIT = 16
+"""TransformerEngine's kernels for fp8 want products whose sizes are multiples of this."""
 
 
 def strategy_faults(parallelism: Parallelism, world_size: int, processes: int, path: str) -> Iterator[Fault]:
@@ -30,6 +35,10 @@ def training_faults(task: TrainTask, path: str = "task") -> Iterator[Fault]:
             problem = f"not divisible by 2 x context_parallel_degree = {chunks}"
             lower = task.data.seq_length // chunks * chunks
             yield Fault(f"{path}.data.seq_length", problem, task.data.seq_length, f"Use {lower or chunks}")
+        tokens = task.micro_batch_size * task.data.seq_length // parallelism.context_parallel_degree
+        if parallelism.fp8 and tokens % FP8_UNIT:
+            problem = f"fp8 wants micro-batches of a multiple of {FP8_UNIT} tokens a GPU, and this makes {tokens}"
+            yield Fault(f"{path}.data.seq_length", problem, task.data.seq_length, "Use a multiple of it")
         if task.precision.compile:
             problem = "the library's layers and its patches of FSDP1 do not go through torch.compile"
             yield Fault(f"{path}.precision.compile", problem, True, "Leave it out, or use strategy fsdp")
@@ -42,7 +51,9 @@ def _smp_faults(smp: SmpSpec, world: int, processes: int, path: str) -> Iterator
     """SMP's rules (Developer Guide, "Core features of v2"; ``validate_distributed_degrees`` of AWS's adapter)."""
     shard, tensor, context = smp.hybrid_shard_degree, smp.tensor_parallel_degree, smp.context_parallel_degree
     expert = smp.expert_parallel_degree
-    if shard > world // tensor:
+    whole = [world % degree == 0 for degree in (tensor, context, expert)]
+    room = world // (tensor * expert)
+    if whole[0] and shard > world // tensor:
         problem = f"more than world size / tensor_parallel_degree = {world} / {tensor} = {world // tensor}"
         yield Fault(f"{path}.hybrid_shard_degree", problem, shard, f"Use at most {world // tensor}, or 0")
     for name in ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree"):
@@ -51,9 +62,10 @@ def _smp_faults(smp: SmpSpec, world: int, processes: int, path: str) -> Iterator
             fitting = ", ".join(str(it) for it in range(1, world + 1) if world % it == 0)
             yield Fault(f"{path}.{name}", f"does not divide the world size of {world}", degree, f"Use one of {fitting}")
     product = max(shard, 1) * tensor * expert
-    if product <= world and world % product:
+    if all(whole) and shard <= world // tensor and world % product:
         problem = f"hybrid_shard_degree x tensor x expert = {product} does not divide the world size of {world}"
-        yield Fault(f"{path}.hybrid_shard_degree", problem, shard)
+        remedy = f"Use one of {listed(divisors(room))}" if room else "Use smaller degrees"
+        yield Fault(f"{path}.hybrid_shard_degree", problem, shard, remedy)
     if tensor > processes:
         problem = f"more than the {processes} processes of a node: tensor parallelism would cross nodes"
         yield Fault(f"{path}.tensor_parallel_degree", problem, tensor, f"Use at most {processes}")

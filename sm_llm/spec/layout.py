@@ -94,6 +94,10 @@ def option_faults(spec: FsdpSpec) -> list[Fault]:
     if spec.offload_activations and spec.activation_checkpointing not in ("full", "every_nth"):
         problem = f"has nothing to offload with activation_checkpointing: {spec.activation_checkpointing}"
         faults.append(_fault("offload_activations", problem, True, "Use full or every_nth"))
+    if spec.checkpoint_every_layers != 2 and spec.activation_checkpointing != "every_nth":
+        problem = f"is for activation_checkpointing: every_nth, and this is {spec.activation_checkpointing}"
+        remedy = f"Set {WHERE}.activation_checkpointing to every_nth, or leave it out"
+        faults.append(_fault("checkpoint_every_layers", problem, spec.checkpoint_every_layers, remedy))
     return faults
 
 

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from sm_llm.launcher import api
+from sm_llm.launcher.memory import GIB
 from sm_llm.launcher.plan import Plan, plan
 from sm_llm.models.config import model_config
 from sm_llm.models.registry import family
+from sm_llm.spec.hardware import instance, instance_bf16_flops
 from sm_llm.spec.layout import layout, smp_layout
 from sm_llm.spec.smp import SmpSpec
 from sm_llm.spec.tasks import TrainTask
@@ -100,6 +102,36 @@ def test_degrees_multiply_to_the_processes(line: str) -> None:
     assert arranged.world_size == world
     assert found.derived is not None
     assert arranged.data == found.derived.data_parallel_degree
+
+
+@pytest.mark.parametrize("line", [line for _, _, line in LINES])
+def test_no_more_than_two_hours_lie_between_two_checkpoints(line: str) -> None:
+    """At 40% model FLOPs utilisation, which published runs of these models reach."""
+    found, row = planned(line), instance(planned(line).job.compute.instance_type)
+    assert found.derived is not None
+    assert found.model is not None
+    assert row is not None
+    flops = found.model.flops_per_token * found.derived.tokens_per_step
+    seconds = flops / (found.world_size * (instance_bf16_flops(row) or 0) * 0.4)
+    assert seconds * (found.derived.checkpoint_every or 0) <= 2 * 3600
+
+
+@pytest.mark.parametrize("line", [line for _, _, line in LINES])
+def test_the_memory_of_a_gpu_is_used_and_suffices(line: str) -> None:
+    found, row = planned(line), instance(planned(line).job.compute.instance_type)
+    assert found.memory is not None
+    assert row is not None
+    assert found.memory.warning(row) is None
+    assert found.memory.total > 0.35 * row.accelerator_gib * GIB
+
+
+@pytest.mark.parametrize("line", [line for _, _, line in LINES])
+def test_the_rate_is_that_of_the_published_training_of_the_size(line: str) -> None:
+    """Llama 2's paper, table 1, and Llama 3's: 3e-4 for the small ones, 1.5e-4 for 70B."""
+    preset, rate = training(line).model.preset or "", training(line).optim.learning_rate
+    if preset.startswith("llama"):
+        assert rate == (1.5e-4 if preset.endswith("70b") else 3e-4)
+        assert training(line).optim.min_learning_rate == pytest.approx(rate / 10)
 
 
 SHAPES = sorted({(training(line).model.preset or "", training(line).data.seq_length) for _, _, line in LINES})

@@ -47,12 +47,19 @@ def told(seq_length: int = 4096, compile: bool = False, **smp: Any) -> str:
         ({"collectives": "smddp", "tensor_parallel_degree": 2, "hybrid_shard_degree": 1}, "smddp does not work with"),
         ({"activation_loading_horizon": 0}, "activation_loading_horizon"),
         ({"seq_length": 4100, "context_parallel_degree": 8, "hybrid_shard_degree": 8}, "2 x context_parallel_degree"),
+        ({"hybrid_shard_degree": 16, "expert_parallel_degree": 8}, "128 does not divide the world size of 16"),
+        ({"hybrid_shard_degree": 4, "expert_parallel_degree": 8}, "Use one of 1, 2"),
+        ({"fp8": True, "seq_length": 4088}, "a multiple of 16 tokens a GPU, and this makes 4088"),
         ({"compile": True}, "do not go through torch.compile"),
         ({"shard_degree": 8}, "hybrid_shard_degree"),
     ],
 )
 def test_what_smp_cannot_do_is_told_with_the_arithmetic(changes: dict[str, Any], expected: str) -> None:
     assert expected in told(**changes)
+
+
+def test_one_degree_that_does_not_divide_is_one_fault() -> None:
+    assert told(tensor_parallel_degree=3, hybrid_shard_degree=8).count("task.parallelism") == 1
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 16])
@@ -87,6 +94,8 @@ def model(name: str, **overrides: Any) -> dict[str, Any]:
     [
         ("llama-2-70b", {"tensor": 16}, "num_key_value_heads 8 / 16"),
         ("llama-2-7b", {"expert": 8}, "SMP v2 has none for llama models"),
+        ("llama-2-13b", {"tensor": 5}, "intermediate_size 13824 / 5"),
+        ("mixtral-8x7b", {"expert": 16}, "experts: 8 / 16 leaves 8"),
         ("qwen3-8b", {}, "transformers 4.44 knows no qwen3 models, and SMP's image has no other"),
     ],
 )

@@ -99,6 +99,8 @@ def test_options_that_do_not_go_together() -> None:
     assert "sharding: hybrid" in str(option_faults(spec(hybrid_shard_degree=2))[0])
     assert "Use full or every_nth" in str(option_faults(spec(offload_activations=True))[0])
     assert option_faults(spec(offload_activations=True, activation_checkpointing="every_nth")) == []
+    assert "every_nth" in str(option_faults(spec(checkpoint_every_layers=4))[0])
+    assert option_faults(spec(checkpoint_every_layers=4, activation_checkpointing="every_nth")) == []
 
 
 @pytest.mark.parametrize(

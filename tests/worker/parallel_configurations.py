@@ -75,11 +75,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 SPLIT: dict[str, dict[str, Any]] = {
     "qwen2": {"tensor_parallel_degree": 2},
     "scaled": {"tensor_parallel_degree": 2},
-    "mixtral": {"context_parallel_degree": 2},
-    "qwen3": {"context_parallel_degree": 2},
-    "gpt_neox": {"context_parallel_degree": 2},
 }
-"""Families other than ``DEGREES``' with what they can be split by, on two processes."""
+"""Families other than that of ``DEGREES`` with what they can be split by, on two processes."""
+SPLIT_4: dict[str, dict[str, Any]] = {
+    "mistral": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
+    "mixtral": {"context_parallel_degree": 2},
+    "qwen2": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
+    "qwen3": {"context_parallel_degree": 4},
+    "gpt_neox": {"context_parallel_degree": 4},
+    "scaled": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
+}
+"""The same on four."""
 
 
 def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -154,7 +160,8 @@ def run_all(folder: Path) -> None:
         dealt_anew(harness, {"tensor_parallel_degree": 2})
         empty_shards(harness)
         harness.run("family-mixtral", family_task(folder, "mixtral"))
-        harness.run("family-mistral", family_task(folder, "mistral", parallelism=DEGREES[4]["tp2-cp2"]))
+        for name, degrees in SPLIT_4.items():
+            harness.run(f"split-{name}", family_task(folder, name, parallelism=degrees))
     else:
         harness.run("dealt", train_task(), attempt=3)
     harness.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import debug
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -30,6 +31,16 @@ from sm_llm.worker.strategies.fsdp_mesh import make_meshes
 
 class Broken(Exception):
     """Stands for a crash in the middle of a run."""
+
+
+def forget_meshes() -> None:
+    """As a process of its own would begin: DTensor keeps results of operations under meshes that compare equal.
+
+    Else tensors of this job would go through process groups of an earlier one, besides its own over the same processes.
+    """
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is not None:
+        clear()
 
 
 class Harness:
@@ -59,6 +70,7 @@ class Harness:
     ) -> None:
         """One attempt; ``break_at`` raises before that step is taken. Notes which rows every step has seen."""
         run = self.folder / name
+        forget_meshes()
         dist.barrier()
         job = job_file(task, run, self.world, attempt).model_copy(update={"resume": resume})
         environ = job_environment(job)

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecision
 from sm_llm.errors import CheckpointError
 from sm_llm.models.family import Tensor
 from sm_llm.models.registry import family
+from sm_llm.spec.check_strategy import FP8_UNIT
 from sm_llm.spec.layout import smp_layout
 from sm_llm.spec.smp import SmpSpec
 from sm_llm.worker.loss import token_loss_sum
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 _KEPT = ("shard_degree", "tensor_parallel_degree", "expert_parallel_degree")
 """Degrees that a checkpoint of each process's own shards is bound to."""
-_UNIT = 16
-"""TransformerEngine's kernels for fp8 want lengths that are multiples of this."""
 
 
 class SmpStrategy:
@@ -142,7 +141,7 @@ class SmpStrategy:
 
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         length, degree = input_ids.shape[1], self.layout.context
-        unit = math.lcm(2 * degree, _UNIT) if self._smp.needs_transform else 1
+        unit = math.lcm(2 * degree, FP8_UNIT) if self._smp.needs_transform else 1
         padded = torch.nn.functional.pad(input_ids, (0, -length % unit))  # behind them, where no token looks
         own = self._forward(padded).contiguous()
         if degree == 1:
