@@ -26,6 +26,7 @@ PIPELINE_VERBS = {
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a workflow as a SageMaker Pipeline.")
 app.add_typer(group, name="pipeline")
 
+_VARIABLE = "NAME=PATH, for example Steps=steps.train.task.max_steps"
 Variables = Annotated[
     list[str] | None,
     typer.Option("--variable", metavar="NAME=PATH", help="Parameter and what it overrides: Rate=steps.train.task.…"),
@@ -33,11 +34,20 @@ Variables = Annotated[
 Execution = Annotated[str, typer.Argument(metavar="EXECUTION", help="ARN of an execution.")]
 
 
-def _pairs(texts: Sequence[str] | None, what: str) -> dict[str, str]:
-    faults = [Fault(text, f"{what} are written NAME=VALUE") for text in texts or () if "=" not in text]
+def _pairs(texts: Sequence[str] | None, form: str) -> dict[str, str]:
+    """NAME=… texts as a mapping; ``form`` shows one. Raises ``SpecError``."""
+    found: dict[str, str] = {}
+    faults = []
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            faults.append(Fault(text, f"is not written {form}"))
+        elif name in found:
+            faults.append(Fault(name, "is given twice", value, "Keep one"))
+        found[name] = value
     if faults:
         raise SpecError(faults)
-    return {text.partition("=")[0]: text.partition("=")[2] for text in texts or ()}
+    return found
 
 
 @group.command()
@@ -45,7 +55,7 @@ def render(spec: Spec, overrides: Overrides = None, variable: Variables = None) 
     """Print the definition that would be stored, as JSON; nothing is touched."""
     from sm_llm.launcher.pipelines import definition
 
-    print_json(definition(spec, *(overrides or ()), variables=_pairs(variable, "variables")).to_json())
+    print_json(definition(spec, *(overrides or ()), variables=_pairs(variable, _VARIABLE)).to_json())
 
 
 @group.command()
@@ -53,7 +63,7 @@ def upsert(spec: Spec, overrides: Overrides = None, variable: Variables = None) 
     """Store code and job files in S3 and create or update the pipeline."""
     from sm_llm.launcher.pipelines import upsert as store
 
-    typer.echo(store(spec, *(overrides or ()), variables=_pairs(variable, "variables")))
+    typer.echo(store(spec, *(overrides or ()), variables=_pairs(variable, _VARIABLE)))
 
 
 @group.command()
@@ -65,7 +75,7 @@ def start(
     """Start an execution and print its ARN."""
     from sm_llm.launcher.pipelines import start as begin
 
-    typer.echo(begin(name, _pairs(values, "values"), region=region))
+    typer.echo(begin(name, _pairs(values, "NAME=VALUE"), region=region))
 
 
 @group.command()

@@ -187,7 +187,9 @@ def uri(image: Image, region: str) -> str | Fault:
     account = _SMP_ACCOUNT if image.line == "smp" and region in SMP_REGIONS else DLC_ACCOUNTS.get(region)
     if account is None or (image.line == "smp" and account != _SMP_ACCOUNT):
         regions = SMP_REGIONS if image.line == "smp" else DLC_ACCOUNTS
-        remedy = f"Use one of {', '.join(sorted(regions))}, or set backend.image_uri"
+        close = get_close_matches(region, list(regions), n=1)
+        remedy = f"Did you mean {close[0]}? Known: " if close else "Use one of "
+        remedy += f"{', '.join(sorted(regions))}; or set backend.image_uri"
         return Fault("backend.region", f"{image.repository} is not known to be published there", region, remedy)
     return f"{account}.dkr.ecr.{region}.{dns_suffix(region)}/{image.name}"
 

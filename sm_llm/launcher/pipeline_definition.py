@@ -16,6 +16,7 @@ from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher.backends.sagemaker import SageMakerBackend
+from sm_llm.launcher.pipeline_variables import TYPES, Variable, variables_of
 from sm_llm.launcher.plan import plan_workflow
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.spec.compute import ComputeSpec
@@ -37,7 +38,6 @@ RESULT = "result"
 """Below a run's address it stands for what the run has published, whatever that is called."""
 _STAND_IN = "0" * 12
 _STEP = "steps."
-_TYPES: dict[type, str] = {bool: "Boolean", int: "Integer", float: "Float", str: "String"}
 _EXPERIMENT = {
     "ExperimentName": {"Get": "Execution.PipelineName"},
     "TrialName": {"Get": "Execution.PipelineExecutionId"},
@@ -55,20 +55,6 @@ class Register:
     """Image that serves the model."""
     instance_type: str = "ml.m5.large"
     """What the step itself runs on: only a job can tell under which address a run has published."""
-
-
-@dataclass(frozen=True)
-class Variable:
-    """One parameter of the pipeline: the path that it overrides in one step, and its default."""
-
-    name: str
-    step: str
-    path: str
-    default: Any
-
-    @property
-    def reference(self) -> dict[str, str]:
-        return {"Get": f"Parameters.{self.name}"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +85,7 @@ class PipelineDefinition:
             "Version": VERSION,
             "Metadata": {},
             "Parameters": [
-                {"Name": it.name, "Type": _TYPES[type(it.default)], "DefaultValue": it.default} for it in self.variables
+                {"Name": it.name, "Type": TYPES[type(it.default)], "DefaultValue": it.default} for it in self.variables
             ],
             "PipelineExperimentConfig": _EXPERIMENT,
             "Steps": [self._step(step) for step in self.steps],
@@ -130,7 +116,7 @@ def render(
         raise PlanError([Fault("backend.name", "a pipeline runs on SageMaker", workflow.backend.name, remedy)])
     if register is not None:
         workflow = _with_registration(workflow, register)
-    known = _variables(workflow, variables or {})
+    known = variables_of(workflow, variables or {})
     steps: list[PipelineStep] = []
     places: dict[str, list[Any]] = {}
     for plan in plan_workflow(workflow):
@@ -139,27 +125,6 @@ def render(
     request = steps[0].arguments
     region = json.loads(request["HyperParameters"]["sagemaker_region"])
     return PipelineDefinition(workflow.name, request["RoleArn"], region, known, tuple(steps), cache_days)
-
-
-def _variables(workflow: WorkflowSpec, wanted: Mapping[str, str]) -> tuple[Variable, ...]:
-    faults, found = [], []
-    for name, dotted in sorted(wanted.items()):
-        step, _, path = dotted.removeprefix(_STEP).partition(".")
-        if not dotted.startswith(_STEP) or step not in workflow.steps or not path.startswith(("task.", "environment.")):
-            remedy = "Write steps.STEP.task.…, for example steps.train.task.max_steps"
-            faults.append(Fault(f"variables.{name}", "names no field that a step can change", dotted, remedy))
-            continue
-        value: Any = workflow.steps[step].model_dump()
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        if type(value) not in _TYPES:
-            remedy = "Give it a value in the workflow: text, a number, or true or false"
-            faults.append(Fault(f"variables.{name}", "has no default", dotted, remedy))
-            continue
-        found.append(Variable(name, step, path, value))
-    if faults:
-        raise PlanError(faults)
-    return tuple(found)
 
 
 def _training(

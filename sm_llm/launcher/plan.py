@@ -137,9 +137,10 @@ def plan_loaded(loaded: Loaded) -> list[Plan]:
 def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:
     """A Plan per step, in the order of the file, which references already obey."""
     from sm_llm.spec.references import resolve, step_dependencies, workflow_job
+    from sm_llm.spec.step_faults import gathered
 
     plans: list[Plan] = []
-    faults: list[Fault] = []
+    faults: dict[str, tuple[Fault, ...]] = {}
     # Outputs do not exist yet: a reference stays itself, and facts come from what the earlier step was told to do.
     outputs = {name: f"steps.{name}.output" for name in workflow.steps}
     tasks = {name: step.task for name, step in workflow.steps.items()}
@@ -152,9 +153,9 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
             after = tuple(sorted(step_dependencies(workflow, name), key=list(workflow.steps).index))
             plans.append(plan_job(job, origins=own, upstream=upstream, step=name, after=after))
         except (PlanError, SpecError) as error:
-            faults += [replace(fault, path=f"{prefix}{fault.path}") for fault in error.faults]
+            faults[name] = error.faults
     if faults:
-        raise PlanError(faults)
+        raise PlanError(list(gathered(workflow, faults)))
     return plans
 
 

@@ -20,6 +20,7 @@ from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.spec.references import references, sources, workflow_job
+from sm_llm.spec.step_faults import gathered
 from sm_llm.spec.tasks import (
     FetchTask,
     PrecompileTask,
@@ -60,19 +61,20 @@ def _job_faults(job: JobSpec) -> Iterator[Fault]:
 
 
 def _workflow_faults(workflow: WorkflowSpec) -> Iterator[Fault]:
-    yield from _name_faults("name", workflow.name)
-    yield from _place_faults("storage", workflow.storage)
-    yield from _environment_faults(workflow.environment, workflow.secrets)
+    own = [
+        *_name_faults("name", workflow.name),
+        *_place_faults("storage", workflow.storage),
+        *_environment_faults(workflow.environment, workflow.secrets),
+    ]
+    yield from own
     earlier: list[str] = []
     for name, step in workflow.steps.items():
         prefix = f"steps.{name}"
         yield from _name_faults(prefix, name, suffix_of=workflow.name)
         yield from _order_faults(prefix, name, step, workflow, earlier)
-        for fault in _body_faults(workflow_job(workflow, name)):
-            own = not fault.path.startswith("environment.") or fault.path.partition(".")[2] in step.environment
-            if own:
-                yield Fault(f"{prefix}.{fault.path}", fault.problem, fault.seen, fault.remedy)
         earlier.append(name)
+    bodies = {name: list(_body_faults(workflow_job(workflow, name))) for name in workflow.steps}
+    yield from gathered(workflow, bodies, {fault.path for fault in own})
 
 
 def _order_faults(

@@ -148,11 +148,26 @@ def test_a_workflow_may_register_by_itself_but_not_twice() -> None:
         ({"X": "steps.other.task.max_steps"}, "names no field"),
         ({"X": "steps.train.task.max_tokens"}, "has no default"),
         ({"X": "steps.train.compute.instance_count"}, "names no field"),
+        ({"X": "steps.trian.task.max_steps"}, "Did you mean train"),
+        ({"X": "steps.train.task.max_step"}, "no such field .* Did you mean max_steps"),
+        ({"My Var!": "steps.train.task.max_steps"}, "letters, digits, hyphens and underscores"),
+        ({"A": "steps.train.task.max_steps", "B": "steps.train.task.max_steps"}, "changes what A changes"),
     ],
 )
 def test_variables_that_cannot_be_are_told(variables: dict[str, str], problem: str) -> None:
     with pytest.raises(PlanError, match=problem):
         definition(workflow(), variables=variables)
+
+
+def test_what_all_steps_share_is_told_once_and_by_the_name_that_the_user_gave() -> None:
+    flow = {**workflow(), "storage": "./runs"}
+    flow["backend"] = {**flow["backend"], "role": "train", "max_run_seconds": None}
+    with pytest.raises(PlanError) as caught:
+        definition(flow)
+    found = {fault.path: fault for fault in caught.value.faults}
+    assert set(found) == {"storage", "backend.role", "backend.max_run_seconds"}
+    assert len(caught.value.faults) == 3
+    assert found["backend.max_run_seconds"].problem.endswith("(step fetch, prepare)")
 
 
 def test_a_workflow_of_this_machine_is_no_pipeline() -> None:

@@ -327,12 +327,8 @@ def test_the_steps_of_a_workflow_tell_all_their_faults_together() -> None:
     step = {"task": {**TINY["task"], "max_epochs": 1}}
     with pytest.raises(SpecError) as caught:
         plan({**flow, "steps": {"a": step, "b": {"task": TINY["task"]}}}, "backend.max_retry_attempts=31")
-    found = {fault.path for fault in caught.value.faults}
-    assert found == {
-        "steps.a.task.max_steps",
-        "steps.a.backend.max_retry_attempts",
-        "steps.b.backend.max_retry_attempts",
-    }
+    found = [fault.path for fault in caught.value.faults]
+    assert found == ["steps.a.task.max_steps", "backend.max_retry_attempts"]  # what they share, once
 
 
 @pytest.mark.parametrize("missing", ["backend.role", "backend.region", "compute.instance_type"])
