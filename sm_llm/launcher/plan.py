@@ -118,10 +118,15 @@ def _beyond(error: FaultySpec) -> list[Fault]:
     try:
         plan_loaded(error.loaded)
     except (SpecError, PlanError) as further:
-        return [fault for fault in further.faults if fault.path not in told]
+        return [fault for fault in further.faults if not any(_overlap(fault.path, path) for path in told)]
     except Exception:  # it may be just what the specification's faults make impossible
         return []
     return []
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Whether one path is the other, or leads to it."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
 
 
 def plan_loaded(loaded: Loaded) -> list[Plan]:
@@ -201,9 +206,14 @@ def plan_job(
         origins=dict(origins or {}),
     )
     review = target.review(plan)
-    if faults := [*faults, *review.faults]:
-        raise PlanError(faults)
+    if found := [*faults, *(_own(review.faults) if faults and not plan.total_flops else review.faults)]:
+        raise PlanError(found)
     return replace(plan, warnings=(*plan.warnings, *review.warnings), facts=review.facts)
+
+
+def _own(faults: Sequence[Fault]) -> list[Fault]:
+    """Without the length of the job that nobody knows: that follows from other faults, and goes with them."""
+    return [fault for fault in faults if fault.path != "backend.max_run_seconds" or fault.seen]
 
 
 @dataclass
@@ -231,7 +241,8 @@ def _train_numbers(
     card = instance(compute.instance_type)
     if config is not None and numbers.derived is not None and not faults and card is not None and card.is_gpu:
         numbers.memory = memory_estimate(config, task, numbers.derived, compute.processes)
-        numbers.warnings += filter(None, [numbers.memory and numbers.memory.warning(card)])
+        warning = numbers.memory.warning(card) if numbers.memory else None
+        numbers.warnings += [warning] if warning else []
     return numbers
 
 

@@ -179,3 +179,21 @@ def test_more_processes_than_gpus_are_refused_with_the_ways_out(monkeypatch: pyt
 def test_a_wrong_specification_stays_a_spec_error() -> None:
     with pytest.raises(SpecError, match="learning_rate"):
         plan(TRAIN, "task.optim.learning_rat=1e-3")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "path"),
+    [
+        ("llama-2-70b-smp", "task.parallelism.tensor_parallel_degree=3", "task.parallelism.tensor_parallel_degree"),
+        ("llama-2-7b-fsdp", "task.parallelism.hybrid_shard_degree=3", "task.parallelism.hybrid_shard_degree"),
+        ("llama-2-7b-fsdp", "task.global_batch_size=100", "task.global_batch_size"),
+        ("mixtral-8x7b-smp", "task.parallelism.expert_parallel_degree=16", "task.parallelism.expert_parallel_degree"),
+    ],
+)
+def test_a_wrong_degree_is_one_fault_without_what_follows_from_it(recipe: str, override: str, path: str) -> None:
+    """Neither that nobody knows how long the job takes, nor that the strategy as a whole does not fit."""
+    account = ("backend.role=arn:aws:iam::123456789012:role/SageMaker", "storage=s3://bucket/runs")
+    shards = ("task.parallelism.hybrid_shard_degree=4",) if recipe == "mixtral-8x7b-smp" else ()
+    with pytest.raises((SpecError, PlanError)) as caught:
+        plan(recipe, *account, *shards, override)
+    assert [fault.path for fault in caught.value.faults] == [path]
