@@ -6,11 +6,12 @@ import hashlib
 import os
 import shutil
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.arrival import accept, part_of
+from sm_llm.storage.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import MIB, each
@@ -47,8 +48,29 @@ def fetch_files(store: Store, items: Sequence[StoredObject], target: Path, setti
         return
     if missing:
         _require_space(target, missing)
-        _fetch(store, missing, target, memory, settings)
+        with memory.begin(it.key for it in missing):
+            _fetch(store, missing, target, memory, settings)
+    _clear_half_fetched(target, memory)
     memory.save()
+
+
+def _clear_half_fetched(target: Path, memory: SyncMemory) -> None:
+    """Remove what syncs that were killed have left of files that this one left out, or that their source has lost."""
+    with memory.alone() as alone:
+        if not alone or not memory.begun:
+            return
+        parts = [part_of(target / key) for key in memory.begun]
+        try:
+            clear_leftovers(parts)
+            for part in parts:
+                part.unlink(missing_ok=True)
+                journal_of(part).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{target}: half-fetched files cannot be removed: {error}") from error
+        for folder in {above for part in parts for above in part.relative_to(target).parents[:-1]}:
+            with suppress(OSError):
+                (target / folder).rmdir()
+        memory.begun.clear()
 
 
 def _fetch(store: Store, items: Sequence[StoredObject], target: Path, memory: SyncMemory, settings: Settings) -> None:

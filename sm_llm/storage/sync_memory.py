@@ -1,17 +1,22 @@
-"""What earlier syncs verified, so that the next one need not read or ask again. A cache: losing it costs time only."""
+"""What earlier syncs verified, so that the next one need not read or ask again, and which files they had begun.
+
+A cache: losing it costs time, and maybe disk.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from sm_llm.storage.base import StoredObject
 
@@ -27,14 +32,46 @@ class SyncMemory:
         home = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
         name = hashlib.sha256(f"{folder.absolute()}\n{uri}".encode()).hexdigest()[:32]
         self._file = Path(home, "sm_llm", "sync", f"{name}.json")
-        self._entries = self._read()
+        found = self._read()
+        self._entries: dict[str, list[str]] = found.get("equal", {})
+        self.begun: set[str] = set(found.get("begun", ()))
+        """Keys of which something half-fetched may lie in the folder."""
 
-    def _read(self) -> dict[str, list[str]]:
+    def _read(self) -> dict[str, Any]:
         try:
             found = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
+
+    @contextmanager
+    def begin(self, keys: Iterable[str]) -> Iterator[None]:
+        """While this lasts ``keys`` are being fetched; that they were is known even if this process is killed."""
+        self.begun.update(keys)
+        self.save()
+        with self._locked(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Whether no other process is fetching between these two places, as long as this lasts."""
+        with self._locked(fcntl.LOCK_EX) as locked:
+            yield locked
+
+    @contextmanager
+    def _locked(self, kind: int) -> Iterator[bool]:
+        stream: IO[str] | None = None
+        try:
+            stream = self._file.with_suffix(".lock").open("w")
+            fcntl.flock(stream, kind | fcntl.LOCK_NB)
+            locked = True
+        except OSError:
+            locked = False
+        try:
+            yield locked
+        finally:
+            if stream is not None:
+                stream.close()
 
     def are_equal(self, remote: StoredObject, local: StoredObject) -> bool:
         """Whether both are as they were when they were equal."""
@@ -54,6 +91,6 @@ class SyncMemory:
     def save(self) -> None:
         """Keep it; where that cannot be done the next sync compares by content."""
         try:
-            write_atomically(self._file, json.dumps(self._entries))
+            write_atomically(self._file, json.dumps({"equal": self._entries, "begun": sorted(self.begun)}))
         except OSError:
             return

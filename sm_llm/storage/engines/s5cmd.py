@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
     from sm_llm.storage.s3 import S3Store
 
+_PR_SET_PDEATHSIG = 1
+_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 _MISSING = ("NoSuchKey", "no object found", "status code: 404")
 
 
@@ -93,7 +98,14 @@ def _watch(
 ) -> tuple[int, int, list[str]]:
     """Run s5cmd; its exit code, how many files it reported done, and what else it said on standard output."""
     reports, faults = 0, []
-    child = subprocess.Popen(argv, env=dict(environment), stdout=subprocess.PIPE, stderr=errors, text=True)
+    child = subprocess.Popen(
+        argv,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        preexec_fn=partial(_end_with, os.getpid()),
+    )
     try:
         for line in child.stdout or ():
             report = _parse(line)
@@ -114,6 +126,14 @@ def _watch(
         if child.stdout:
             child.stdout.close()
         child.wait()
+
+
+def _end_with(parent: int) -> None:
+    """In the child: a parent that is killed takes it along (Linux only), or it would go on writing for nobody."""
+    if _LIBRARY is not None:
+        _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _faults(text: str) -> Iterator[str]:
