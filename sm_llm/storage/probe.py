@@ -135,7 +135,7 @@ def _replace(store: S3Store, key: str) -> None:
         raise StorageError("an object that nobody else changes cannot be replaced with If-Match and its own tag")
     if swap(store, key, b"third", first) is not None:
         raise StorageError(
-            "this store replaces what has changed: it ignores If-Match, and a change to a run could be lost"
+            "this store ignores If-Match and replaces what has changed: a change to a run could be lost"
         )
 
 
