@@ -42,11 +42,14 @@ def main() -> None:
 
         boto3.client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
         role = boto3.client("iam").create_role(RoleName="SageMaker", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+        before = set(sys.modules)  # boto3 is this program's own
         from sm_llm import launch
 
         for number in range(3):
             wall, cpu = time.perf_counter(), time.process_time()
             launch("llama-2-7b-fsdp", f"backend.role={role}", "storage=s3://bucket/runs", new=True)
+            heavy = {"torch", "transformers", "sagemaker", "boto3.session"} & set(sys.modules) - before
+            assert not heavy, heavy
             print(f"launch {number + 1}: {time.perf_counter() - wall:.2f} s, {time.process_time() - cpu:.2f} s of CPU")
     finally:
         server.terminate()

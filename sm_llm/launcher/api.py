@@ -10,6 +10,7 @@ from sm_llm.contract.run_paths import STEPS
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.find_runs import attach, ls, run_records
 from sm_llm.launcher.run import Run
+from sm_llm.storage.s3_client import one_client
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.uri import fill, join, parse
 
@@ -75,8 +76,9 @@ def launch(
     storage = storage_root(loaded.spec)
     if dry_run:
         return _dry_run(loaded, plan_loaded(loaded), storage, mint_run_id(loaded.spec.name))
-    unfinished = None if new else find_unfinished(storage, loaded)
-    run = begin(loaded, storage) if unfinished is None else proceed(Run(unfinished), loaded)
+    with one_client():
+        unfinished = None if new else find_unfinished(storage, loaded)
+        run = begin(loaded, storage) if unfinished is None else proceed(Run(unfinished), loaded)
     if wait:
         run.wait()
     return run

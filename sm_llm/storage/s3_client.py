@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
@@ -31,6 +33,7 @@ _CONFIG: dict[str, Any] = {
 
 
 _GIVEN: ContextVar[Any] = ContextVar("given_session", default=None)
+_SHARED: ContextVar[dict[str, tuple[Any, Any]] | None] = ContextVar("shared_clients", default=None)
 
 
 @contextmanager
@@ -43,21 +46,41 @@ def as_session(session: Any) -> Iterator[None]:
         _GIVEN.reset(token)
 
 
+@contextmanager
+def one_client() -> Iterator[None]:
+    """Inside, stores that are reached in one way share a client: a launch opens several, and is over in seconds."""
+    token = _SHARED.set({})
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
 def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
     """A new botocore session and an S3 client of it. ``config`` overrides what ``botocore.config.Config`` is given.
 
-    A fresh session reads credentials anew; one that was given (``as_session``) refreshes its own. Raises
-    ``StorageError`` if boto3 is not installed, or is told nonsense.
+    A fresh session reads credentials anew; one that was given (``as_session``) refreshes its own, and inside
+    ``one_client`` nothing that is there is made again. Raises ``StorageError`` if boto3 is not installed, or is told
+    nonsense.
     """
+    shared = _SHARED.get()
+    if shared is None:
+        return _connected(options, config)
+    way = repr((options, config, id(_GIVEN.get())))
+    if way not in shared:
+        shared[way] = _connected(options, config)
+    return shared[way]
+
+
+def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[Any, Any]:
     try:
-        import botocore.session
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
     except ImportError:
         raise StorageError("S3 storage needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
     try:
         # Not by boto3, whose import costs a short copy more than all its requests.
-        session = _GIVEN.get() or botocore.session.get_session()
+        session = _GIVEN.get() or fresh_session()
         client = session.create_client(
             "s3",
             endpoint_url=options.endpoint_url,
@@ -67,6 +90,23 @@ def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tupl
     except (BotoCoreError, ValueError) as error:
         raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
     return session, client
+
+
+def fresh_session() -> Any:
+    """A botocore session that reads credentials anew; what AWS's services understand is read once per process."""
+    import botocore.session
+
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _loader(os.environ.get("AWS_DATA_PATH")))
+    return session
+
+
+@lru_cache
+def _loader(data_path: str | None) -> Any:
+    """Botocore's reader of service models: most of what another client would cost."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
+from sm_llm.storage import s3_client
 from sm_llm.storage.arrival import accept, part_of
 from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
@@ -17,6 +18,7 @@ from sm_llm.storage.engines.auto import EngineTransfer
 from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_client import connect
 from sm_llm.storage.s3_options import S3Options
 from tests.fixtures.s3_server import KEY, OTHER_KEY, OTHER_SECRET, SECRET
 
@@ -164,3 +166,21 @@ def test_the_crt_engine_says_in_one_line_that_credentials_cannot_be_renewed_insi
         patch.setattr(Credentials, "get_frozen_credentials", frozen)
         CrtTransfer().upload(store, [copy], lambda _: None)
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_launch_makes_one_client_for_all_stores_that_are_reached_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    fresh = s3_client.fresh_session
+    monkeypatch.setattr(s3_client, "fresh_session", lambda: made.append(fresh()) or made[-1])
+    with s3_client.one_client():
+        first, again = connect(S3Options()), connect(S3Options())
+        other = connect(S3Options(endpoint_url="http://127.0.0.1:1"))
+    assert first is again
+    assert other is not first
+    assert connect(S3Options())[1] is not first[1], "afterwards credentials are read anew"
+    assert len(made) == 3
+
+
+def test_what_a_service_understands_is_read_once_per_process() -> None:
+    loaders = [s3_client.fresh_session().get_component("data_loader") for _ in range(2)]
+    assert loaders[0] is loaders[1]

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SubmitError
+from sm_llm.storage import s3_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,21 +31,11 @@ def known_values(shape: str) -> tuple[str, ...]:
 
 
 def fresh_session() -> Any:
-    """A session of botocore with credentials of its own, and the models that any of them has read already."""
+    """``s3_client.fresh_session``. Raises ``SubmitError`` where boto3 is not installed."""
     try:
-        import botocore.session
+        return s3_client.fresh_session()
     except ImportError:
         raise SubmitError("SageMaker needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
-    session = botocore.session.get_session()
-    session.register_component("data_loader", _loader())
-    return session
-
-
-@lru_cache
-def _loader() -> Any:
-    import botocore.session
-
-    return botocore.session.get_session().get_component("data_loader")
 
 
 @lru_cache
