@@ -58,13 +58,23 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
     faults = [_fault(kind, tree, path, detail) for path, detail in places]
     for path, _ in places:
         tree.remove(path)
-    return spec or _attempt(kind, tree)[0], faults
+    return spec or _rest(kind, tree), faults
+
+
+def _rest(kind: type[Spec], tree: Tree) -> Spec | None:
+    """The specification of a tree without its faulty parts, nor the blocks that cannot be without those."""
+    spec, places = _attempt(kind, tree)
+    for path, _ in places:
+        tree.remove(path[:-1] or path)
+    return _attempt(kind, tree)[0] if places else spec
 
 
 def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
-    """A remedy for an unknown key: a misspelt key beside it, the same key elsewhere, or the most similar one."""
+    """A remedy for an unknown key: whose it is, a misspelt key beside it, the same elsewhere, or the most similar."""
     from difflib import SequenceMatcher, get_close_matches
 
+    if other := _of_another(annotation_at(kind, tree, path[:-1]), tree, path):
+        return other
     block = block_for(annotation_at(kind, tree, path[:-1]), tree.get(path[:-1]))
     known = list(block.model_fields) if block else []
     elsewhere = [other for other in dotted_paths(kind, tree.value) if other[-1] == path[-1] and other != path]
@@ -73,6 +83,16 @@ def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
     if meant := (beside if misspelt else elsewhere[:3] or beside):
         return f"Did you mean {' or '.join('.'.join(other) for other in meant)}?"
     return f"Known keys here: {', '.join(known)}" if known else ""
+
+
+def _of_another(annotation: Any, tree: Tree, path: Path) -> str:
+    """What to say of a key that one of the other classes which may stand there has: ``backend.spot`` of a local job."""
+    key = tag(annotation)
+    owners = [value for value, block in tag_values(annotation).items() if path[-1] in block.model_fields]
+    if key is None or not owners:
+        return ""
+    where = ".".join((*path[:-1], key))
+    return f"It belongs to {where}: {' or '.join(owners)}; here it is {tree.get((*path[:-1], key))}"
 
 
 def annotation_at(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
@@ -105,22 +125,28 @@ def _attempt(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[tuple[Path
     except ValidationError as error:
         places: dict[Path, ErrorDetails] = {}
         for detail in error.errors(include_url=False):
-            places.setdefault(_path(kind, tree, detail["loc"]), detail)
+            path = _path(kind, tree, detail["loc"])
+            if path is not None:
+                places.setdefault(path, detail)
         return None, list(places.items())
 
 
-def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) -> Path:
+def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) -> Path | None:
     """Pydantic's location without the names of union members, which are not part of what the user wrote.
 
-    Errors inside a pair of numbers, or inside one of several untagged alternatives, are those of the whole value.
+    Errors inside a pair of numbers, or inside one of several untagged alternatives, are those of the whole value; but
+    where its keys tell which alternative is meant, they are its own, and those of the others are None.
     """
     annotation: Any = kind
     path: Path = ()
     labelled = False
     for item in location:
         if labelled:
-            if tag(annotation) is None:
+            meant = block_for(annotation, tree.get(path))
+            if tag(annotation) is None and meant is None:
                 return path
+            if tag(annotation) is None and meant is not None and item != meant.__name__:
+                return None
             labelled = False
             continue
         if get_origin(annotation) is tuple:
@@ -135,9 +161,12 @@ def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
     """A better reading of what was typed without quotes, or None."""
     value, text = tree.get(path), tree.texts.get(path)
     annotation = annotation_at(kind, tree, path)
-    if text == "" and value is None and block_for(annotation, {}):
-        return {}  # a block whose fields are all commented out
     wanted = members(annotation)
+    if text == "" and value is None:  # what is below it is all commented out
+        if block_for(annotation, {}) or any(get_origin(kind) is dict for kind in wanted):
+            return {}
+        if any(get_origin(kind) is list for kind in wanted):
+            return []
     if isinstance(value, list) and any(get_origin(kind) is list and get_args(kind) == (str,) for kind in wanted):
         spelt = [it if isinstance(it, str) else tree.texts.get((*path, str(place))) for place, it in enumerate(value)]
         return None if None in spelt or spelt == value else spelt
@@ -170,6 +199,9 @@ def _fault(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) 
         case "union_tag_invalid":
             choices = list(tag_values(annotation))
             return Fault(dotted, f"choose {' or '.join(choices)}", seen, did_you_mean(seen, choices), origin)
+        case "string_pattern_mismatch":
+            pattern = detail.get("ctx", {}).get("pattern", "")
+            return Fault(dotted, f"does not have the form {pattern}", seen, origin=origin)
         case limit if limit in _LIMITS:
             return Fault(dotted, _LIMITS[limit].format(**detail.get("ctx", {})), seen, origin=origin)
     return Fault(dotted, f"expected {_expected(annotation)}", seen, _remedy(annotation, seen), origin)
@@ -192,5 +224,8 @@ def did_you_mean(seen: Any, choices: Iterable[str]) -> str:
     """``Did you mean X?`` for the choice nearest to a value, or nothing if none is near."""
     from difflib import get_close_matches
 
-    close = get_close_matches(seen, list(choices), n=1) if isinstance(seen, str) else []
-    return f"Did you mean {close[0]}?" if close else ""
+    if not isinstance(seen, str):
+        return ""
+    lower = {choice.lower(): choice for choice in map(str, choices)}
+    close = get_close_matches(seen.lower(), list(lower), n=1)
+    return f"Did you mean {lower[close[0]]}?" if close else ""

@@ -60,7 +60,11 @@ def block_for(annotation: Any, value: Any) -> type[SpecModel] | None:
     if key := tag(annotation):
         return tag_values(annotation).get(str(value.get(key))) if isinstance(value, Mapping) else None
     keys = set(value) if isinstance(value, Mapping) else set()
-    return next((kind for kind in classes if keys & set(kind.model_fields)), None)
+    return max(
+        (kind for kind in classes if keys & set(kind.model_fields)),
+        key=lambda kind: len(keys & set(kind.model_fields)),
+        default=None,
+    )
 
 
 def child(annotation: Any, value: Any, key: str) -> Any:

@@ -29,11 +29,12 @@ def conceal(tree: Tree) -> list[Fault]:
     and the value of an environment variable whose name says that it is one (``WANDB_API_KEY``).
     """
     faults = []
+    keeper = "ssm" if tree.get(("backend", "name")) == "sagemaker" else "env"
     for path, value in list(_leaves(tree.value, ())):
         if problem := _problem(path, value):
             tree.replace(path, HIDDEN)
             tree.texts.pop(path, None)
-            faults.append(Fault(".".join(path), problem, remedy=_remedy(path), origin=tree.origin(path)))
+            faults.append(Fault(".".join(path), problem, remedy=_remedy(path, keeper), origin=tree.origin(path)))
     return faults
 
 
@@ -58,11 +59,12 @@ def _entry(path: Path, block: str) -> Path:
     return path[3:] if path[:1] == ("steps",) and path[2:3] == (block,) else ()
 
 
-def _remedy(path: Path) -> str:
+def _remedy(path: Path, keeper: str) -> str:
+    """``keeper``: where a job of this backend can read a secret."""
     if entry := _entry(path, "secrets"):
-        return f"Keep the value elsewhere and refer to it: secrets.{entry[0]}=env:{entry[0]}"
+        return f"Keep the value elsewhere and refer to it: secrets.{entry[0]}={keeper}:{entry[0]}"
     name = path[-1].upper() if re.fullmatch(r"[A-Za-z_]+", path[-1]) else "NAME"
-    return f"Refer to it instead, for example secrets.{name}=env:{name}; the worker gets it as a variable"
+    return f"Refer to it instead, for example secrets.{name}={keeper}:{name}; the worker gets it as a variable"
 
 
 def _leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -210,7 +210,7 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         ("name.first=x", "expected text"),
         ("task.seed.x=1", "expected a whole number"),
         ("learning_rate=1", "Did you mean task.optim.learning_rate?"),
-        ("task.data.train=x", "Known keys here:"),
+        ("task.data.train=x", "It belongs to task.data.format: rows"),
         ("a..b=1", "an override is written key.path=value"),
         ("--seed=1", "--help"),
         ("task.environment.A=1", "Did you mean environment?"),
