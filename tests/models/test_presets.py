@@ -42,6 +42,52 @@ def test_parameter_count_is_the_published_one(name: str) -> None:
     assert family(config).parameter_count(config) == PRESETS[name].parameter_count
 
 
+PUBLISHED = {
+    "llama-2-7b": (32, 32, 10_000, 4096, None),
+    "llama-2-13b": (40, 40, 10_000, 4096, None),
+    "llama-2-70b": (64, 8, 10_000, 4096, None),
+    "llama-3-8b": (32, 8, 500_000, 8192, None),
+    "llama-3-70b": (64, 8, 500_000, 8192, None),
+    "llama-3.1-8b": (32, 8, 500_000, 131_072, None),
+    "llama-3.1-70b": (64, 8, 500_000, 131_072, None),
+    "llama-3.2-1b": (32, 8, 500_000, 131_072, None),
+    "llama-3.2-3b": (24, 8, 500_000, 131_072, None),
+    "mistral-7b": (32, 8, 10_000, 32_768, 4096),
+    "mixtral-8x7b": (32, 8, 1_000_000, 32_768, None),
+    "qwen2.5-0.5b": (14, 2, 1_000_000, 32_768, None),
+    "qwen2.5-7b": (28, 4, 1_000_000, 131_072, None),
+    "qwen3-0.6b": (16, 8, 1_000_000, 40_960, None),
+    "qwen3-8b": (32, 8, 1_000_000, 40_960, None),
+    "qwen3-32b": (64, 8, 1_000_000, 40_960, None),
+    "gpt-neox-20b": (64, None, 10_000, 2048, None),
+}
+"""Query heads, key/value heads, rotary base, longest sequence and window of the published configs: none of them shows
+in a number of parameters."""
+
+
+@pytest.mark.parametrize("name", sorted(NAMES - {"tiny"}))
+def test_heads_and_positions_are_the_published_ones(name: str) -> None:
+    config = normalise(PRESETS[name].config)
+    found = [config.get(field) for field in ("num_attention_heads", "num_key_value_heads")]
+    found += [config["rope_parameters"]["rope_theta"], config["max_position_embeddings"], config.get("sliding_window")]
+    assert tuple(found) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("names", "factor"), [(("llama-3.1-8b", "llama-3.1-70b"), 8), (("llama-3.2-1b",), 32)])
+def test_llama_3_1_and_later_scale_their_positions(names: tuple[str, ...], factor: int) -> None:
+    for name in names:
+        scaling = normalise(PRESETS[name].config)["rope_parameters"]
+        assert scaling.pop("rope_theta") == 500_000
+        assert scaling == {
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": 1,
+            "high_freq_factor": 4,
+            "original_max_position_embeddings": 8192,
+        }
+    assert normalise(PRESETS["gpt-neox-20b"].config)["rotary_pct"] == 0.25
+
+
 def test_tiny_counted_by_hand() -> None:
     attention, mlp, norms = 4 * 256 * 256, 3 * 256 * 768, 2 * 256
     assert PRESETS["tiny"].parameter_count == 4096 * 256 + 6 * (attention + mlp + norms) + 256

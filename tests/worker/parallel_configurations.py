@@ -117,7 +117,8 @@ def of_world(harness: Any) -> None:
             "train": str(harness.folder.parent / "padded"),
             "shuffle": True,
         }
-        harness.run("padded-cp2", train_task(data=padded, max_steps=6, parallelism=DEGREES[2]["cp2"]))
+        for name in ("cp2", "tp2"):
+            harness.run(f"padded-{name}", train_task(data=padded, max_steps=6, parallelism=DEGREES[2][name]))
         dealt_anew(harness, {"tensor_parallel_degree": 2})
 
 

@@ -175,7 +175,9 @@ def two(harness: Harness) -> None:
     branch = {"checkpoint": f"{harness.folder / 'half'}@6"}
     harness.run("branch", train_task(start=branch))
     start = {"pretrained": str(result_folder(harness.folder / "untied"))}
-    harness.run("pretrained", train_task(start=start, model={"preset": None, "config": {}}, max_steps=4))
+    fields = {"start": start, "model": {"preset": None, "config": {}}, "max_steps": 4}
+    harness.run("pretrained", train_task(**fields))
+    harness.run("pretrained-split", train_task(parallelism={"tensor_parallel_degree": 2}, **fields))
 
 
 def continue_other_world(harness: Harness) -> None:

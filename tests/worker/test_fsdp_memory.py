@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from live_memory import LiveMemory
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from torch.distributed.tensor.parallel import SequenceParallel
 from worker_jobs import train_task
 
 from sm_llm.launcher.memory import activation_bytes
@@ -18,7 +20,7 @@ from sm_llm.spec.layout import Layout
 from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.context import Place
-from sm_llm.worker.strategies import fsdp
+from sm_llm.worker.strategies import fsdp, fsdp_tensor
 from sm_llm.worker.strategies.fsdp_attention import CausalAttention
 from sm_llm.worker.strategies.fsdp_memory import wrap_layer
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers
@@ -41,11 +43,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fsdp.FsdpStrategy]]:
         strategy.close()
 
 
-def built(made: list[fsdp.FsdpStrategy], **parallelism: Any) -> fsdp.FsdpStrategy:
+def built(made: list[fsdp.FsdpStrategy], dropout: float = 0.0, **parallelism: Any) -> fsdp.FsdpStrategy:
     """A model under FSDP2 on one process, which offloading asks for."""
     fields = train_task(parallelism={"offload_optimizer": True, **parallelism})
     task = TrainTask.model_validate(fields, strict=False)
-    config = model_config(preset=task.model.preset, path=None, pretrained=None, overrides=task.model.config)
+    changes = {**task.model.config, "attention_dropout": dropout}
+    config = model_config(preset=task.model.preset, path=None, pretrained=None, overrides=changes)
     strategy = fsdp.FsdpStrategy(task, Place())
     made.append(strategy)
     strategy.setup()
@@ -110,6 +113,29 @@ def test_each_way_of_checkpointing_keeps_less_than_the_one_before() -> None:
     ]
     assert kept == sorted(set(kept), reverse=True)
     assert kept_bytes(activation_checkpointing="every_nth", checkpoint_every_layers=4) > kept[1]
+
+
+def test_a_layer_that_is_computed_again_drops_the_same(alone: list[fsdp.FsdpStrategy]) -> None:
+    norms = []
+    for kind in ("none", "full"):
+        strategy = built(alone, dropout=0.5, activation_checkpointing=kind)
+        strategy.train_mode(True)
+        torch.manual_seed(0)
+        backward(strategy, last=True)
+        norms.append(strategy.clip_grad_norm(None).item())
+    torch.manual_seed(1)
+    backward(strategy, last=True)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    assert strategy.clip_grad_norm(None).item() != pytest.approx(2 * norms[0], rel=1e-3), "it does drop something"
+
+
+def test_sequence_parallelism_splits_what_is_between_the_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Any] = []
+    monkeypatch.setattr(fsdp_tensor, "parallelize_module", lambda model, mesh, plan, **_: plans.append(plan))
+    for sequence_parallel in (True, False):
+        fsdp_tensor.split_matrices(Mock(), Mock(), sequence_parallel=sequence_parallel)
+    norms = [plan["model.layers.*.input_layernorm"] for plan in plans]
+    assert [isinstance(it, SequenceParallel) for it in norms] == [True, False]
 
 
 def test_offloaded_activations_leave_through_saved_tensor_hooks() -> None:

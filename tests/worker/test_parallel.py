@@ -58,9 +58,10 @@ def test_two_processes_learn_what_a_plain_loop_learns(name: str, plain: dict[int
     assert_same_training(world2.run(name), plain, world2.run("base"))
 
 
-def test_padding_does_not_count_where_processes_share_rows(world1: World, world2: World) -> None:
+@pytest.mark.parametrize("name", ["cp2", "tp2"])
+def test_padding_does_not_count_where_processes_share_rows(name: str, world1: World, world2: World) -> None:
     """Labels are counted once for all of them, and each gives the loss of its own tokens."""
-    assert largest_difference(losses(world2.run("padded-cp2")), losses(world1.run("padded"))) < 1e-5
+    assert largest_difference(losses(world2.run(f"padded-{name}")), losses(world1.run("padded"))) < 1e-5
 
 
 @pytest.mark.integration

@@ -146,6 +146,12 @@ def test_pretrained_weights_start_where_they_left_off(world2: World) -> None:
     assert losses(pretrained)[1] < losses(trained)[1] - 0.1
 
 
+def test_pretrained_weights_are_read_slice_by_slice_into_split_matrices(world2: World) -> None:
+    """Rows of some, columns of others."""
+    found = [losses(world2.run(name)) for name in ("pretrained", "pretrained-split")]
+    assert largest_difference(*found) < 1e-5
+
+
 @pytest.mark.parametrize("name", ["base", "bf16", "untied"])
 def test_the_published_model_loads_and_scores_the_same(name: str, world2: World) -> None:
     import torch
