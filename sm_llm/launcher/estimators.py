@@ -159,9 +159,7 @@ def _estimator_class() -> Any:
             self._fitted = False
             self._more_tags = kwargs.get("tags") or []
             _refuse(hyperparameter_faults(staged.submission, kwargs.get("hyperparameters") or {}))
-            own = arguments(staged.request)
-            both = {name: {**(own[name] or {}), **(kwargs.get(name) or {})} or None for name in _MAPPINGS}
-            super().__init__(sagemaker_session=session, **{**own, **kwargs, **both})
+            super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
             self._adopt()
 
         @property
@@ -209,6 +207,11 @@ def _estimator_class() -> Any:
             super()._prepare_for_training(job_name=job_name)
 
     return RunEstimator
+
+
+def _with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: {**(own[name] or {}), **(given.get(name) or {})} or None for name in _MAPPINGS}
+    return {**own, **given, **both}
 
 
 def _refuse(faults: Iterable[Fault]) -> None:

@@ -35,24 +35,23 @@ STATE_STYLES = {
 }
 
 
+_COMMANDS = 2
+"""Nodes whose commands are shown."""
+
+
 def plan_table(plan: Plan) -> Table:
     """One plan as a table of names and values."""
     table = _pairs(f"{plan.job.name}" + (f"  (step {plan.step})" if plan.step else ""))
     for name, value in _plan_rows(plan):
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
+    for warning in plan.warnings:
+        table.add_row("[yellow]warning[/]", f"[yellow]{escape(warning)}[/]")
     return table
 
 
 def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
-    compute = plan.job.compute
     yield "task", plan.job.task.kind + (f" (after {', '.join(plan.after)})" if plan.after else "")
-    yield (
-        "runs on",
-        (
-            f"{plan.job.backend.name}: {compute.instance_count} x {compute.processes} = "
-            f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}"
-        ),
-    )
+    yield "runs on", f"{plan.job.backend.name}: {_machines(plan)}"
     if plan.model is not None:
         yield from _model_rows(plan)
     if plan.derived is not None:
@@ -66,10 +65,25 @@ def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     yield "storage", plan.job.storage
     yield "spec digest", plan.digest[:16]
     yield from plan.facts.items()
-    for node, argv in enumerate(plan.command):
+    yield from _command_rows(plan)
+
+
+def _machines(plan: Plan) -> str:
+    compute, groups = plan.job.compute, getattr(plan.job.backend, "instance_groups", ())
+    nodes = [f"{it.instance_count} x {it.instance_type}" for it in groups]
+    if not groups and compute.instance_type is not None:
+        nodes = [f"{compute.instance_count} x {compute.instance_type}"]
+    where = f"{' and '.join(nodes)}, " if nodes else ""
+    processes = f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}"
+    return f"{where}{compute.instance_count} x {compute.processes} = {processes}"
+
+
+def _command_rows(plan: Plan) -> Iterable[tuple[str, str]]:
+    """The commands of the first nodes: on a hundred nodes they differ in little, and ``--json`` has all."""
+    for node, argv in enumerate(plan.command[:_COMMANDS]):
         yield "command" if node == 0 else f"command of node {node}", " ".join(argv)
-    for warning in plan.warnings:
-        yield "[yellow]warning[/]", f"[yellow]{warning}[/]"
+    if len(plan.command) > _COMMANDS:
+        yield "", f"and so on to node {len(plan.command) - 1}"
 
 
 def _model_rows(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -126,19 +140,19 @@ def status_table(status: Status) -> Table:
     """A run's status as a table of names and values."""
     table = _pairs(status.run_id)
     style = STATE_STYLES.get(status.state, "")
-    reason = f": {status.reason}" if status.reason else ""
-    table.add_row("state", f"[{style}]{status.state.value}[/]{reason}" if style else status.state.value)
-    table.add_row("attempt", f"{status.attempt} ({status.native_uri})" if status.native_uri else "none yet")
+    reason = f": {escape(status.reason)}" if status.reason else ""
+    table.add_row("state", f"[{style}]{status.state.value}[/]{reason}" if style else f"{status.state.value}{reason}")
+    table.add_row("attempt", escape(f"{status.attempt} ({status.native_uri})") if status.native_uri else "none yet")
     for name, value in _progress_rows(status):
         table.add_row(name, value)
     for step in status.steps:
         table.add_row(f"step {step.uri.rpartition('/')[2]}", step.state.value)
-    table.add_row("storage" if "://" in status.uri else "folder", status.uri)
+    table.add_row("storage" if "://" in status.uri else "folder", escape(status.uri))
     if status.result:
         from sm_llm.launcher.results import RESULT_LINK
 
         link = Path(status.uri) / RESULT_LINK  # of a run in S3 no such file exists anywhere
-        table.add_row("result", str(link) if link.exists() else status.result)
+        table.add_row("result", escape(str(link) if link.exists() else status.result))
     return table
 
 
@@ -164,7 +178,7 @@ def _progress_rows(status: Status) -> Iterable[tuple[str, str]]:
         yield "running since", f"{moment(status.started)} ({duration(time.time() - status.started)})"
     if status.billable_seconds is not None:
         yield "billed", _bill(status.billable_seconds, status.used_seconds)
-    yield from status.trackers.items()
+    yield from ((escape(name), escape(place)) for name, place in status.trackers.items())
 
 
 def _bill(billed: int, used: int | None) -> str:

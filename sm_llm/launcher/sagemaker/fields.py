@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.launcher.sagemaker.limits import limit_faults
+from sm_llm.launcher.sagemaker.request import NAME_TAG, RUN_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,13 @@ _FIELDS = {
 _NAMED = {"InputDataConfig": "ChannelName", "Tags": "Key"}
 """Lists of the request that are mappings in the specification, and what names an entry."""
 
+_OWN = {
+    ("InputDataConfig", JOB_CHANNEL): "storage",
+    ("Tags", RUN_TAG): "storage",
+    ("Tags", NAME_TAG): "backend.base_job_name",
+}
+"""Entries of our own, and the fields that they follow from."""
+
 _REMEDIES = {
     "backend.role": "Give the whole ARN: arn:aws:iam::ACCOUNT:role/NAME",
     "backend.training_plan_arn": "Give the whole ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
@@ -67,7 +75,7 @@ def _named(fault: Fault, request: Mapping[str, Any]) -> Fault:
     rest = fault.path[len(prefix) :]
     if rest and prefix in _NAMED:
         entry = request[prefix][int(rest.split(".")[1])][_NAMED[prefix]]
-        if prefix == "InputDataConfig" and entry == JOB_CHANNEL:
-            return replace(fault, path="storage")  # where job.json lies
+        if own := _OWN.get((prefix, entry)):
+            return replace(fault, path=own)
         rest = f".{entry}"
     return replace(fault, path=f"{field}{rest}", remedy=fault.remedy or _REMEDIES.get(field, ""))

@@ -20,6 +20,7 @@ from sm_llm.launcher.sagemaker.settings import Settings, setting_faults, setting
 from sm_llm.launcher.sagemaker.time_limit import QUOTA_SECONDS, TimeLimit, time_limit
 from sm_llm.launcher.source_faults import program_faults
 from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.check_compute import compute_faults
 from sm_llm.spec.tasks import ScriptTask
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def decide(plan: Plan) -> tuple[Decided | None, Settings | None, TimeLimit | Non
     image, address = _image(plan.job, found.region or _ANY_REGION, faults)
     limit = time_limit(plan.job, plan.total_flops)
     if isinstance(limit, Fault):
-        faults.append(limit)
-        return None, found, None, faults
+        told = plan.total_flops is not None and any(compute_faults(plan.job))  # a known type would tell the time
+        return None, found, None, faults if told else [*faults, limit]
     if faults or address is None:
         return None, found, limit, faults
     return Decided(found, address, image, limit), found, limit, faults

@@ -93,6 +93,20 @@ def test_a_storage_that_is_none_is_told_once(faults: Faults) -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("storage=s3://bucket/[a]/runs", "storage"),
+        (f"storage=s3://bucket/{'x' * 300}", "storage"),
+        ("backend.base_job_name=what!", "backend.base_job_name"),
+    ],
+)
+def test_what_our_own_tags_cannot_hold_is_told_of_the_field_it_comes_from(
+    override: str, path: str, faults: Faults
+) -> None:
+    assert [it.path for it in faults(TINY, override)] == [path]
+
+
+@pytest.mark.parametrize(
     ("kind", "remedy"),
     [
         ("ml.p5.48xlage", "Did you mean ml.p5.48xlarge?"),
