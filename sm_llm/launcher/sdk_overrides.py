@@ -95,7 +95,7 @@ def _argument_faults(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault(name, "is no argument of PyTorch; the SDK would drop it", value, did_you_mean(name, known))
         elif name in _SETTLED and _is_variable(value):
             problem = "a variable of a pipeline cannot change how many processes there are, and of what"
-            yield Fault(name, problem, str(value), f"Give a value, here or as {_FIELDS[name]}")
+            yield Fault(name, problem, _shown(value), f"Give a value, here or as {_FIELDS[name]}")
         elif name == "enable_network_isolation" and value:
             yield Fault(name, "a job without network cannot read or publish anything in S3", value, "Leave it out")
 
@@ -103,6 +103,10 @@ def _argument_faults(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Fault]:
 def _parameters(kind: Any) -> list[str]:
     signatures = [inspect.signature(it.__init__) for it in kind.__mro__ if "__init__" in vars(it)]
     return sorted({name for it in signatures for name in it.parameters if name not in ("self", "args", "kwargs")})
+
+
+def _shown(value: Any) -> Any:
+    return getattr(value, "expr", value)  # the SDK's own text of a variable is an exception
 
 
 def _is_variable(value: Any) -> bool:
@@ -124,10 +128,17 @@ def _plain(name: str, value: Any) -> Any:
     return value
 
 
+def _usual(entry: tuple[str, Any]) -> tuple[str, Any]:
+    """A hyperparameter, where it is a variable of a pipeline by its default."""
+    name, value = entry
+    default = getattr(value, "default_value", None) if _is_variable(value) else None
+    return (name, value) if default is None else (name, default)
+
+
 def hyperparameter_faults(submission: Submission, given: Mapping[str, Any]) -> Iterator[Fault]:
     """What the service would refuse, or the worker minutes after the job has begun to cost: names, values, lengths."""
     try:
-        texts = {name: json.dumps(value) for name, value in given.items() if not _is_variable(value)}
+        texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not _is_variable(value)}
     except (TypeError, ValueError) as error:
         yield Fault("hyperparameters", f"cannot be written as JSON, which the SDK makes of them: {error}")
         return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
 from sm_llm.errors import Fault
+from sm_llm.launcher.checks import is_reference, local_folder
 from sm_llm.spec.tasks import ScriptTask
 
 if TYPE_CHECKING:
@@ -21,6 +22,31 @@ _MODULE = "-m "
 _OPTIONS = re.compile(r"(?:^|\s)#|\s--|\\$")
 """What may follow a requirement in its line: a comment, options such as --hash, a sign that the line goes on."""
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+
+def source_faults(job: JobSpec) -> Iterator[Fault]:
+    """A program's folder on this machine that is not there, or is none; none for other tasks."""
+    source = job.task.source if isinstance(job.task, ScriptTask) else None
+    folder = None if is_reference(source) else local_folder(source)
+    if folder is None or folder.is_dir() or str(folder).startswith("/opt/ml/"):
+        return
+    if folder.exists():
+        remedy = f"Give the folder, {folder.parent}, and the file as task.entry"
+        yield Fault("task.source", "is a file, and the program's folder is wanted", source, remedy)
+    else:
+        remedy = "Check the path; leave it out only if the program is in the image"
+        yield Fault("task.source", "is not there", source, remedy)
+
+
+def local_program_faults(job: JobSpec) -> Iterator[Fault]:
+    """The same for a program that is run from its folder: an entry that is not in it, too."""
+    yield from source_faults(job)
+    task = job.task
+    if not isinstance(task, ScriptTask) or task.entry.startswith(_MODULE) or is_reference(task.source):
+        return
+    folder = local_folder(task.source)
+    if folder is not None and folder.is_dir() and not (folder / task.entry).is_file():
+        yield Fault("task.entry", "is not in the source folder", task.entry, f"Check the name in {folder}")
 
 
 def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -> list[Fault]:

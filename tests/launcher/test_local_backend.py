@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import JobFile
 from sm_llm.contract.run_paths import RunPaths
+from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.local import LocalBackend, Machine, this_machine
 from sm_llm.launcher.container import PORT, channel_name, clear_scratch, lay_out
 from sm_llm.launcher.plan import Plan, plan
 from sm_llm.launcher.processes import reserved_port
 from sm_llm.launcher.stage import absolute_inputs, mint_run_id, stage
 from sm_llm.spec.job import JobSpec
-
-if TYPE_CHECKING:
-    import pytest
 
 JOB = {
     "name": "job",
@@ -172,3 +171,16 @@ def test_a_reserved_port_is_given_to_nobody_else_but_can_be_served() -> None:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             server.bind(("0.0.0.0", port))
             server.listen()
+
+
+def test_a_program_that_is_not_there_is_told_by_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    for source, entry, path in (
+        (tmp_path / "nowhere", "train.py", "task.source"),
+        (tmp_path / "train.py", "train.py", "task.source"),
+        (tmp_path, "trian.py", "task.entry"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            plan({"name": "own", "task": {"kind": "script", "entry": entry, "source": str(source)}})
+        assert [fault.path for fault in caught.value.faults] == [path]
+    assert plan({"name": "own", "task": {"kind": "script", "entry": "-m train", "source": str(tmp_path)}})

@@ -19,6 +19,7 @@ from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.container import PORT, entry_script, node_environment, rank_logs
 from sm_llm.launcher.rehearsal import is_rehearsed, rehearsal_faults
 from sm_llm.launcher.review import Review
+from sm_llm.launcher.source_faults import local_program_faults
 from sm_llm.spec.backends import LocalBackend as LocalOptions
 from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
@@ -65,7 +66,13 @@ class LocalBackend:
     def check(self, job: JobSpec) -> list[Fault]:
         """What this machine cannot do: more processes than GPUs, trackers that are not installed, a pod's secrets."""
         own = rehearsal_faults() if is_rehearsed(job) else _tracker_faults(job)
-        return [*self._device_faults(job), *own, *_secret_faults(job), *_platform_faults(job)]
+        return [
+            *self._device_faults(job),
+            *own,
+            *local_program_faults(job),
+            *_secret_faults(job),
+            *_platform_faults(job),
+        ]
 
     def _device_faults(self, job: JobSpec) -> list[Fault]:
         """NCCL needs one GPU per process."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault, StorageError
-from sm_llm.launcher.checks import is_reference, local_folder
+from sm_llm.launcher.source_faults import source_faults
 from sm_llm.spec.backends import SageMakerBackend
-from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.uri import is_s3, parse
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def address_faults(job: JobSpec) -> Iterator[Fault]:
     if JOB_CHANNEL in job.inputs:
         problem = "is the name of the channel that brings the job itself"
         yield Fault(f"inputs.{JOB_CHANNEL}", problem, remedy="Give the input another name")
-    yield from _source_faults(job)
+    yield from source_faults(job)
 
 
 def _bucket(address: str) -> str | None:
@@ -50,19 +49,6 @@ def _bucket(address: str) -> str | None:
         return parse(address).bucket if is_s3(address) else None
     except StorageError:
         return None
-
-
-def _source_faults(job: JobSpec) -> Iterator[Fault]:
-    source = job.task.source if isinstance(job.task, ScriptTask) else None
-    folder = None if is_reference(source) else local_folder(source)
-    if folder is None or folder.is_dir() or str(folder).startswith("/opt/ml/"):
-        return
-    if folder.exists():
-        remedy = f"Give the folder, {folder.parent}, and the file as task.entry"
-        yield Fault("task.source", "is a file, and the program's folder is wanted", source, remedy)
-    else:
-        remedy = "Check the path; leave it out only if the program is in the image"
-        yield Fault("task.source", "is not there", source, remedy)
 
 
 def address_warnings(job: JobSpec, region: str | None) -> list[str]:

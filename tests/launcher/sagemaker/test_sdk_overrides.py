@@ -30,6 +30,12 @@ class Variable:
 
     expr = "Parameters.Count"
 
+    def __init__(self, default_value: Any = None) -> None:
+        self.default_value = default_value
+
+    def __str__(self) -> str:
+        raise TypeError("no text, as in the SDK")
+
 
 class Group:
     """An instance group of the SDK."""
@@ -81,6 +87,7 @@ def test_a_variable_of_a_pipeline_goes_to_the_sdk_as_it_is() -> None:
         (TINY, {"backend.spot": True}, "backend.spot", "settled"),
         (TINY, {"environment.X": "y" * 2499}, "environment.X", "2501 characters"),
         (SCRIPT, {"lr": 0.1}, "lr", "task.args"),
+        (TINY, {"task.max_step": Variable(5)}, "task.max_step", "Did you mean task.max_steps"),
     ],
 )
 def test_a_hyperparameter_that_the_worker_or_the_service_would_refuse(
