@@ -175,7 +175,8 @@ def _progress_rows(status: Status) -> Iterable[tuple[str, str]]:
     if status.started and status.ended:
         yield "took", duration(status.ended - status.started)
     elif status.started and not status.state.is_final:
-        yield "running since", f"{moment(status.started)} ({duration(time.time() - status.started)})"
+        began = "waiting since" if status.state is RunState.PENDING else "running since"
+        yield began, f"{moment(status.started)} ({duration(time.time() - status.started)})"
     if status.billable_seconds is not None:
         yield "billed", _bill(status.billable_seconds, status.used_seconds)
     yield from ((escape(name), escape(place)) for name, place in status.trackers.items())

@@ -53,8 +53,17 @@ def test_brackets_in_what_is_shown_are_no_markup() -> None:
 @pytest.mark.parametrize("state", [RunState.PENDING, RunState.FAILED, RunState.RESTARTING])
 def test_every_state_comes_with_its_reason(state: RunState) -> None:
     """Waiting for capacity, or a KeyError: '[/x]'."""
-    status = Status(
+    assert f"{state.value}: waiting for [/x]" in shown(status_table(status_of(state)))
+
+
+def test_who_waits_for_capacity_does_not_run_yet() -> None:
+    """Nobody is billed before."""
+    assert "waiting since" in shown(status_table(status_of(RunState.PENDING)))
+    assert "running since" in shown(status_table(status_of(RunState.RUNNING)))
+
+
+def status_of(state: RunState) -> Status:
+    return Status(
         "job-1", "s3://bucket/runs/job-1", "train", state, "waiting for [/x]", 1, "us-west-2/job-1",
-        "sagemaker://us-west-2/job-1", 10.0, 20.0, Summary(), None, {}, None,
+        "sagemaker://us-west-2/job-1", 10.0, None, Summary(), None, {}, None,
     )  # fmt: skip
-    assert f"{state.value}: waiting for [/x]" in shown(status_table(status))

@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 _CONFIG = {"connect_timeout": 10, "read_timeout": 30, "retries": {"mode": "standard", "total_max_attempts": 5}}
 _NOT_FOUND = re.compile("not found|could not find|does not exist", re.IGNORECASE)
+_UNKNOWN_KEYS = "AWS does not know these credentials. Set AWS_PROFILE or other keys, and check the region"
 _MEANINGS = {
     "ResourceLimitExceeded": "the account's quota for this instance type does not allow it. Ask for more in Service "
     "Quotas (SageMaker, '<type> for training job usage'), or use fewer nodes",
     "ResourceInUse": "a training job of this name exists already",
     "AccessDeniedException": "access denied. Needed: sagemaker:CreateTrainingJob and iam:PassRole for the role",
     "ThrottlingException": "the service is throttling; give the command again in a minute",
+    "UnrecognizedClientException": _UNKNOWN_KEYS,
+    "InvalidClientTokenId": _UNKNOWN_KEYS,
+    "InvalidSignatureException": _UNKNOWN_KEYS,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from botocore.exceptions import NoCredentialsError, UnauthorizedSSOTokenError
+from botocore.exceptions import ClientError, NoCredentialsError, UnauthorizedSSOTokenError
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.sagemaker.account import told
@@ -16,3 +16,18 @@ def test_credentials_that_are_not_there_come_with_a_remedy(error: Exception, rem
     with pytest.raises(SubmitError, match=remedy) as caught, told("cannot look"):
         raise error
     assert str(caught.value).startswith("cannot look: ")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("UnrecognizedClientException", "AWS does not know these credentials"),
+        ("ResourceLimitExceeded", "quota"),
+        ("SomethingNew", "SomethingNew: said"),
+    ],
+)
+def test_what_the_service_refuses_keeps_its_own_words(code: str, words: str) -> None:
+    refused = ClientError({"Error": {"Code": code, "Message": "said"}}, "CreateTrainingJob")
+    with pytest.raises(SubmitError, match=words) as caught, told("cannot look"):
+        raise refused
+    assert "said" in str(caught.value)
