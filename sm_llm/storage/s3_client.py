@@ -89,7 +89,21 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
         )
     except (BotoCoreError, ValueError) as error:
         raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
+    for operation in ("PutObject", "UploadPart"):
+        client.meta.events.register(f"before-sign.s3.{operation}", _leave_files_unsigned)
     return session, client
+
+
+def _leave_files_unsigned(request: Any, **_: Any) -> None:
+    """Bodies that are files are not read to be signed: S3 compares the checksum of the whole.
+
+    The runtime would read them, and print a traceback if an upload is broken off meanwhile.
+    """
+    from botocore.config import Config
+
+    if not isinstance(request.data, bytes | bytearray):
+        unsigned = Config(s3={"payload_signing_enabled": False})
+        request.context["client_config"] = request.context["client_config"].merge(unsigned)
 
 
 def fresh_session() -> Any:

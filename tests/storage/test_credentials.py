@@ -20,7 +20,7 @@ from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_client import connect
 from sm_llm.storage.s3_options import S3Options
-from tests.fixtures.s3_server import KEY, OTHER_KEY, OTHER_SECRET, SECRET
+from tests.fixtures.s3_server import KEY, OTHER_KEY, OTHER_SECRET, READER_KEY, READER_SECRET, SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,3 +184,17 @@ def test_a_launch_makes_one_client_for_all_stores_that_are_reached_alike(monkeyp
 def test_what_a_service_understands_is_read_once_per_process() -> None:
     loaders = [s3_client.fresh_session().get_component("data_loader") for _ in range(2)]
     assert loaders[0] is loaders[1]
+
+
+@pytest.mark.parametrize("engine", ["auto", "boto3"])
+def test_an_upload_that_is_denied_breaks_off_in_one_line(
+    store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], engine: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", READER_SECRET)
+    for number in range(40):
+        (tmp_path / str(number)).write_bytes(b"x")
+    copies = [Copy(str(number), tmp_path / str(number), 1, crc64_bytes(b"x")) for number in range(40)]
+    with pytest.raises(StorageError, match="access denied"):
+        EngineTransfer(engine).upload(store, copies, lambda _: None)
+    assert capfd.readouterr() == ("", ""), "what is broken off prints nothing of its own"
