@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sm_llm.storage.checksum import crc64_file
-from sm_llm.storage.files import fsync_path
+from sm_llm.storage.files import extensible, fsync_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +21,7 @@ _ENGINE_LEFTOVER = re.compile(r"(.*\.part)\.?[0-9A-Za-z]{6,}")
 
 def part_of(path: Path) -> Path:
     """Where the bytes of ``path`` lie until they are verified."""
-    return path.with_name(path.name + PART)
+    return path.with_name(extensible(path.name) + PART)
 
 
 def journal_of(part: Path) -> Path:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from pathlib import Path
+
+_LONGEST_NAME = 205
+"""Bytes; the file systems of Linux take 255."""
 
 
 def fsync_path(path: Path) -> None:
@@ -34,9 +38,18 @@ def drop_cache(descriptor: int) -> None:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def extensible(name: str) -> str:
+    """``name`` with room for 50 bytes more; a long one as its beginning and a digest of all of it."""
+    body = os.fsencode(name)
+    if len(body) <= _LONGEST_NAME:
+        return name
+    begin = body[: _LONGEST_NAME - 17].decode("utf-8", errors="ignore")
+    return f"{begin}~{hashlib.sha256(body).hexdigest()[:16]}"
+
+
 def temporary_name(path: Path) -> Path:
     """A fresh name beside ``path``."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    return path.with_name(f".{extensible(path.name)}.{secrets.token_hex(8)}.tmp")
 
 
 def write_new(path: Path, body: bytes) -> None:

@@ -134,9 +134,7 @@ def _replace(store: S3Store, key: str) -> None:
     if first is None or swap(store, key, b"second", first) is None:
         raise StorageError("an object that nobody else changes cannot be replaced with If-Match and its own tag")
     if swap(store, key, b"third", first) is not None:
-        raise StorageError(
-            "this store ignores If-Match and replaces what has changed: a change to a run could be lost"
-        )
+        raise StorageError("this store ignores If-Match and replaces what has changed: a change to a run could be lost")
 
 
 def _upload_in_parts(store: S3Store, key: str) -> None:

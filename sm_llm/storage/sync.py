@@ -103,11 +103,14 @@ def sync(
         from sm_llm.storage.sync_up import store_files
 
         items, folder = _local_items(here)
+        _assert_folder_meant(here.path is not None and here.path.is_file(), items, destination)
         store_files(open_store(there.uri, options), folder, items, settings)
     else:
         from sm_llm.storage.sync_down import fetch_files
 
         store, items = _items(here, options)
+        if not there.path.is_dir():
+            _assert_folder_meant(store.uri != here.uri, items, destination)
         fetch_files(store, items, there.path, settings)
     report.seconds = time.monotonic() - began
     return report
@@ -156,6 +159,16 @@ def _locate(address: str | Path, what: str) -> Location:
     if what == "destination" and location.path is not None and exists and not location.path.is_dir():
         raise StorageError(f"destination: {location.path} is a file. Name a folder")
     return location
+
+
+def _assert_folder_meant(is_file: bool, items: Sequence[StoredObject], destination: str | Path) -> None:
+    """One file to a place of the same name was most likely not meant to become a file in a folder of its own name."""
+    above, slash, name = str(destination).rpartition("/")
+    if is_file and name == items[0].key:
+        raise StorageError(
+            f"destination: {str(destination)!r} is taken for a folder, and {name!r} would be put into it. "
+            f"Name the folder, {above if slash else '.'!r}, or close this one with '/'"
+        )
 
 
 def _local_items(here: Location) -> tuple[list[StoredObject], Path]:

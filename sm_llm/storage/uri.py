@@ -93,7 +93,12 @@ def _parse_s3(text: str) -> Location:
     bucket, _, prefix = text[len("s3://") :].partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise StorageError(f"storage address: {bucket!r} in {text!r} is not a bucket name")
-    return Location("s3", bucket=bucket, prefix=prefix.strip("/"))
+    folders = prefix.rstrip("/").split("/")
+    if folders != [""] and any(folder in ("", ".", "..") for folder in folders):
+        raise StorageError(
+            f"storage address: {text!r} holds an empty folder, '.' or '..', which S3 takes for names. Write it without"
+        )
+    return Location("s3", bucket=bucket, prefix="/".join(folders))
 
 
 def join(uri: str | Path, *parts: str) -> str:

@@ -221,6 +221,31 @@ def test_folder_to_folder_and_what_is_no_place(source: Path, tmp_path: Path, buc
         sync(source, tmp_path / "copy", max_bandwidth=0)
 
 
+@pytest.mark.parametrize("engine", ["crt", "boto3", "s5cmd"])
+def test_names_as_long_as_a_disk_takes_survive(uri: str, options: dict[str, str], tmp_path: Path, engine: str) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("n" * 255, "ü" * 127, "n" * 254 + "x"):
+        (tmp_path / "in" / name).write_bytes(os.urandom(30))
+    sync(tmp_path / "in", uri, options=options, engine=engine)
+    sync(uri, tmp_path / "out", options=options, engine=engine)
+    sync(tmp_path / "in", tmp_path / "copy")
+    assert tree(tmp_path / "out") == tree(tmp_path / "copy") == tree(tmp_path / "in")
+
+
+def test_a_file_to_a_place_of_its_own_name_is_asked_about(
+    source: Path, uri: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    file, target = source / "a$b.txt", tmp_path / "a$b.txt"
+    with pytest.raises(StorageError, match=r"is taken for a folder, and 'a\$b\.txt' would be put into it"):
+        sync(file, f"{uri}/a$b.txt", options=options)
+    sync(file, f"{uri}/", options=options)
+    with pytest.raises(StorageError, match="is taken for a folder"):
+        sync(f"{uri}/a$b.txt", target, options=options)
+    assert not target.exists()
+    sync(f"{uri}/a$b.txt", f"{target}/", options=options)
+    assert tree(target) == {"a$b.txt": file.read_bytes()}
+
+
 def test_SR13_a_cache_of_links_is_stored_as_files(uri: str, options: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / "sha").write_bytes(b"weights")

@@ -42,6 +42,12 @@ def test_malformed_addresses_are_refused(uri: str) -> None:
         parse(uri)
 
 
+@pytest.mark.parametrize("prefix", ["/x", "a//b", "../x", "a/./b", "a/.."])
+def test_a_prefix_that_no_folder_could_have_is_refused(prefix: str) -> None:
+    with pytest.raises(StorageError, match=r"holds an empty folder, '\.' or '\.\.', which S3 takes for names"):
+        parse(f"s3://bucket/{prefix}")
+
+
 @pytest.mark.parametrize("uri", ["s3://bucket/p/{run_name}", "s3://bucket/{other}", "runs/{", "runs/}", "runs/{}"])
 def test_CK11_literal_braces_are_refused(uri: str) -> None:
     with pytest.raises(StorageError, match="is not filled in"):

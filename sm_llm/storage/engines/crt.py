@@ -171,7 +171,7 @@ def _await(store: S3Store, copy: Copy, future: Any, action: str) -> None:
             if action == "fetch" and code_of(error) in ("NoSuchKey", "404"):
                 raise MissingObjectError(f"{store.uri}: {copy.key!r} does not exist") from error
             raise
-        except (AwsCrtError, OSError) as error:
+        except (AwsCrtError, OSError, RuntimeError) as error:  # the last of a request that cannot be made
             raise StorageError(f"{store.uri}: cannot {action} {copy.key!r}: {error}") from error
 
 
