@@ -27,7 +27,7 @@ from sm_llm.spec.tasks import RegisterTask
 from sm_llm.storage.uri import fill, join
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -36,6 +36,8 @@ REGISTER = "register"
 VERSION = "2020-12-01"
 RESULT = "result"
 """Below a run's address it stands for what the run has published, whatever that is called."""
+_MOST_HYPERPARAMETERS = 100
+_LONGEST_HYPERPARAMETER = 2500
 _STAND_IN = "0" * 12
 _STEP = "steps."
 _EXPERIMENT = {
@@ -122,9 +124,23 @@ def render(
     for plan in plan_workflow(workflow):
         assert plan.step is not None
         steps.append(_training(workflow, plan, known, places))
+    if faults := [fault for step in steps for fault in _hyperparameter_faults(step, known)]:
+        raise PlanError(faults)
     request = steps[0].arguments
     region = json.loads(request["HyperParameters"]["sagemaker_region"])
     return PipelineDefinition(workflow.name, request["RoleArn"], region, known, tuple(steps), cache_days)
+
+
+def _hyperparameter_faults(step: PipelineStep, known: tuple[Variable, ...]) -> Iterator[Fault]:
+    """Limits of the service on what the variables of a step become."""
+    count = len(step.arguments["HyperParameters"])
+    if count > _MOST_HYPERPARAMETERS:
+        problem = f"step {step.name} would get {count} hyperparameters; the service takes {_MOST_HYPERPARAMETERS}"
+        yield Fault("variables", problem, remedy="Write what does not vary into the workflow")
+    for it in known:
+        if it.step == step.name and len(str(it.default)) > _LONGEST_HYPERPARAMETER:
+            problem = f"has {len(it.default):,} characters; a hyperparameter takes {_LONGEST_HYPERPARAMETER:,}"
+            yield Fault(f"variables.{it.name}", problem, remedy="Write it into the workflow: job.json takes any length")
 
 
 def _training(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _FILE = re.compile(r"(?![/-])[\w.-]+(?:/[\w.-]+)*\.(?:py|sh)")
 _MODULE = re.compile(r"-m [A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _LONGEST_WORD = 131_071
 """Linux's MAX_ARG_STRLEN, without the closing NUL."""
 _KEY = re.compile(r"[^\s=]+")
@@ -25,6 +26,9 @@ def script_faults(task: ScriptTask) -> Iterator[Fault]:
     if not (_FILE.fullmatch(task.entry) or _MODULE.fullmatch(task.entry)) or ".." in task.entry.split("/"):
         remedy = "Write a .py or .sh file below source, or -m package.module"
         yield Fault("task.entry", "is no program", task.entry, remedy)
+    if task.source is not None and task.source.lower().endswith(_ARCHIVES):
+        remedy = "Unpack it, and give the folder"
+        yield Fault("task.source", "is an archive; a program is read from its folder", task.source, remedy)
     if isinstance(task.args, dict):
         for key, value in task.args.items():
             yield from _argument_faults(task, key, value)

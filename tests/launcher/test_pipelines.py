@@ -170,6 +170,18 @@ def test_what_all_steps_share_is_told_once_and_by_the_name_that_the_user_gave() 
     assert found["backend.max_run_seconds"].problem.endswith("(step fetch, prepare)")
 
 
+def test_HP08_variables_that_make_too_many_hyperparameters_or_too_long_ones_are_told() -> None:
+    many = {f"V{number}": f"steps.train.environment.V{number}" for number in range(97)}
+    flow = workflow()
+    flow["steps"]["train"]["environment"] = dict.fromkeys(many, "1")
+    with pytest.raises(PlanError, match=r"step train would get 10\d hyperparameters; the service takes 100"):
+        definition(flow, variables=many)
+    flow = workflow()
+    flow["steps"]["prepare"]["task"]["text_field"] = "t" * 2501
+    with pytest.raises(PlanError, match=r"variables.Text: has 2,501 characters; a hyperparameter takes 2,500"):
+        definition(flow, variables={"Text": VARIABLES["Text"]})
+
+
 def test_a_workflow_of_this_machine_is_no_pipeline() -> None:
     local = {**workflow(), "backend": {"name": "local"}, "compute": {}}
     for step in local["steps"].values():

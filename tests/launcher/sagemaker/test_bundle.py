@@ -134,8 +134,10 @@ def test_SR17_a_missing_entry_is_told_with_what_there_is(tmp_path: Path, faults:
 
 
 def test_SR14_a_source_in_S3_is_a_folder(faults: Callable[..., list[Fault]]) -> None:
-    """The worker stages it, so there is no archive to get wrong."""
+    """The worker stages it; an archive, which others want, is told before anything starts."""
     assert faults({**SCRIPT, "task": {**SCRIPT["task"], "source": "s3://bucket/code"}}) == []
+    (fault,) = faults({**SCRIPT, "task": {**SCRIPT["task"], "source": "s3://bucket/code/sourcedir.tar.gz"}})
+    assert (fault.path, fault.remedy) == ("task.source", "Unpack it, and give the folder")
 
 
 def image(line: str) -> Image:

@@ -28,7 +28,10 @@ REFUSED: list[tuple[str, tuple[str, ...], str, str]] = [
     ("an unknown smp key", (*SMP, "task.parallelism.bogus_degree=-3"), "task.parallelism.bogus_degree", "unknown key"),
     ("a misspelt strategy", ("task.parallelism.strategy=fsdpp",), "task.parallelism.strategy", "choose fsdp"),
     ("SMP on G5", (SMP[0], "compute.instance_type=ml.g5.2xlarge"), "compute.instance_type", "P4d, P4de and P5"),
-    ("an SMP library number as version", (*SMP, "backend.image_version=2.8.0"), "backend.image_version", "Known: "),
+    *(
+        (f"SMP's {number} for a version", (*SMP, f"backend.image_version={number}"), "backend.image_version", "Known: ")
+        for number in ("2.5.0", "2.7.0", "2.8.0")
+    ),
     (
         "wait below run",
         ("backend.spot=true", "backend.max_run_seconds=9", "backend.max_wait_seconds=8"),
@@ -229,7 +232,7 @@ def test_SR20_smp_needs_an_image_that_holds_it(faults: Faults) -> None:
     assert faults(TINY, *SMP, f"backend.image_uri={plain}", "backend.image=built") == []
 
 
-def test_an_unknown_type_is_warned_of_and_needs_the_number_of_processes(faults: Faults) -> None:
+def test_DL01_an_unknown_type_is_warned_of_and_needs_the_number_of_processes(faults: Faults) -> None:
     (fault,) = faults(TINY, "compute.instance_type=ml.p99.48xlarge", "backend.max_run_seconds=60")
     assert fault.path == "compute.instance_type"
     assert "give compute.processes_per_instance" in fault.remedy
