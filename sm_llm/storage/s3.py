@@ -205,19 +205,17 @@ class S3Store:
                 Bucket=self.bucket, Prefix=self.prefix + prefix, **self.options.owner
             )
             for item in (it for page in pages for it in page.get("Contents", ())):
-                key, size = item["Key"][len(self.prefix) :], int(item["Size"])
-                if size or not key.endswith("/"):
-                    modified = item["LastModified"].timestamp()
+                if (size := int(item["Size"])) or not item["Key"].endswith("/"):
+                    key, modified = item["Key"][len(self.prefix) :], item["LastModified"].timestamp()
                     found.append(StoredObject(key, size, None, modified, item.get("ETag", "").strip('"')))
         return sorted(found, key=lambda it: it.key)
 
     def holds(self, prefix: str = "") -> bool:
-        """Whether any key starts with ``prefix``; asks for one."""
+        """Whether any key starts with ``prefix``, beside one that stands for the folder itself; asks for two."""
+        begin = self.prefix + prefix
         with told(self.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{self.bucket}"):
-            answer = self.client.list_objects_v2(
-                Bucket=self.bucket, Prefix=self.prefix + prefix, MaxKeys=1, **self.options.owner
-            )
-        return bool(answer.get("Contents"))
+            answer = self.client.list_objects_v2(Bucket=self.bucket, Prefix=begin, MaxKeys=2, **self.options.owner)
+        return any(it["Key"] != begin or not begin.endswith("/") for it in answer.get("Contents", ()))
 
     def delete(self, keys: Iterable[str]) -> None:
         for batch in _batches(self.full_key(key) for key in keys):

@@ -136,6 +136,16 @@ def test_CK03_a_prefix_ends_at_its_slash(s3_server: Any, bucket: str) -> None:
     assert [it.key for it in open_store(f"s3://{bucket}/run-1", options).list("")] == ["x"]
 
 
+def test_what_the_console_makes_for_a_folder_is_no_object(store: S3Store) -> None:
+    for key in (store.prefix, f"{store.prefix}below/"):
+        store.client.put_object(Bucket=store.bucket, Key=key, Body=b"")
+    assert store.list("") == []
+    assert not store.below("below").holds()
+    store.put_if_absent("below/x", b"x")
+    assert [it.key for it in store.list("")] == ["below/x"]
+    assert store.below("below").holds()
+
+
 def test_S303_odd_names_survive(store: S3Store) -> None:
     for name in ODD_NAMES:
         assert store.put_if_absent(name, name.encode())
