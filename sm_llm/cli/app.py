@@ -67,8 +67,8 @@ S3, in and out:
 Proof that a broken job goes on exactly:
   sm-llm doctor --resume-proof job.yaml
 
-RUN is a run's folder, its id or its name below ./runs, or its native job (local://host/process). Where it may be left
-out, the newest run is meant.""",
+RUN is a run's folder or address in S3, its id or its name below ./runs, or its native job (sagemaker://REGION/JOB or
+the job's ARN, local://host/process). Where it may be left out, the newest run below ./runs is meant.""",
 )
 
 

@@ -190,7 +190,8 @@ def plan_job(
         faults += check_prepare(job.task)
     if isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask) and world_size > 1:
         kind = job.task.kind
-        numbers.warnings.append(f"{kind} uses one process; the other {world_size - 1} will have nothing to do")
+        others = "other" if world_size == 2 else f"other {world_size - 1}"
+        numbers.warnings.append(f"{kind} uses one process; the {others} will have nothing to do")
     plan = Plan(
         job=job,
         digest=spec_digest(job),

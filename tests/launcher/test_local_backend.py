@@ -184,3 +184,8 @@ def test_a_program_that_is_not_there_is_told_by_the_plan(tmp_path: Path) -> None
             plan({"name": "own", "task": {"kind": "script", "entry": entry, "source": str(source)}})
         assert [fault.path for fault in caught.value.faults] == [path]
     assert plan({"name": "own", "task": {"kind": "script", "entry": "-m train", "source": str(tmp_path)}})
+
+
+def test_a_rehearsal_has_the_channels_of_sagemaker() -> None:
+    with pytest.raises(PlanError, match=r"inputs.job .*is the name of the channel"):
+        plan(JOB, inputs={"job": "s3://bucket/x"}, backend={"contract": "sagemaker"})

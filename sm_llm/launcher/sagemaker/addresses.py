@@ -37,10 +37,15 @@ def address_faults(job: JobSpec) -> Iterator[Fault]:
     if options.wheelhouse is not None and _bucket(options.wheelhouse) is None:
         remedy = "Write s3://bucket/prefix; sm-llm image wheelhouse fills it"
         yield Fault("backend.wheelhouse", "is no prefix in S3", options.wheelhouse, remedy)
+    yield from channel_faults(job)
+    yield from source_faults(job)
+
+
+def channel_faults(job: JobSpec) -> Iterator[Fault]:
+    """An input that another channel would take the place of."""
     if JOB_CHANNEL in job.inputs:
         problem = "is the name of the channel that brings the job itself"
         yield Fault(f"inputs.{JOB_CHANNEL}", problem, remedy="Give the input another name")
-    yield from source_faults(job)
 
 
 def _bucket(address: str) -> str | None:
