@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_home import home_of
-from sm_llm.contract.run_paths import STEPS
+from sm_llm.contract.run_home import home_of, job_home
+from sm_llm.contract.run_paths import STEPS, STOP_FILE
 from sm_llm.contract.run_record import Attempt
 from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.states import RunState
@@ -62,6 +62,8 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
         found = render(_workflow(home.record()))
         check_role(connect(found.region), found.role)
         pipelines.store(found, connect=connect)
+        for step in found.steps:  # a step that goes on is the same attempt, for which an old request would count
+            job_home(step.job).store.delete([STOP_FILE])
         execution = pipelines.start(found.name, region=found.region, connect=connect)
     except BaseException:
         home.unclaim(attempt)

@@ -112,6 +112,8 @@ def test_a_stop_reaches_the_running_step_and_the_execution(
     (execution,) = sagemaker_double.executions.values()
     execution["PipelineExecutionStatus"] = "Stopped"
     assert run.describe() == (RunState.STOPPED, "stopped on request")
+    assert launch(flow).continued_attempt == 2
+    assert run.steps["prepare"].home.store.get("stop") is None, "it would stop the step again"
 
 
 def test_a_workflow_that_could_not_be_started_leaves_no_attempt(
