@@ -77,6 +77,8 @@ SPLIT: dict[str, dict[str, Any]] = {
     "scaled": {"tensor_parallel_degree": 2},
 }
 """Families other than that of ``DEGREES`` with what they can be split by, on two processes."""
+PADDED_4 = ("hybrid", "tp2-fsdp2", "cp2-fsdp2")
+"""Of ``DEGREES``, those in which several processes have rows of their own."""
 SPLIT_4: dict[str, dict[str, Any]] = {
     "mistral": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
     "mixtral": {"context_parallel_degree": 2},
@@ -111,15 +113,16 @@ def of_world(harness: Any) -> None:
     for name, degrees in DEGREES.get(harness.world, {}).items():
         harness.run(name, train_task(parallelism=degrees, **LEAN))
     if harness.world == 2:
-        padded = {
-            "format": "json_rows",
-            "seq_length": 32,
-            "train": str(harness.folder.parent / "padded"),
-            "shuffle": True,
-        }
         for name in ("cp2", "tp2"):
-            harness.run(f"padded-{name}", train_task(data=padded, max_steps=6, parallelism=DEGREES[2][name]))
+            padded(harness, name, DEGREES[2][name])
         dealt_anew(harness, {"tensor_parallel_degree": 2})
+
+
+def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
+    """Rows of different lengths, so that processes count different numbers of labels."""
+    rows = str(harness.folder.parent / "padded")
+    data = {"format": "json_rows", "seq_length": 32, "train": rows, "shuffle": True}
+    harness.run(f"padded-{name}", train_task(data=data, max_steps=6, parallelism=degrees))
 
 
 def dealt_anew(harness: Any, degrees: dict[str, Any]) -> None:
@@ -158,6 +161,8 @@ def run_all(folder: Path) -> None:
     if harness.world == 4:
         for name, degrees in DEGREES[4].items():
             harness.run(name, train_task(parallelism=degrees, **LEAN))
+        for name in PADDED_4:
+            padded(harness, name, DEGREES[4][name])
         dealt_anew(harness, {"tensor_parallel_degree": 2})
         empty_shards(harness)
         harness.run("family-mixtral", family_task(folder, "mixtral"))

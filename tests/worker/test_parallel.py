@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from conftest import launch
-from parallel_configurations import DEGREES, FAMILIES, LEAN, SPLIT, SPLIT_4, family_task
+from parallel_configurations import DEGREES, FAMILIES, LEAN, PADDED_4, SPLIT, SPLIT_4, family_task
 from plain_loop import plain_losses
 from worker_jobs import events, exact_steps, losses, result_folder, train_task
 
@@ -62,6 +63,27 @@ def test_two_processes_learn_what_a_plain_loop_learns(name: str, plain: dict[int
 def test_padding_does_not_count_where_processes_share_rows(name: str, world1: World, world2: World) -> None:
     """Labels are counted once for all of them, and each gives the loss of its own tokens."""
     assert largest_difference(losses(world2.run(f"padded-{name}")), losses(world1.run("padded"))) < 1e-5
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", PADDED_4)
+def test_padding_does_not_count_on_four_processes(name: str, world1: World, parallel4: World) -> None:
+    assert largest_difference(losses(parallel4.run(f"padded-{name}")), losses(world1.run("padded"))) < 1e-5
+
+
+def test_labels_of_rows_that_several_processes_see_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two data-parallel parts of 10 and 6 labels, each seen by two processes."""
+    import torch
+    import torch.distributed as dist
+
+    from sm_llm.spec.layout import Layout
+    from sm_llm.worker.feed import global_targets
+
+    monkeypatch.setattr(dist, "all_reduce", lambda total: total.add_(10 + 6 + 6))
+    batch = SimpleNamespace(targets=10)
+    for arranged in (Layout(shard=2, tensor=2), Layout(shard=4, context=2)):
+        found = global_targets([batch], padded=True, layout=arranged, device=torch.device("cpu"))  # type: ignore[list-item]
+        assert float(found) == 16
 
 
 @pytest.mark.integration

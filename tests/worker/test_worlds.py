@@ -47,6 +47,12 @@ def test_losses_do_not_depend_on_the_number_of_processes(world: World, world1: W
     assert validations[0] == pytest.approx(validations[1], abs=1e-5)
 
 
+def test_the_gradient_norm_is_that_of_the_unsharded_model(world: World, world1: World) -> None:
+    """One process has whole gradients, and torch's own norm of them."""
+    found = [{event["step"]: event["grad_norm"] for event in events(it.run("base"), "step")} for it in (world, world1)]
+    assert largest_difference(*found) < 1e-4
+
+
 def test_padded_rows_are_averaged_over_the_labels_of_the_global_batch(world: World, world1: World) -> None:
     assert largest_difference(losses(world.run("padded")), losses(world1.run("padded"))) < 1e-5
     counts = [[event["tokens"] for event in events(it.run("padded"), "step")] for it in (world, world1)]
