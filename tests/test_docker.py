@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -77,6 +78,56 @@ def test_the_base_is_the_tables_and_its_entrypoint_stays(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_of_the_base_is_asked_for(kind: str) -> None:
     assert not wanted(ROOT / "docker" / kind / "requirements.txt") & OWNED[kind]
+
+
+def pip_step(kind: str) -> tuple[list[Path], set[str]]:
+    """Of the image's pip step: the files with what is wanted, and the packages whose releases are held."""
+    found = instructions(kind)
+    (step,) = (text for name, text in found if name == "RUN" and "pip install" in text)
+    places = {}
+    for *sources, target in (text.split() for name, text in found if name == "COPY"):
+        for source in sources:
+            places[target + Path(source).name if target.endswith("/") else target] = ROOT / source
+    held = re.search(r"freeze\.py (?P<names>[^>]*)>", step)
+    assert held is not None
+    return [places[name] for name in re.findall(r"--requirement (\S+)", step)], set(held["names"].split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pip_step_holds_every_package_of_the_base(kind: str) -> None:
+    files, held = pip_step(kind)
+    assert ROOT / "docker" / kind / "requirements.txt" in files
+    assert held == {"--all"} or held >= {"torch", "numpy"} | OWNED[kind]
+
+
+BROUGHT = {"smp": ("transformers==4.44.2", "datasets==2.19.2", "numpy==1.26.4")}
+"""What the image holds and our packages must live with, where its releases are known (docs/smp.md)."""
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pip_step_can_be_done_beside_what_the_base_holds(kind: str, tmp_path: Path) -> None:
+    """Resolved by pip, by the index's own words, for the Python of the image; nothing is installed."""
+    files, _ = pip_step(kind)
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed"]
+    command += ["--report", str(tmp_path / "report.json"), *BROUGHT.get(kind, ())]
+    if kind != "byo":  # the toolkit is there as source only, which pip builds for the Python that runs it
+        python = rows(image_build.LINES[kind])[0].python
+        command += ["--only-binary=:all:", "--python-version", python, "--target", str(tmp_path / "none")]
+        command += ["--platform=manylinux_2_28_x86_64", "--platform=manylinux2014_x86_64"]
+    subprocess.run([*command, *(f"--requirement={path}" for path in files)], check=True)
+    chosen = {it["metadata"]["name"].lower(): it["metadata"]["version"] for it in _report(tmp_path)}
+    assert set(chosen) >= {"pydantic", "pyarrow", "boto3"}
+    pinned = dict(text.split("==") for text in BROUGHT.get(kind, ()))
+    assert {name: version for name, version in chosen.items() if name in OWNED[kind] - {"safetensors"}} == {
+        name: version for name, version in pinned.items() if name in OWNED[kind]
+    }
+
+
+def _report(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((folder / "report.json").read_text())["install"]
+    return found
 
 
 def test_constraints_hold_what_is_installed() -> None:
