@@ -100,8 +100,11 @@ def test_a_pip_step_holds_every_package_of_the_base(kind: str) -> None:
     assert held == {"--all"} or held >= {"torch", "numpy"} | OWNED[kind]
 
 
-BROUGHT = {"smp": ("transformers==4.44.2", "datasets==2.19.2", "numpy==1.26.4")}
-"""What the image holds and our packages must live with, where its releases are known (docs/smp.md)."""
+BROUGHT = {
+    "smp": ("transformers==4.44.2", "datasets==2.19.2", "numpy==1.26.4"),  # docs/smp.md
+    "byo": ("torch==2.13.0",),
+}
+"""What the image holds, where its releases are known, or one that it may hold: our packages must live with it."""
 
 
 @pytest.mark.integration
