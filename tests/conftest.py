@@ -16,7 +16,7 @@ pytest_plugins = [
     "tests.fixtures.sagemaker_double",
 ]
 
-SHARING = {"test_worlds.py", "test_resume.py", "test_parallel.py"}
+SHARING = {"test_worlds.py", "test_resume.py"}
 """Test files that read the runs of the same launches (``worker/conftest.py``)."""
 
 _left_out: Counter[str] = Counter()
@@ -42,8 +42,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByLaunch:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two processes share the tests; what needs a GPU has the machine to itself."""
-    return 0 if "not gpu" not in config.option.markexpr and "gpu" in config.option.markexpr else 2
+    """Three processes share the tests: two would leave cores idle. What needs a GPU has the machine to itself."""
+    return 0 if "not gpu" not in config.option.markexpr and "gpu" in config.option.markexpr else 3
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

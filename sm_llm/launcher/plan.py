@@ -207,7 +207,8 @@ def plan_job(
         origins=dict(origins or {}),
     )
     review = target.review(plan)
-    if found := [*faults, *(_own(review.faults) if faults and not plan.total_flops else review.faults)]:
+    follows = isinstance(job.task, TrainTask) and faults and not plan.total_flops
+    if found := [*faults, *(_own(review.faults) if follows else review.faults)]:
         raise PlanError(found)
     return replace(plan, warnings=(*plan.warnings, *review.warnings), facts=review.facts)
 

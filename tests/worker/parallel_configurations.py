@@ -1,4 +1,4 @@
-"""Jobs with every product of degrees and every family: part of ``run_configurations``; on 4 processes a program."""
+"""Jobs with every product of degrees and every family; ``torchrun … parallel_configurations.py FOLDER``."""
 
 from __future__ import annotations
 
@@ -77,8 +77,9 @@ SPLIT: dict[str, dict[str, Any]] = {
     "scaled": {"tensor_parallel_degree": 2},
 }
 """Families other than that of ``DEGREES`` with what they can be split by, on two processes."""
+PADDED_2 = ("cp2", "tp2")
 PADDED_4 = ("hybrid", "tp2-fsdp2", "cp2-fsdp2")
-"""Of ``DEGREES``, those in which several processes have rows of their own."""
+"""Of ``DEGREES``, those whose processes share rows, and on four those in which several have rows of their own."""
 SPLIT_4: dict[str, dict[str, Any]] = {
     "mistral": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
     "mixtral": {"context_parallel_degree": 2},
@@ -101,25 +102,8 @@ def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     return train_task(model={"preset": None, "path": str(place), "config": {}}, max_steps=6, **LEAN, **changes)
 
 
-def of_world(harness: Any) -> None:
-    """What the default tests run, on 1 and 2 processes."""
-    if harness.world > 2:
-        return
-    for name in FAMILIES:
-        harness.run(f"family-{name}", family_task(harness.folder, name))
-    if harness.world == 2:
-        for name, degrees in SPLIT.items():
-            harness.run(f"split-{name}", family_task(harness.folder, name, parallelism=degrees))
-    for name, degrees in DEGREES.get(harness.world, {}).items():
-        harness.run(name, train_task(parallelism=degrees, **LEAN))
-    if harness.world == 2:
-        for name in ("cp2", "tp2"):
-            padded(harness, name, DEGREES[2][name])
-        dealt_anew(harness, {"tensor_parallel_degree": 2})
-
-
 def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
-    """Rows of different lengths, so that processes count different numbers of labels."""
+    """Rows of different lengths, so that processes count different numbers of labels; ``name`` is of ``degrees``."""
     rows = str(harness.folder.parent / "padded")
     data = {"format": "json_rows", "seq_length": 32, "train": rows, "shuffle": True}
     harness.run(f"padded-{name}", train_task(data=data, max_steps=6, parallelism=degrees))
@@ -151,25 +135,46 @@ def empty_shards(harness: Any) -> None:
     harness.run("narrow-broken", task, attempt=2)
 
 
+def one(harness: Any) -> None:
+    """What the others are compared with, and what four processes have left in ``FOLDER/dealt``."""
+    padded(harness, "alone", {})
+    for name in FAMILIES:
+        harness.run(f"family-{name}", family_task(harness.folder, name))
+    harness.run("dealt", train_task(), attempt=3)
+
+
+def two(harness: Any) -> None:
+    harness.run("base", train_task(**LEAN))
+    for name in FAMILIES:
+        harness.run(f"family-{name}", family_task(harness.folder, name))
+    for name, degrees in SPLIT.items():
+        harness.run(f"split-{name}", family_task(harness.folder, name, parallelism=degrees))
+    for name, degrees in DEGREES[2].items():
+        harness.run(name, train_task(parallelism=degrees, **LEAN))
+    for name in PADDED_2:
+        padded(harness, name, DEGREES[2][name])
+    dealt_anew(harness, {"tensor_parallel_degree": 2})
+
+
+def four(harness: Any) -> None:
+    for name, degrees in DEGREES[4].items():
+        harness.run(name, train_task(parallelism=degrees, **LEAN))
+    for name in PADDED_4:
+        padded(harness, name, DEGREES[4][name])
+    dealt_anew(harness, {"tensor_parallel_degree": 2})
+    empty_shards(harness)
+    harness.run("family-mixtral", family_task(harness.folder, "mixtral"))
+    for name, degrees in SPLIT_4.items():
+        harness.run(f"split-{name}", family_task(harness.folder, name, parallelism=degrees))
+
+
 def run_all(folder: Path) -> None:
-    """Everything on 4 processes; on another number, what those have left in ``FOLDER/dealt``."""
     from run_configurations import Harness
 
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     harness = Harness(folder)
-    if harness.world == 4:
-        for name, degrees in DEGREES[4].items():
-            harness.run(name, train_task(parallelism=degrees, **LEAN))
-        for name in PADDED_4:
-            padded(harness, name, DEGREES[4][name])
-        dealt_anew(harness, {"tensor_parallel_degree": 2})
-        empty_shards(harness)
-        harness.run("family-mixtral", family_task(folder, "mixtral"))
-        for name, degrees in SPLIT_4.items():
-            harness.run(f"split-{name}", family_task(folder, name, parallelism=degrees))
-    else:
-        harness.run("dealt", train_task(), attempt=3)
+    {1: one, 2: two, 4: four}[harness.world](harness)
     harness.close()
 
 

@@ -19,7 +19,6 @@ from torch.distributed.tensor import debug
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import parallel_configurations
 import resume_configurations
 from worker_jobs import job_environment, job_file, result_folder, train_task
 
@@ -198,7 +197,6 @@ def run_all(folder: Path) -> None:
     {1: one, 2: two}.get(harness.world, lambda _: None)(harness)
     continue_other_world(harness)
     resume_configurations.of_world(harness)
-    parallel_configurations.of_world(harness)
     harness.close()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conftest import launch
-from parallel_configurations import DEGREES, FAMILIES, LEAN, PADDED_4, SPLIT, SPLIT_4, family_task
+from parallel_configurations import DEGREES, FAMILIES, LEAN, PADDED_2, PADDED_4, SPLIT, SPLIT_4, family_task
 from plain_loop import plain_losses
 from worker_jobs import events, exact_steps, losses, result_folder, train_task
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from conftest import World
 
-pytestmark = pytest.mark.timeout(900)  # the first test of a world waits for its whole launch
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]  # the first test waits for whole launches
 
 
 def largest_difference(first: dict[int, float], second: dict[int, float]) -> float:
@@ -31,6 +31,11 @@ def norms(run: Path) -> dict[int, float]:
 @pytest.fixture(scope="session")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return plain_losses(train_task(**LEAN), tmp_path_factory.mktemp("plain") / "model")
+
+
+@pytest.fixture(scope="session")
+def parallel2(worlds_root: Path) -> World:
+    return launch(worlds_root, 2, {}, script="parallel_configurations.py", name="parallel-2")
 
 
 @pytest.fixture(scope="session")
@@ -55,20 +60,19 @@ def assert_same_training(run: Path, plain: dict[int, float], base: Path) -> None
 
 
 @pytest.mark.parametrize("name", DEGREES[2])
-def test_two_processes_learn_what_a_plain_loop_learns(name: str, plain: dict[int, float], world2: World) -> None:
-    assert_same_training(world2.run(name), plain, world2.run("base"))
+def test_two_processes_learn_what_a_plain_loop_learns(name: str, plain: dict[int, float], parallel2: World) -> None:
+    assert_same_training(parallel2.run(name), plain, parallel2.run("base"))
 
 
-@pytest.mark.parametrize("name", ["cp2", "tp2"])
-def test_padding_does_not_count_where_processes_share_rows(name: str, world1: World, world2: World) -> None:
+@pytest.mark.parametrize("name", PADDED_2)
+def test_padding_does_not_count_where_processes_share_rows(name: str, parallel1: World, parallel2: World) -> None:
     """Labels are counted once for all of them, and each gives the loss of its own tokens."""
-    assert largest_difference(losses(world2.run(f"padded-{name}")), losses(world1.run("padded"))) < 1e-5
+    assert largest_difference(losses(parallel2.run(f"padded-{name}")), losses(parallel1.run("padded-alone"))) < 1e-5
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", PADDED_4)
-def test_padding_does_not_count_on_four_processes(name: str, world1: World, parallel4: World) -> None:
-    assert largest_difference(losses(parallel4.run(f"padded-{name}")), losses(world1.run("padded"))) < 1e-5
+def test_padding_does_not_count_on_four_processes(name: str, parallel1: World, parallel4: World) -> None:
+    assert largest_difference(losses(parallel4.run(f"padded-{name}")), losses(parallel1.run("padded-alone"))) < 1e-5
 
 
 def test_labels_of_rows_that_several_processes_see_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,31 +90,30 @@ def test_labels_of_rows_that_several_processes_see_count_once(monkeypatch: pytes
         assert float(found) == 16
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", DEGREES[4])
 def test_four_processes_learn_what_a_plain_loop_learns(
-    name: str, plain: dict[int, float], parallel4: World, world2: World
+    name: str, plain: dict[int, float], parallel4: World, parallel2: World
 ) -> None:
-    assert_same_training(parallel4.run(name), plain, world2.run("base"))
+    assert_same_training(parallel4.run(name), plain, parallel2.run("base"))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_learn_what_transformers_learns(name: str, world1: World, world2: World, tmp_path: Path) -> None:
+def test_families_learn_what_transformers_learns(name: str, parallel1: World, parallel2: World, tmp_path: Path) -> None:
     expected = plain_losses(family_task(tmp_path, name), tmp_path / "model")
-    for world in (world1, world2):
+    for world in (parallel1, parallel2):
         assert largest_difference(losses(world.run(f"family-{name}")), expected) < 1e-4
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_families_learn_the_same_where_their_matrices_or_sequences_are_split(
-    name: str, world1: World, world2: World
+    name: str, parallel1: World, parallel2: World
 ) -> None:
     """Biases and a tied table over heads that are split; rotary scaling, whose frequencies are made anew."""
-    assert largest_difference(losses(world2.run(f"split-{name}")), losses(world1.run(f"family-{name}"))) < 1e-5
+    assert largest_difference(losses(parallel2.run(f"split-{name}")), losses(parallel1.run(f"family-{name}"))) < 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_transformers_loads_every_published_family_and_scores_the_same(name: str, world2: World) -> None:
+def test_transformers_loads_every_published_family_and_scores_the_same(name: str, parallel2: World) -> None:
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM
@@ -123,12 +126,12 @@ def test_transformers_loads_every_published_family_and_scores_the_same(name: str
     assert source is not None
     ids = torch.from_numpy(source.rows(np.arange(10)).input_ids)
     model, info = AutoModelForCausalLM.from_pretrained(
-        result_folder(world2.run(f"family-{name}")), output_loading_info=True
+        result_folder(parallel2.run(f"family-{name}")), output_loading_info=True
     )
     assert (list(info["missing_keys"]), list(info["unexpected_keys"])) == ([], [])
     with torch.no_grad():
         loss = float(model(input_ids=ids, labels=ids).loss)
-    recorded = events(world2.run(f"family-{name}"), "validation")[-1]["validation_loss"]
+    recorded = events(parallel2.run(f"family-{name}"), "validation")[-1]["validation_loss"]
     assert loss == pytest.approx(recorded, abs=1e-4)
 
 
@@ -140,16 +143,15 @@ def assert_continued(run: Path, plain: dict[int, float], steps: list[int], attem
 
 
 def test_CK22_CK32_a_checkpoint_continues_under_tensor_parallelism_and_back(
-    plain: dict[int, float], world2: World
+    plain: dict[int, float], parallel2: World
 ) -> None:
     """Optimiser state and all: the losses are those of an unbroken run. That it is dealt out anew is told."""
-    assert_continued(world2.run("dealt"), plain, [0, 12, 18], 3)
-    told = " ".join(event["message"] for event in events(world2.run("dealt"), "notice"))
+    assert_continued(parallel2.run("dealt"), plain, [0, 12, 18], 3)
+    told = " ".join(event["message"] for event in events(parallel2.run("dealt"), "notice"))
     assert "tensor_parallel_degree 1 -> 2" in told
     assert "tensor_parallel_degree 2 -> 1" in told
 
 
-@pytest.mark.integration
 def test_CK32_four_processes_deal_out_anew_to_other_degrees_to_one_process_and_back(
     plain: dict[int, float], parallel4: World, parallel1: World
 ) -> None:
@@ -157,19 +159,16 @@ def test_CK32_four_processes_deal_out_anew_to_other_degrees_to_one_process_and_b
     assert_continued(parallel1.run("dealt"), plain, [0, 12, 18], 3)
 
 
-@pytest.mark.integration
 def test_CK30_more_processes_than_rows_of_a_parameter(parallel4: World) -> None:
     assert exact_steps(parallel4.run("narrow-broken")) == exact_steps(parallel4.run("narrow"))
 
 
-@pytest.mark.integration
-def test_three_experts_on_four_processes(parallel4: World, world1: World) -> None:
+def test_three_experts_on_four_processes(parallel4: World, parallel1: World) -> None:
     name = "family-mixtral"
-    assert largest_difference(losses(parallel4.run(name)), losses(world1.run(name))) < 1e-4
+    assert largest_difference(losses(parallel4.run(name)), losses(parallel1.run(name))) < 1e-4
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", SPLIT_4)
-def test_families_on_four_processes(name: str, parallel4: World, world1: World) -> None:
+def test_families_on_four_processes(name: str, parallel4: World, parallel1: World) -> None:
     """Among them a sliding window over sequences and heads that are split."""
-    assert largest_difference(losses(parallel4.run(f"split-{name}")), losses(world1.run(f"family-{name}"))) < 1e-4
+    assert largest_difference(losses(parallel4.run(f"split-{name}")), losses(parallel1.run(f"family-{name}"))) < 1e-4
