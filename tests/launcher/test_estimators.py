@@ -137,6 +137,7 @@ def normal(request: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_sdk_sends_what_render_gives(name: str, source: str, cloud: list[Any]) -> None:
     est = built(name, source)
@@ -146,6 +147,7 @@ def test_the_sdk_sends_what_render_gives(name: str, source: str, cloud: list[Any
     assert normal(sent) == normal(est._staged.request)
 
 
+@pytest.mark.integration
 def test_nothing_is_stored_before_fit_and_everything_by_it(source: str, cloud: list[Any]) -> None:
     import boto3
 
@@ -159,6 +161,7 @@ def test_nothing_is_stored_before_fit_and_everything_by_it(source: str, cloud: l
     assert any(key.endswith("sourcedir.tar.gz") for key in keys)
 
 
+@pytest.mark.integration
 def test_each_fit_is_a_run_of_its_own(source: str, cloud: list[Any]) -> None:
     est = built("script", source)
     est.fit(wait=False)
@@ -171,6 +174,7 @@ def test_each_fit_is_a_run_of_its_own(source: str, cloud: list[Any]) -> None:
     assert channels == {"data", "shared", "job", "more"}
 
 
+@pytest.mark.integration
 def test_arguments_of_the_estimator_win(source: str, cloud: list[Any]) -> None:
     est = built("script", source, max_run=60, hyperparameters={"task.checkpoint_folder": "ck"})
     est.fit(wait=False)
@@ -179,6 +183,7 @@ def test_arguments_of_the_estimator_win(source: str, cloud: list[Any]) -> None:
     assert sent["HyperParameters"]["task.checkpoint_folder"] == '"ck"'
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["llama-2-7b fsdp", "script"])
 def test_an_administrators_defaults_reach_both_alike(
     name: str, source: str, cloud: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +211,7 @@ def test_an_administrators_defaults_reach_both_alike(
     assert sent["OutputDataConfig"]["KmsKeyId"] == "alias/admin"
 
 
+@pytest.mark.integration
 def test_DL10_a_tuner_starts_the_same_processes_and_reads_the_same_job(source: str, cloud: list[Any]) -> None:
     from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
 
@@ -233,6 +239,7 @@ def test_DL10_a_tuner_starts_the_same_processes_and_reads_the_same_job(source: s
     assert {name: resources[name] for name in own["ResourceConfig"]} == own["ResourceConfig"]
 
 
+@pytest.mark.integration
 def test_a_training_step_of_a_pipeline_is_byte_identical_every_time(source: str, cloud: list[Any]) -> None:
     from sagemaker.workflow.pipeline import Pipeline
     from sagemaker.workflow.pipeline_context import PipelineSession
@@ -250,6 +257,7 @@ def test_a_training_step_of_a_pipeline_is_byte_identical_every_time(source: str,
     assert {it["ChannelName"] for it in arguments["InputDataConfig"]} == {"data", "shared", "job"}
 
 
+@pytest.mark.integration
 def test_telemetry_is_off_even_for_a_session_that_was_given(
     source: str, cloud: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +293,7 @@ def test_a_job_of_this_machine_has_no_estimator() -> None:
         estimator(local)
 
 
+@pytest.mark.integration
 def test_arguments_that_are_fields_change_the_job_that_the_worker_reads(source: str, cloud: list[Any]) -> None:
     """Else the request would start other machines than job.json speaks of, and unchecked."""
     est = built(
@@ -302,6 +311,7 @@ def test_arguments_that_are_fields_change_the_job_that_the_worker_reads(source: 
     assert (tags["cost"], tags["team"], tags["sm_llm:run"]) == ("7", "x", est.run_uri)
 
 
+@pytest.mark.integration
 def test_hyperparameters_come_beside_those_that_start_the_processes(source: str, cloud: list[Any]) -> None:
     given = {"environment.NOTE": 'it\'s "q"\n日本', "task.args": ["a b", "", "1e-4"]}
     est = built("script", source, "compute.processes_per_instance=1", "compute.instance_type=ml.g5.12xlarge",
@@ -312,6 +322,7 @@ def test_hyperparameters_come_beside_those_that_start_the_processes(source: str,
     assert {name: json.loads(sent[name]) for name in given} == given
 
 
+@pytest.mark.integration
 def test_what_cannot_be_sent_is_refused_before_anything_is_stored(source: str, cloud: list[Any]) -> None:
     import boto3
 
@@ -329,6 +340,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_stored(source: str, c
     assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket=BUCKET)
 
 
+@pytest.mark.integration
 def test_a_second_fit_and_a_job_name_of_ones_own_are_found_by_their_runs(source: str, cloud: list[Any]) -> None:
     from sm_llm.contract.run_home import home_of
 

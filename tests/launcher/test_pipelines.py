@@ -190,6 +190,7 @@ def test_a_workflow_of_this_machine_is_no_pipeline() -> None:
         definition(local)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("variables", [{}, VARIABLES], ids=["plain", "variables"])
 def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
     from sm_llm.launcher.pipeline_sdk import pipeline_of

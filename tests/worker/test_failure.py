@@ -14,7 +14,7 @@ from sm_llm.contract.failure import Cause
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
 RAISE = """
 import os
 from sm_llm.worker import train
@@ -32,7 +32,7 @@ def breaking(rank: int, what: str) -> str:
     return RAISE.format(rank=rank, what=what)
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.integration)])
+@pytest.mark.parametrize("rank", [1, 0])
 def test_OB09_an_error_on_one_rank_ends_both_nodes_and_both_name_it(tmp_path: Path, rank: int) -> None:
     """The other rank waits for it in a collective."""
     with Nodes(tmp_path / "run", before=breaking(rank, "raise ValueError('upside down')")) as job:
@@ -48,7 +48,6 @@ def test_OB09_an_error_on_one_rank_ends_both_nodes_and_both_name_it(tmp_path: Pa
     assert job.stops() == [None, None]
 
 
-@pytest.mark.integration
 def test_a_rank_that_waits_for_ever_outside_collectives_is_ended_too(tmp_path: Path) -> None:
     """As a rank does that waits for its device in a driver: nothing raises there."""
     task = breaking(1, "raise ValueError('upside down')") + breaking(0, "import time; time.sleep(100)")
@@ -70,7 +69,6 @@ def test_a_killed_rank_leaves_word_of_its_absence_only(tmp_path: Path) -> None:
     assert "exitcode  : -9" in job.log()
 
 
-@pytest.mark.integration
 def test_a_script_that_wrote_its_own_reason_keeps_it(tmp_path: Path) -> None:
     own = (
         "import os, pathlib\npathlib.Path(os.environ['SAGEMAKER_BASE_DIR'], 'output').mkdir(exist_ok=True)\n"
@@ -81,7 +79,6 @@ def test_a_script_that_wrote_its_own_reason_keeps_it(tmp_path: Path) -> None:
         assert job.container(0).failure.read_text() == "my own reason", job.log()
 
 
-@pytest.mark.integration
 def test_orphans_of_a_killed_torchrun_do_not_live_on(tmp_path: Path) -> None:
     with Nodes(tmp_path / "run", nodes=1) as job:
         job.until_step(5)

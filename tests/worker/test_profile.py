@@ -23,6 +23,7 @@ def job(**profile: Any) -> dict[str, Any]:
     return train_task(max_steps=8, logging={"every_steps": 4, "profile": profile}, checkpoint={"every_steps": 8})
 
 
+@pytest.mark.integration
 def test_a_trace_every_n_steps_is_published_with_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     environ = {
