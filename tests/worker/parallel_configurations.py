@@ -82,10 +82,7 @@ PADDED_4 = ("hybrid", "tp2-fsdp2", "cp2-fsdp2")
 """Of ``DEGREES``, those whose processes share rows, and on four those in which several have rows of their own."""
 SPLIT_4: dict[str, dict[str, Any]] = {
     "mistral": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
-    "mixtral": {"context_parallel_degree": 2},
-    "qwen2": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
     "qwen3": {"context_parallel_degree": 4},
-    "gpt_neox": {"context_parallel_degree": 4},
     "scaled": {"tensor_parallel_degree": 2, "context_parallel_degree": 2},
 }
 """The same on four."""

@@ -74,6 +74,7 @@ def test_a_run_killed_eight_times_equals_an_unbroken_one_bit_for_bit(tmp_path: P
     assert list(exact_steps(run)) == list(range(1, STEPS + 1))
     chosen = [event["step"] for event in events(run, "start_chosen")]
     assert chosen == sorted(chosen), "no commit was ever lost"
-    assert len(chosen) == len(KILLS) + 1
+    # A kill may come before the first lines of one attempt are on disk.
+    assert len(chosen) in (len(KILLS), len(KILLS) + 1)
     assert chosen[-1] > 0
     assert find_final(open_store(run), run_id="run") is not None
