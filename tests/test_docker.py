@@ -100,25 +100,21 @@ def test_a_pip_step_holds_every_package_of_the_base(kind: str) -> None:
     assert held == {"--all"} or held >= {"torch", "numpy"} | OWNED[kind]
 
 
-BROUGHT = {
-    "smp": ("transformers==4.44.2", "datasets==2.19.2", "numpy==1.26.4"),  # docs/smp.md
-    "byo": ("torch==2.13.0",),
-}
-"""What the image holds, where its releases are known, or one that it may hold: our packages must live with it."""
+BROUGHT = {"smp": ("transformers==4.44.2", "datasets==2.19.2", "numpy==1.26.4")}
+"""What the image holds and our packages must live with, where its releases are known (docs/smp.md)."""
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byo"])  # the tests' own installation is byo's
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "byo"])  # whose toolkit pip builds for minutes
 def test_a_pip_step_can_be_done_beside_what_the_base_holds(kind: str, tmp_path: Path) -> None:
     """Resolved by pip, by the index's own words, for the Python of the image; nothing is installed."""
     files, _ = pip_step(kind)
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed"]
     command += ["--report", str(tmp_path / "report.json"), *BROUGHT.get(kind, ())]
-    if kind != "byo":  # the toolkit is there as source only, which pip builds for the Python that runs it
-        python = rows(image_build.LINES[kind])[0].python
-        command += ["--only-binary=:all:", "--python-version", python, "--target", str(tmp_path / "none")]
-        command += ["--platform=manylinux_2_28_x86_64", "--platform=manylinux2014_x86_64"]
+    python = rows(image_build.LINES[kind])[0].python
+    command += ["--only-binary=:all:", "--python-version", python, "--target", str(tmp_path / "none")]
+    command += ["--platform=manylinux_2_28_x86_64", "--platform=manylinux2014_x86_64"]
     subprocess.run([*command, *(f"--requirement={path}" for path in files)], check=True)
     chosen = {it["metadata"]["name"].lower(): it["metadata"]["version"] for it in _report(tmp_path)}
     assert set(chosen) >= {"pydantic", "pyarrow", "boto3"}

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 SHOWN_RUNS = 20
 _JOB_ARN = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d{12}:training-job/(?P<name>[\w-]+)")
-
 _EXECUTION_ARN = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:pipeline/[\w-]+/execution/\w+")
 
 

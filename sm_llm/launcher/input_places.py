@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,12 @@ from sm_llm.errors import Fault, PlanError, StorageError
 from sm_llm.launcher.checks import local_folder
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.references import sources
+from sm_llm.storage.find import commit_keys
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.layout import COMMITS, slot_of_commit
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_client import code_of
 from sm_llm.storage.s3_options import S3Options
-from sm_llm.storage.uri import is_s3, parse
+from sm_llm.storage.uri import is_s3, parse, run_and_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 START = "task.start."
 _CHECKPOINT = f"{START}checkpoint"
-_RUN_AND_STEP = re.compile(r"(?P<run>.+?)(?:@(?P<step>\d+))?")
 _SHOWN = 8
 
 
@@ -88,24 +86,19 @@ def _exists(uri: str, options: dict[str, Any]) -> bool:
 
 
 def _checkpoint_fault(place: str, options: dict[str, Any]) -> Fault | None:
-    match = _RUN_AND_STEP.fullmatch(place)
-    assert match is not None
-    location = parse(match["run"])
-    if location.path is None:
-        listed = _store(location, options).list(COMMITS)
-    elif location.path.is_dir():
-        listed = FolderStore(location.path).list(COMMITS)
-    else:
+    run, step = run_and_step(place)
+    location = parse(run)
+    if location.path is not None and not location.path.is_dir():
         return Fault(_CHECKPOINT, "is not there", place, "Check the path")
-    slots = [slot_of_commit(it.key) for it in listed]
-    steps = sorted(slot.step for slot in slots if slot is not None and slot.step is not None)
+    store = _store(location, options) if location.path is None else FolderStore(location.path)
+    steps = [slot.step for slot, _ in commit_keys(store)]
     if not steps:
         remedy = "Give the address of a run, and maybe @STEP; what it has tells: sm-llm checkpoints RUN"
         return Fault(_CHECKPOINT, "has no checkpoint", place, remedy)
-    if match["step"] is None or int(match["step"]) in steps:
+    if step is None or step in steps:
         return None
     shown = ", ".join(map(str, steps[-_SHOWN:]))
-    return Fault(_CHECKPOINT, f"has no checkpoint of step {match['step']}", place, f"It has those of steps {shown}")
+    return Fault(_CHECKPOINT, f"has no checkpoint of step {step}", place, f"It has those of steps {shown}")
 
 
 def _store(location: Location, options: dict[str, Any]) -> S3Store:

@@ -13,6 +13,7 @@ from sm_llm.launcher.checks import local_folder
 from sm_llm.launcher.container import channel_name
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.references import sources, workflow_job
+from sm_llm.storage.uri import run_and_step
 
 if TYPE_CHECKING:
     from sm_llm.spec.inputs import Input
@@ -32,7 +33,8 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
     task = job.task.model_dump()
     channels: dict[str, str] = {}
     for dotted, value in sources(job).items():
-        place, suffix = _without_step(value)
+        place, _ = run_and_step(value)
+        suffix = value[len(place) :]
         folder = local_folder(place, base)
         if folder is not None and folder.exists():
             _put(task, dotted.split(".")[1:], f"{folder}{suffix}")
@@ -76,12 +78,6 @@ def _anchored_places(places: dict[str, Input], base: Path) -> dict[str, Input]:
         name: str(folder) if (folder := folders.get(name)) is not None and folder.exists() else place
         for name, place in places.items()
     }
-
-
-def _without_step(place: str) -> tuple[str, str]:
-    """``RUN@40`` -> ``RUN``, ``@40``."""
-    head, at, step = place.rpartition("@")
-    return (head, at + step) if head and step.isdigit() else (place, "")
 
 
 def _put(value: Any, path: list[str], new: str) -> None:

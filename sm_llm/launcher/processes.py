@@ -12,14 +12,16 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sm_llm.parent import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.1
 
@@ -50,14 +52,6 @@ def start(argv: Sequence[str], environment: Mapping[str, str], log: Path, folder
     started the child, and code between fork and exec is only safe without other threads.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    supervisor = os.getpid()
-
-    def follow_parent() -> None:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != supervisor:
-                os._exit(1)
-
     with log.open("ab") as output:
         return subprocess.Popen(
             list(argv),
@@ -66,7 +60,7 @@ def start(argv: Sequence[str], environment: Mapping[str, str], log: Path, folder
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            preexec_fn=follow_parent,
+            preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
         )
 
 

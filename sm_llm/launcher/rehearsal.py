@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.run_paths import ContainerPaths
 from sm_llm.errors import Fault, StorageError
+from sm_llm.launcher.sagemaker.addresses import channel_faults
 from sm_llm.spec.backends import SageMakerBackend as SageMakerOptions
 from sm_llm.storage.uri import parse
 
@@ -50,11 +51,12 @@ _STAND_IN: dict[str, Any] = {
 """What a request needs of an account; nothing here reads it."""
 
 
-def rehearsal_faults() -> list[Fault]:
-    """What is missing on this machine."""
+def rehearsal_faults(job: JobSpec) -> list[Fault]:
+    """What is missing on this machine, and inputs that SageMaker would not take."""
     missing = [name for name in _TOOLKIT if find_spec(name) is None]
     remedy = "pip install sagemaker-training sagemaker-pytorch-training"
-    return [Fault("backend.contract", f"{missing[0]} is not installed", "sagemaker", remedy)] if missing else []
+    faults = [Fault("backend.contract", f"{missing[0]} is not installed", "sagemaker", remedy)] if missing else []
+    return [*faults, *channel_faults(job)]
 
 
 def as_training_job(plan: Plan) -> Plan:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}?|\}")
+_STEP = re.compile(r"[0-9]+")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -99,6 +100,12 @@ def _parse_s3(text: str) -> Location:
             f"storage address: {text!r} holds an empty folder, '.' or '..', which S3 takes for names. Write it without"
         )
     return Location("s3", bucket=bucket, prefix="/".join(folders))
+
+
+def run_and_step(address: str) -> tuple[str, int | None]:
+    """``RUN@40`` -> ``RUN``, 40; without a step None."""
+    run, at, step = address.rpartition("@")
+    return (run, int(step)) if run and at and _STEP.fullmatch(step) else (address, None)
 
 
 def join(uri: str | Path, *parts: str) -> str:

@@ -15,13 +15,13 @@ from sm_llm.contract.liveness import RunLock
 from sm_llm.contract.states import EXIT_CODES, RunState
 from sm_llm.contract.stopped import StopRecord
 from sm_llm.errors import RunFailed
+from sm_llm.parent import end_with_parent
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.worker import failure as failures
 from sm_llm.worker.context import Place, WorkerContext, container_paths
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.own_record import keep_record
-from sm_llm.worker.parent import end_with_parent
 from sm_llm.worker.probe import probe_kernels
 from sm_llm.worker.secrets import secrets_at_hand
 from sm_llm.worker.shipping import ship_events

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile
     from sm_llm.worker.context import WorkerContext
 
-REGIONS = ("SAGEMAKER_REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
+_REGIONS = ("SAGEMAKER_REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
 
 
 def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
@@ -42,9 +42,14 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
         context.notice(f"the run's record could not be written: {error}", "warning")
 
 
+def region_of(environ: Mapping[str, str]) -> str | None:
+    """The AWS region that a container is in, where it is told."""
+    return next((environ[it] for it in _REGIONS if environ.get(it)), None)
+
+
 def _training_job(environ: Mapping[str, str]) -> str | None:
     name = environ.get(TRAINING_JOB)
-    region = next((environ[it] for it in REGIONS if environ.get(it)), None)
+    region = region_of(environ)
     return f"{region}/{name}" if name and region else None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,10 +10,12 @@ import sys
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from sm_llm.contract.failure import last_error_line
 from sm_llm.errors import RunFailed
+from sm_llm.parent import end_with_parent
 from sm_llm.worker.failure import ProgramFailed
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _KEPT_LINES = 200
 _DRAIN_SECONDS = 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 class Program:
@@ -42,7 +42,7 @@ class Program:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=partial(end_with_parent, os.getpid()),
             )
         except OSError as error:
             raise RunFailed(f"{argv[0]} cannot be started in {folder}: {error}") from error
@@ -108,8 +108,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return "unknown"
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -11,7 +11,7 @@ from sm_llm.errors import RunFailed
 from sm_llm.spec.tasks import RegisterTask
 from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import is_s3
-from sm_llm.worker.own_record import REGIONS
+from sm_llm.worker.own_record import region_of
 from sm_llm.worker.publish_final import publish_final, result_folder
 from sm_llm.worker.run_result import result_address
 from sm_llm.worker.versions import versions
@@ -70,7 +70,7 @@ def _register(request: dict[str, Any]) -> str:
 
     group = request["ModelPackageGroupName"]
     try:
-        client = boto3.client("sagemaker", region_name=next(filter(None, map(os.environ.get, REGIONS)), None))
+        client = boto3.client("sagemaker", region_name=region_of(os.environ))
         try:
             client.describe_model_package_group(ModelPackageGroupName=group)
         except ClientError as error:

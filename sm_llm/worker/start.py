@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
 from sm_llm.storage import publish as publication
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.retire import retire_after, retire_damaged
-from sm_llm.storage.uri import is_s3, join, open_store
+from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.worker import random_state
 from sm_llm.worker.continuity import check_continuation, check_strategy, differences
 from sm_llm.worker.restore import fetcher, rank_file, restored_folder
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.job_setup import Setup
     from sm_llm.worker.strategies.base import Strategy
-
-_CHECKPOINT_URI = re.compile(r"(?P<run>.+?)(?:@(?P<step>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -159,14 +156,12 @@ class Starter:
         return Start("scratch")
 
     def _foreign_checkpoint(self, uri: str) -> Start:
-        match = _CHECKPOINT_URI.fullmatch(uri)
-        assert match is not None
-        options = self._context.job.spec.storage_options.model_dump()
-        store, step = open_store(match["run"], options), match["step"]
-        restored = self._restore(store, None, None if step is None else int(step))
+        run, step = run_and_step(uri)
+        store = open_store(run, self._context.job.spec.storage_options.model_dump())
+        restored = self._restore(store, None, step)
         if restored is None:
             which = "any checkpoint" if step is None else f"a checkpoint of step {step}"
-            raise CheckpointError(f"task.start.checkpoint: {match['run']} does not have {which}")
+            raise CheckpointError(f"task.start.checkpoint: {run} does not have {which}")
         return self._from_checkpoint("branch", store, restored)
 
     def _restore(self, store: Store, run_id: str | None, step: int | None = None) -> Restored | None:

@@ -19,7 +19,6 @@ from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.container import PORT, entry_script, node_environment, rank_logs
 from sm_llm.launcher.rehearsal import is_rehearsed, rehearsal_faults
 from sm_llm.launcher.review import Review
-from sm_llm.launcher.sagemaker.addresses import channel_faults
 from sm_llm.launcher.source_faults import local_program_faults
 from sm_llm.spec.backends import LocalBackend as LocalOptions
 from sm_llm.spec.inputs import FileSystemInput
@@ -66,7 +65,7 @@ class LocalBackend:
 
     def check(self, job: JobSpec) -> list[Fault]:
         """What this machine cannot do: more processes than GPUs, trackers that are not installed, a pod's secrets."""
-        own = [*rehearsal_faults(), *channel_faults(job)] if is_rehearsed(job) else _tracker_faults(job)
+        own = rehearsal_faults(job) if is_rehearsed(job) else _tracker_faults(job)
         return [
             *self._device_faults(job),
             *own,

@@ -35,14 +35,22 @@ LOOK_SECONDS = 5.0
 """Between two looks at the logs of a job that runs."""
 
 
-def state_of(home: RunHome, native_id: str, connect: Callable[[str], Account]) -> NativeState:
-    """The state of a run's newest attempt. A job that has ended is settled in the record, once and for all."""
-    record = home.record()
+def known_state(record: RunRecord, native_id: str) -> NativeState | None:
+    """The state of a run's newest attempt where nobody has to be asked; else None, and there is an attempt."""
     last = record.attempts[-1] if record.attempts else None
     if last is not None and last.state is not None and last.state.is_final:
         return NativeState(last.state, last.reason or "")
     if last is None or not native_id:
         return NativeState(RunState.PENDING, "was never started")
+    return None
+
+
+def state_of(home: RunHome, native_id: str, connect: Callable[[str], Account]) -> NativeState:
+    """The state of a run's newest attempt. A job that has ended is settled in the record, once and for all."""
+    record = home.record()
+    if (known := known_state(record, native_id)) is not None:
+        return known
+    last = record.attempts[-1]
     region, name = split_native(native_id)
     try:
         with leaving_alone(home):

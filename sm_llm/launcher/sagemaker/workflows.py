@@ -21,7 +21,7 @@ from sm_llm.launcher.attempt import with_ending
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.pipeline_definition import PipelineDefinition, render
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.sagemaker.jobs import leaving_alone
+from sm_llm.launcher.sagemaker.jobs import known_state, leaving_alone
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.submit import check_role
 from sm_llm.launcher.verdict import Ending
@@ -122,18 +122,15 @@ def step_home(home: RunHome, step: str) -> RunHome:
 def state_of(home: RunHome, execution: str, connect: Connect) -> NativeState:
     """The state of a workflow's newest attempt. An execution that has ended is settled in the record."""
     record = home.record()
-    last = record.attempts[-1] if record.attempts else None
-    if last is not None and last.state is not None and last.state.is_final:
-        return NativeState(last.state, last.reason or "")
-    if last is None or not execution:
-        return NativeState(RunState.PENDING, "was never started")
+    if (known := known_state(record, execution)) is not None:
+        return known
     with leaving_alone(home):
         told, steps = pipelines.status(execution, connect=connect)
     if (state := _ENDS.get(told)) is None:
         going = ", ".join(it.name for it in steps if it.state in ("Starting", "Executing"))
         return NativeState(RunState.RUNNING, "stopping" if told == "Stopping" else f"step {going}" if going else "")
     ending = Ending(state, _reason(told, steps))
-    home.update(lambda held: with_ending(held, home.paths, last.number, ending))
+    home.update(lambda held: with_ending(held, home.paths, record.attempts[-1].number, ending))
     return NativeState(state, ending.reason or "")
 
 

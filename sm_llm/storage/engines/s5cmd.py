@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from functools import cache, partial
 from importlib.util import find_spec
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
+from sm_llm.parent import end_with_parent
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines.common import CANCEL_SECONDS, each, s3, stored
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
     from sm_llm.storage.s3 import S3Store
 
-_PR_SET_PDEATHSIG = 1
-_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 _MISSING = ("NoSuchKey", "no object found", "status code: 404")
 
 
@@ -104,7 +101,7 @@ def _watch(
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        preexec_fn=partial(_end_with, os.getpid()),
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),  # or it would go on writing for nobody
     )
     try:
         for line in child.stdout or ():
@@ -126,14 +123,6 @@ def _watch(
         if child.stdout:
             child.stdout.close()
         child.wait()
-
-
-def _end_with(parent: int) -> None:
-    """In the child: a parent that is killed takes it along (Linux only), or it would go on writing for nobody."""
-    if _LIBRARY is not None:
-        _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _faults(text: str) -> Iterator[str]:
