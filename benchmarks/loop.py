@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 RATE = 1e-3
 
 
-def task(precision: str, steps: int, config: dict[str, Any]) -> dict[str, Any]:
+def small_task(precision: str, steps: int, config: dict[str, Any] | None = None) -> dict[str, Any]:
     """A Llama of 2.9 M parameters, unless ``config`` changes it; 4 rows of 256 tokens a step: 0.1 s on one core."""
     return {
         "kind": "train",
-        "model": {"preset": "tiny", "config": {"num_hidden_layers": 2, "vocab_size": 4096, **config}},
+        "model": {"preset": "tiny", "config": {"num_hidden_layers": 2, "vocab_size": 4096, **(config or {})}},
         "data": {"format": "synthetic", "seq_length": 256, "rows": 4096},
         "micro_batch_size": 4,
         "max_steps": 1_000_000,
@@ -61,8 +61,8 @@ def task(precision: str, steps: int, config: dict[str, Any]) -> dict[str, Any]:
 class Ours:
     """The worker's loop, advanced by blocks of steps."""
 
-    def __init__(self, folder: Path, precision: str, steps: int, config: dict[str, Any] | None = None) -> None:
-        spec = JobSpec.model_validate({"name": "loop", "task": task(precision, steps, config or {})}, strict=False)
+    def __init__(self, folder: Path, task: dict[str, Any]) -> None:
+        spec = JobSpec.model_validate({"name": "loop", "task": task}, strict=False)
         job = JobFile(run_id="loop", attempt=1, run_uri=str(folder / "run"), spec=spec, spec_digest="")
         job.write(folder / "job.json")
         base = {"SAGEMAKER_BASE_DIR": str(folder / "base"), JOB_ENVIRONMENT: str(folder / "job.json")}
@@ -135,7 +135,7 @@ def interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
 
 def measure(pairs: int, steps: int, precision: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-        ours = Ours(Path(folder), precision, steps)
+        ours = Ours(Path(folder), small_task(precision, steps))
         bare = Bare(ours, precision, steps)
         contenders: tuple[Callable[[], None], Callable[[], None]] = (
             lambda: ours.block(steps),

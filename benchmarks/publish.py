@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from loop import Ours, interval
+from loop import Ours, interval, small_task
 
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_options import S3Options
@@ -119,7 +119,7 @@ def measure(rounds: int, steps: int, rate: float, precision: str, config: dict[s
         tempfile.TemporaryDirectory(dir=os.environ.get("SCRATCH")) as folder,
         contextlib.redirect_stdout(sys.stderr),
     ):
-        bench = Rounds(Ours(Path(folder), precision, steps, config), endpoint, steps)
+        bench = Rounds(Ours(Path(folder), small_task(precision, steps, config)), endpoint, steps)
         for way in bench.ways:
             bench.take(way)  # warms up: staging buffers, the agent's process
         taken: list[dict[str, dict[str, float]]] = []

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 CASES = {"1 x 1 GiB": (1, 1024 * MIB), "8 x 128 MiB": (8, 128 * MIB), "1,000 x 256 KiB": (1000, MIB // 4)}
+NOTHING = "nothing to do"
 SLOPE = {"slope from": (1, 1024 * MIB), "slope to": (1, 4096 * MIB)}
 CPU_BARS = {"up": 0.8, "down": 2.0}
 SMALL_BAR, SLOPE_BAR, WALL_BAR, MEMORY_BAR = 1.0, 1.5, 1.1, 500
@@ -88,7 +89,8 @@ class Bench:
             target = f"{target}/"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         environment |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
-        environment |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_REGION": "us-east-1", "PYTHONPATH": str(ROOT)}
+        environment |= {"AWS_DEFAULT_REGION": "us-east-1", "AWS_REGION": "us-east-1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment["XDG_CACHE_HOME"] = str(self.folder / "cache" / uuid.uuid4().hex)  # nothing is remembered
         began = time.perf_counter()
         child = subprocess.Popen([*self.clients[client], source, target], env=environment, stdout=subprocess.DEVNULL)
@@ -148,7 +150,32 @@ class Bench:
     def middle(self, case: str, direction: str, client: str, what: str) -> float:
         return statistics.median(getattr(it, what) for it in self.costs[case, direction, client])
 
+    def nothing(self, rounds: int) -> None:
+        """What a run takes that finds nothing to do: the start of a client, and one listing."""
+        source, targets = self.folder / "source", {client: self.folder / f"target-{client}" for client in self.clients}
+        make(source, 1, MIB)
+        with self.bucket() as bucket:
+            self.run("sm-llm", str(source), f"s3://{bucket}/x")
+            for number in range(-1, rounds):
+                for client in self.order(number):
+                    cost = self.run(client, f"s3://{bucket}/x", str(targets[client]))
+                    if number >= 0:
+                        self.costs[NOTHING, "down", client].append(cost)
+        for folder in (source, *targets.values()):
+            shutil.rmtree(folder)
+        self.rows(NOTHING, "down")
+
     def report(self, case: str, direction: str) -> None:
+        base, best = self.rows(case, direction)
+        bar = SMALL_BAR if case.startswith("1,000") else CPU_BARS[direction]
+        self.judge(f"{case} {direction}: CPU", self.middle(case, direction, "sm-llm", "cpu") / base, bar)
+        self.judge(f"{case} {direction}: wall", self.middle(case, direction, "sm-llm", "wall") / best, WALL_BAR)
+        self.judge(
+            f"{case} {direction}: MB", max(it.memory for it in self.costs[case, direction, "sm-llm"]), MEMORY_BAR
+        )
+
+    def rows(self, case: str, direction: str) -> tuple[float, float]:
+        """Print a row per client; returns the CPU seconds of s5cmd and the wall seconds of the best peer."""
         base = self.middle(case, direction, "s5cmd", "cpu")
         best = min(self.middle(case, direction, peer, "wall") for peer in self.clients if peer != "sm-llm")
         for client in self.clients:
@@ -160,12 +187,7 @@ class Bench:
                 f"| {wall:.2f} | {wall / best:.2f} | {max(it.memory for it in runs):.0f} |",
                 flush=True,
             )
-        bar = SMALL_BAR if case.startswith("1,000") else CPU_BARS[direction]
-        self.judge(f"{case} {direction}: CPU", self.middle(case, direction, "sm-llm", "cpu") / base, bar)
-        self.judge(f"{case} {direction}: wall", self.middle(case, direction, "sm-llm", "wall") / best, WALL_BAR)
-        self.judge(
-            f"{case} {direction}: MB", max(it.memory for it in self.costs[case, direction, "sm-llm"]), MEMORY_BAR
-        )
+        return base, best
 
     def judge(self, what: str, value: float, bar: float) -> None:
         print(f"<!-- {what}: {value:.2f}, bar {bar}: {'kept' if value <= bar else 'MISSED'} -->", flush=True)
@@ -230,6 +252,8 @@ def main() -> None:
         print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {arguments.rounds} rounds, {arguments}")
         print("| case | client | CPU s | CPU to s5cmd (range) | wall s | wall to best peer | peak MB |")
         print("|---|---|---|---|---|---|---|")
+        if not arguments.slope:
+            bench.nothing(arguments.rounds)
         for case, (count, size) in cases.items():
             bench.measure(case, count, size, arguments.rounds, ("down",) if arguments.slope else ("up", "down"))
         if arguments.slope and len(cases) == len(SLOPE):

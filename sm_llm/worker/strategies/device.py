@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +15,30 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES, _LARGE_BYTES = 1 << 30, 32 << 20
+"""See mallopt(3): free memory that stays with the process, and blocks that always go back (32 MiB is its limit)."""
+
+
 def own_device(place: Place) -> torch.device:
     """The GPU of this process, made the current one; the CPU where there is none."""
     if not torch.cuda.is_available():
+        keep_freed_memory()
         return torch.device("cpu")
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def keep_freed_memory() -> None:
+    """Let tensors of the next step take over the memory of this one's, with glibc.
+
+    By default it gives them back, and the kernel clears each page again: 3 to 10% of a small model's step.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def ask_for_determinism() -> None:
