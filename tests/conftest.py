@@ -27,8 +27,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="fail if any selected test was skipped")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests may take longest come first, else the last of them runs alone; then those of many tests."""
+    longest: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        longest[item.location[0]] = max(longest[item.location[0]], marker.args[0] if marker else 0)
+    counts = Counter(item.location[0] for item in items)
+    items.sort(key=lambda item: (-longest[item.location[0]], -counts[item.location[0]]))
+
+
 class ByLaunch(LoadFileScheduling):  # type: ignore[misc]
-    """Gives each process whole files, and the files that share launches to one process."""
+    """Gives each process whole files as they are ordered here, and the files that share launches to one process."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)

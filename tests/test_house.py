@@ -29,12 +29,15 @@ def functions() -> list[tuple[str, int]]:
     return sizes
 
 
+SLOW = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
 @pytest.mark.parametrize(
     "command",
     [
         pytest.param(("ruff", "check", "."), id="ruff"),
         pytest.param(("ruff", "format", "--check", "."), id="format"),
-        pytest.param(("mypy",), id="mypy", marks=pytest.mark.integration),  # half a minute
+        pytest.param(("mypy",), id="mypy", marks=SLOW),
         pytest.param(("lint-imports", "--no-cache"), id="import-linter"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -76,6 +77,7 @@ def main() -> NoReturn:
     """Entry point of ``sm-llm``: the user's faults become one message and an exit code, never a traceback."""
     from sm_llm.contract.states import USAGE_EXIT_CODE
 
+    gc.set_threshold(100_000)  # modules that are being loaded are no garbage: looking for it takes 5% of `plan`
     try:
         app()
     except SmLlmError as error:
