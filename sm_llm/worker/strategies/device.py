@@ -33,7 +33,7 @@ def own_device(place: Place) -> torch.device:
 def keep_freed_memory() -> None:
     """Let tensors of the next step take over the memory of this one's, with glibc.
 
-    By default it gives them back, and the kernel clears each page again: 3 to 10% of a small model's step.
+    By default it gives them back, and the kernel clears each page again (docs/benchmarks.md, The training loop).
     """
     if platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
