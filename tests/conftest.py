@@ -29,7 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests may take longest come first, else the last of them runs alone; then those of many tests."""
+    """Files whose tests may take longest come first, else the last of them runs alone; then those of many tests.
+
+    How long a test may take is what its own ``timeout`` says, also where that is no more than everyone's.
+    """
     longest: Counter[str] = Counter()
     for item in items:
         marker = item.get_closest_marker("timeout")

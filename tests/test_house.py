@@ -29,7 +29,7 @@ def functions() -> list[tuple[str, int]]:
     return sizes
 
 
-SLOW = [pytest.mark.integration, pytest.mark.timeout(600)]
+SLOW = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def kill_everything(run: Run) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)
 def test_CK23_killed_at_a_random_step_the_same_launch_continues_bit_for_bit(runs: Fakes) -> None:
     unbroken = runs.launch(*LONGER, "compute.processes_per_instance=2", new=True)
     assert end(unbroken) is RunState.COMPLETED

@@ -139,7 +139,7 @@ def test_a_plan_without_the_secret_warns_and_without_any_secret_fails(hub: Hub, 
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)
 def test_a_workflow_fetches_a_gated_model_and_trains_on_from_it(hub: Hub, planted: Path) -> None:
     """Train a model, put it on the hub, fetch it with the token, and train on."""
     hub.add("org/config", {"config.json": json.dumps(CONFIG).encode()})

@@ -138,8 +138,8 @@ def test_LM04_under_torchrun_the_scripts_own_error_comes_first(
 ) -> None:
     script = (
         "import os, time\n"
-        "print('up', os.environ['RANK'])\n"
-        "time.sleep(3 * (os.environ['RANK'] == '0'))\n"
+        "print('up', os.environ['RANK'], flush=True)\n"
+        "time.sleep(2 + 3 * (os.environ['RANK'] == '0'))\n"  # two streams: the first line has come by then
         "raise ValueError(f\"rank {os.environ['RANK']} has rows that are upside down\")\n"
     )
     monkeypatch.setattr(local, "entrypoint_source", lambda kind: script)
@@ -150,7 +150,7 @@ def test_LM04_under_torchrun_the_scripts_own_error_comes_first(
     assert "ChildFailedError" not in done.stderr
     assert "exit code" not in done.stderr
     lines = list(run.logs(rank=1))
-    assert "up 1" in lines
+    assert lines[0] == "up 1"
     assert lines[-1] == "ValueError: rank 1 has rows that are upside down"
     assert "Traceback (most recent call last):" in lines
     assert list(run.logs(rank=0, pattern="^up")) == ["up 0"]

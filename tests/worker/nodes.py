@@ -110,7 +110,7 @@ class Nodes:
         files = [self.container(node).base / "log.txt" for node in range(self._nodes)]
         return "\n".join(f"--- {file}\n{file.read_text(errors='replace')[-6000:]}" for file in files)
 
-    def until(self, true: Callable[[], object], seconds: float = 150.0) -> None:
+    def until(self, true: Callable[[], object], seconds: float = 90.0) -> None:
         deadline = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < deadline, f"waited in vain\n{self.log()}"
@@ -119,7 +119,7 @@ class Nodes:
     def until_step(self, step: int) -> None:
         self.until(lambda: any(event["step"] >= step for event in self.events("step")))
 
-    def ended(self, seconds: float = 150.0) -> float:
+    def ended(self, seconds: float = 90.0) -> float:
         """Wait for all torchruns; returns how long that took."""
         began = time.monotonic()
         self.until(lambda: all(process.poll() is not None for process in self.torchruns), seconds)
