@@ -140,13 +140,32 @@ def _options(home: RunHome) -> str:
 
 
 def state(home: RunHome) -> tuple[RunState, str | None]:
-    """The state of a run and its reason. A record left open by a killed supervisor is completed by what is true."""
+    """The state of a run and its reason. A record left open by a killed supervisor is completed by what is true.
+
+    An attempt that ends, or begins, between the look at the record and the look for its processes has changed the
+    record, which is then read anew.
+    """
     if home.is_remote and is_anyone_alive(home.root):
         return RunState.RUNNING, None  # without asking the store: whoever watches it here can do without
     record = home.record()
+    while (end := _recorded_end(record)) is None:
+        found = _look(home, record)
+        if found[0] is RunState.RUNNING or (now := home.record()).attempts == record.attempts:
+            return found
+        record = now
+    return end
+
+
+def _recorded_end(record: RunRecord) -> tuple[RunState, str | None] | None:
     last = record.attempts[-1] if record.attempts else None
-    if last is not None and last.state is not None and last.state.is_final:
-        return last.state, last.reason
+    if last is None or last.state is None or not last.state.is_final:
+        return None
+    return last.state, last.reason
+
+
+def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
+    """The state of a run whose record tells no end, from its processes and what it has published."""
+    last = record.attempts[-1] if record.attempts else None
     if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
         return (RunState.RUNNING if last else RunState.PENDING), None
     if last is None:

@@ -16,9 +16,10 @@ import pytest
 from sm_llm.contract.events import read_events
 from sm_llm.contract.failure import Failure
 from sm_llm.contract.liveness import is_anyone_alive
+from sm_llm.contract.run_record import Attempt
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
-from sm_llm.launcher import api
+from sm_llm.launcher import api, local_run
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -162,6 +163,44 @@ def test_nodes_die_with_a_killed_supervisor_and_the_run_goes_on_later(fakes: Fak
     assert again.continued_attempt == 2
     assert again.wait() is RunState.COMPLETED
     assert not list(run.root.rglob("scratch")), "the killed attempt's scratch is cleaned too"
+
+
+def test_an_attempt_that_ends_while_it_is_looked_at_is_told_as_it_ended(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record was read before the supervisor wrote the end, the lock was looked at after it had gone."""
+    fakes.use("raise ValueError('rows are upside down')")
+    run = fakes.launch()
+    assert fakes.end(run) is RunState.FAILED
+    ended = run.attempts[-1]
+    opened = ended.model_copy(update={"state": None, "reason": None, "ended": None})
+    run.home.update(lambda record: record.with_attempt(opened))
+    assert run.state is RunState.INTERRUPTED, "nobody is alive, and nobody wrote how it ended"
+
+    def ends(_: Path) -> bool:
+        run.home.update(lambda record: record.with_attempt(ended))
+        return False
+
+    monkeypatch.setattr(local_run, "is_anyone_alive", ends)
+    assert run.describe() == (RunState.FAILED, "ValueError: rows are upside down")
+
+
+def test_an_attempt_that_begins_while_it_is_looked_at_is_running(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record was read while it was only claimed, and its launcher had done its part when that was looked at."""
+    fakes.use("put(2); raise ValueError('x')")
+    run = fakes.launch()
+    assert fakes.end(run) is RunState.FAILED
+    claimed = Attempt(number=2, native_id="", host="here", started=time.time())
+    run.home.update(lambda record: record.with_attempt(claimed))
+    looks = iter([False, True])
+
+    def begins(_: Path) -> bool:
+        begun = claimed.model_copy(update={"native_id": "1"})
+        run.home.update(lambda record: record.with_attempt(begun))
+        return next(looks)
+
+    monkeypatch.setattr(local_run, "is_anyone_alive", begins)
+    assert run.state is RunState.RUNNING
 
 
 def read(path: Path) -> bytes:

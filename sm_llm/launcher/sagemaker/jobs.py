@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 5.0
 """Between two looks at the logs of a job that runs."""
+CREATION_SECONDS = 240.0
+"""After its claim a launcher may still be about to create an attempt's job: all tries of its calls take no longer."""
 
 
 def known_state(record: RunRecord, native_id: str) -> NativeState | None:
@@ -56,6 +58,8 @@ def state_of(home: RunHome, native_id: str, connect: Callable[[str], Account]) -
         with leaving_alone(home):
             job = describe(connect(region), name)
     except NoSuchJob:
+        if abs(time.time() - last.started) < CREATION_SECONDS:
+            return NativeState(RunState.PENDING, "its training job is being created")
         return _gone(home, record, last.number)
     native = native_state(job, time.time())
     return _settle(home, record, last.number, native, job) if native.state.is_final else native

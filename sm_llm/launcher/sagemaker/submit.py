@@ -6,13 +6,13 @@ import json
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.run_record import Attempt
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.lines import size
-from sm_llm.launcher.sagemaker.account import Account, console_line, told
-from sm_llm.storage.s3_client import code_of
+from sm_llm.launcher.sagemaker.account import Account, NoSuchJob, console_line, describe, told
+from sm_llm.storage.s3_client import code_of, status_of
 from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def create_job(submission: Submission, home: RunHome, account: Account, on_claimed: Callable[[], None]) -> str:
     """Upload, claim the attempt in the run's record and create the job; returns ``REGION/JOB``.
 
-    Raises ``SubmitError``; then no job was created and the attempt is free again.
+    Raises ``SubmitError``; then no job was created and the attempt is free again, or the error says that a job may
+    exist, and the attempt is kept for it.
     """
     job, request = submission.job, submission.request
     check_role(account, str(request["RoleArn"]))
@@ -39,13 +40,52 @@ def create_job(submission: Submission, home: RunHome, account: Account, on_claim
     try:
         on_claimed()
         home.store.put_if_absent(kept, (json.dumps(request, indent=2) + "\n").encode())
-        with told(f"SageMaker did not take training job {request['TrainingJobName']}"):
-            account.client("sagemaker").create_training_job(**request)
+        _create(request, home.uri, account)
+    except _Unanswered:
+        raise
     except BaseException:
         home.unclaim(job.attempt)
         raise
     print(*submitted_lines(submission, account, sent), sep="\n", file=sys.stderr)
     return native_id
+
+
+class _Unanswered(SubmitError):
+    """Nobody knows whether a job was created."""
+
+
+def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
+    """Create the job, also where SageMaker created it and its answer was lost, or Ctrl-C came before the answer.
+
+    Raises ``SubmitError`` if there is no job, and ``_Unanswered`` if nobody knows.
+    """
+    name = request["TrainingJobName"]
+    try:
+        with told(f"SageMaker did not take training job {name}"):
+            account.client("sagemaker").create_training_job(**request)
+    except BaseException as error:
+        if _is_refusal(error.__cause__) or not _exists(account, request, uri, error):
+            raise
+        if not isinstance(error, SubmitError):
+            raise _Unanswered(f"interrupted, but job {name} was created. Stop it with: sm-llm stop {uri}") from error
+
+
+def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseException) -> bool:
+    """Whether the job is there after an ``error`` without an answer. Raises ``_Unanswered`` if that is not told."""
+    name = request["TrainingJobName"]
+    try:
+        found = describe(account, name)
+    except NoSuchJob:
+        return False
+    except SubmitError:
+        perhaps = f"Job {name} may have been created all the same; look at it with: sm-llm status {uri}"
+        raise _Unanswered(f"{str(error) or 'interrupted'}. {perhaps}") from error
+    return bool(found["HyperParameters"] == request["HyperParameters"])
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether SageMaker answered that it created nothing; "in use" may be the answer to a second try of botocore."""
+    return 400 <= status_of(error) < 500 and code_of(error) != "ResourceInUse"
 
 
 def upload(submission: Submission, home: RunHome | None = None) -> dict[str, int]:

@@ -14,6 +14,8 @@ from sm_llm.contract.states import RunState
 from sm_llm.errors import PlanError, SmLlmError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
 from sm_llm.launcher.report import status_table
+from sm_llm.launcher.sagemaker import jobs
+from sm_llm.launcher.sagemaker.account import account
 from sm_llm.storage.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
 from tests.fixtures.sagemaker_double import Refusal
@@ -187,6 +189,75 @@ def test_a_refused_job_leaves_no_attempt(
         start()
     del sagemaker_double.refusals[operation]
     assert [it.number for it in start().attempts] == [1]
+
+
+def test_a_job_whose_answer_was_lost_is_the_runs_job(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    sagemaker_double.lost = ["CreateTrainingJob"]
+    run = start()
+    asked = [operation for operation, _ in sagemaker_double.requests]
+    assert asked.count("CreateTrainingJob") == 2  # botocore's second try is told that the name is in use
+    assert list(sagemaker_double.jobs) == [job_of(run)]
+    assert run.describe() == (RunState.PENDING, "waiting for capacity")
+
+
+def test_a_job_of_which_nobody_knows_keeps_its_attempt(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    sagemaker_double.lost = ["CreateTrainingJob"]
+    sagemaker_double.refusals["DescribeTrainingJob"] = Refusal("AccessDeniedException", "no")
+    with pytest.raises(SubmitError, match="may have been created all the same; look at it with: sm-llm status s3://"):
+        start()
+    sagemaker_double.refusals.clear()
+    with pytest.raises(SubmitError, match="is pending already"):
+        start()
+    assert len(sagemaker_double.jobs) == 1
+
+
+def test_a_name_that_another_job_has_taken_is_told(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = sagemaker_double._CreateTrainingJob
+
+    def taken(asked: dict[str, Any]) -> dict[str, Any]:
+        create({**asked, "HyperParameters": {}})
+        return create(asked)
+
+    monkeypatch.setattr(sagemaker_double, "_CreateTrainingJob", taken)
+    with pytest.raises(SubmitError, match="a training job of this name exists already"):
+        start()
+    monkeypatch.undo()
+
+
+def test_ctrl_c_while_the_job_is_created_leaves_it_to_the_run(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = account("us-west-2").client("sagemaker")
+    create = client.create_training_job
+
+    def interrupted(**asked: Any) -> None:
+        create(**asked)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "create_training_job", interrupted)
+    with pytest.raises(SubmitError, match=r"was created\. Stop it with: sm-llm stop s3://"):
+        start()
+    (name,) = sagemaker_double.jobs
+    assert attach(f"sagemaker://us-west-2/{name}").attempts[0].native_id == f"us-west-2/{name}"
+
+
+def test_a_job_that_is_being_created_is_not_taken_for_one_that_never_was(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start()
+    sagemaker_double.jobs.clear()
+    assert run.describe() == (RunState.PENDING, "its training job is being created")
+    with pytest.raises(SubmitError, match="is pending already"):
+        start()
+    monkeypatch.setattr(jobs, "CREATION_SECONDS", 0.0)
+    assert run.describe() == (RunState.STOPPED, "its training job was never created")
+    assert [it.number for it in start().attempts] == [1, 2]
 
 
 def test_a_role_that_does_not_exist_is_told_before_anything_is_uploaded(
