@@ -239,7 +239,7 @@ def _train_numbers(
     numbers.rows = found.rows if found else None
     numbers.derived = _collect(faults, lambda: derive_task(task, compute.world_size, numbers.rows))
     faults += check_train(task, numbers.model, found, upstream)
-    numbers.warnings += _warnings(task, numbers)
+    numbers.warnings += _warnings(task, compute, numbers)
     card = instance(compute.instance_type)
     if config is not None and numbers.derived is not None and not faults and card is not None and card.is_gpu:
         numbers.memory = memory_estimate(config, task, numbers.derived, compute.processes)
@@ -275,7 +275,7 @@ def _collect(faults: list[Fault], compute: Callable[[], T]) -> T | None:
         return None
 
 
-def _warnings(task: TrainTask, numbers: _Numbers) -> list[str]:
+def _warnings(task: TrainTask, compute: ComputeSpec, numbers: _Numbers) -> list[str]:
     """What works, but is probably not meant."""
     derived = numbers.derived
     steps = derived.total_steps if derived else None
@@ -289,6 +289,12 @@ def _warnings(task: TrainTask, numbers: _Numbers) -> list[str]:
         warnings.append(f"one step ({derived.global_batch_size} rows) visits the {numbers.rows} rows more than once")
     if task.validation.every_steps and not _has_validation(task):
         warnings.append("task.validation.every_steps is set, but task.data names no validation rows")
+    tensor = task.parallelism.tensor_parallel_degree
+    if tensor > compute.processes:
+        warnings.append(
+            f"task.parallelism.tensor_parallel_degree={tensor} is more than the {compute.processes} processes of a "
+            "node: every layer waits for the network between nodes, which is many times slower than inside one"
+        )
     return warnings
 
 

@@ -96,6 +96,7 @@ class Frame:
     def work(self, kind: str, watched: bool) -> None:
         """Run the task."""
         context = self.context = WorkerContext.read(self.environ, self.argv)
+        keep_record(context, self.environ)
         self.courier = ship_events(context, self.environ)
         if watched:
             context.requests.install(self.end_now)
@@ -106,7 +107,6 @@ class Frame:
         with RunLock(context.run.lock):
             try:
                 _check(kind, context)
-                keep_record(context, self.environ)
                 _tell_changes(context)
                 settle_environment(self.environ, context.job.spec.environment)
                 if watched:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
 from sm_llm.contract.run_home import job_home
+from sm_llm.contract.run_paths import STOP_FILE
 from sm_llm.contract.run_record import Attempt, RunRecord, host_facts
 from sm_llm.errors import SmLlmError
 from sm_llm.worker.job import TRAINING_JOB
@@ -37,6 +38,7 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
         if not home.exists():
             home.create(_record(context.job).with_attempt(attempt))
         elif not any((it.number, it.native_id) == (number, native_id) for it in home.record().attempts):
+            home.store.delete([STOP_FILE])  # an earlier job was asked, whose attempt this one takes the place of
             home.update(lambda held: held.with_attempt(attempt))
     except SmLlmError as error:
         context.notice(f"the run's record could not be written: {error}", "warning")

@@ -166,6 +166,13 @@ def test_CK19_a_save_interval_longer_than_the_run_is_warned_of_and_the_default_f
     assert default.checkpoint_every == 1
 
 
+def test_tensor_parallelism_across_nodes_is_warned_of() -> None:
+    within = one("task.parallelism.tensor_parallel_degree=2")
+    across = one("task.parallelism.tensor_parallel_degree=4")
+    assert within.warnings == ()
+    assert "tensor_parallel_degree=4 is more than the 2 processes of a node" in across.warnings[0]
+
+
 def test_more_processes_than_gpus_are_refused_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = local.Machine(cpus=8, gpus=("0", "1"))
     monkeypatch.setattr(registry, "backend", lambda name: local.LocalBackend(machine))

@@ -34,9 +34,13 @@ def test_the_first_job_writes_the_record_and_a_later_one_takes_its_place(tmp_pat
     first = record(tmp_path)
     assert (first.run_id, first.spec["task"]["entry"]) == ("run", "train.py")
     assert [it.native_id for it in first.attempts] == ["us-west-2/pipelines-x-train-1"]
+    stop_file = RunPaths(tmp_path / "run").stop_file
+    stop_file.write_text("1\n")
     keep(tmp_path, "pipelines-x-train-1")
     assert record(tmp_path) == first
+    assert stop_file.exists()
     keep(tmp_path, "pipelines-x-train-2")
+    assert not stop_file.exists(), "it asked the first job"
     assert [it.native_id for it in record(tmp_path).attempts] == ["us-west-2/pipelines-x-train-2"]
 
 

@@ -20,7 +20,7 @@ from sm_llm.launcher.results import has_checkpoint, has_final
 from sm_llm.launcher.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
 from sm_llm.launcher.sagemaker.cloudwatch import LogMirror
 from sm_llm.launcher.sagemaker.request import RUN_TAG
-from sm_llm.launcher.sagemaker.states import billable_seconds, native_state, used_seconds
+from sm_llm.launcher.sagemaker.states import billable_seconds, native_state, seconds, used_seconds
 from sm_llm.launcher.verdict import Ending, failures_in_events
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _gone(home: RunHome, record: RunRecord, number: int) -> NativeState:
 def _settle(home: RunHome, record: RunRecord, number: int, native: NativeState, job: Mapping[str, Any]) -> NativeState:
     """Write how the attempt ended into the record: what was published decides, then what the processes told."""
     home.refresh(f"events/attempt-{number}-")
-    ending = _ending(home, record.run_id, number, native)
+    ending = _ending(home, record.run_id, number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
 
     def ended(held: RunRecord) -> RunRecord:
@@ -98,15 +98,18 @@ def _settle(home: RunHome, record: RunRecord, number: int, native: NativeState, 
     return NativeState(ending.state, ending.reason or "")
 
 
-def _ending(home: RunHome, run_id: str, number: int, native: NativeState) -> Ending:
+def _ending(home: RunHome, run_id: str, number: int, native: NativeState, created: float) -> Ending:
+    """How an attempt ended. What its processes told before its job was ``created``, an earlier job of it told."""
     if has_final(home, run_id):
         return Ending(RunState.COMPLETED)
     if native.state is RunState.COMPLETED:
         return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
-    told_by = sorted(failures_in_events(home.paths, number), key=lambda it: (it[1].cause.is_consequence, it[0]))
+    failures = [it for it in failures_in_events(home.paths, number) if it[0] >= created]
+    told_by = sorted(failures, key=lambda it: (it[1].cause.is_consequence, it[0]))
     if native.state is RunState.FAILED and told_by and not told_by[0][1].cause.is_consequence:
         return Ending(RunState.FAILED, told_by[0][1].headline, told_by[0][1].rank)
-    stops = [it for it in read_events(home.paths.events) if it["kind"] == "stopped" and it["attempt"] == number]
+    events = (it for it in read_events(home.paths.events) if it["attempt"] == number and it["time"] >= created)
+    stops = [it for it in events if it["kind"] == "stopped"]
     if native.state is RunState.FAILED and not stops:
         return Ending(RunState.FAILED, native.detail)
     reason = native.detail if native.state is not RunState.FAILED else str(stops[-1]["reason"])

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
+from sm_llm.contract.events import EventWriter
+from sm_llm.contract.failure import Cause
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.contract.s3_home import S3Home
+from sm_llm.contract.shipper import Shipper
 from sm_llm.contract.states import RunState
+from sm_llm.contract.trouble import Failed
 from sm_llm.errors import PlanError, SmLlmError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
 from sm_llm.launcher.report import status_table
@@ -144,6 +151,23 @@ def test_OB09_a_failure_names_the_cause(start: Callable[..., Run], sagemaker_dou
     assert "rank 5: CUDA out of memory" in str(words)
     with pytest.raises(Exception, match="rank 5"):
         run.wait()
+
+
+@pytest.mark.parametrize("age", [0, 3600])
+def test_a_cause_is_what_this_jobs_processes_told_not_an_earlier_jobs(
+    age: int, start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path
+) -> None:
+    """A step of a pipeline that runs again is the same attempt, in another job."""
+    run = start()
+    assert isinstance(run.home, S3Home)
+    log = RunPaths(tmp_path).event_file(1, "rank3-failure")
+    writer = EventWriter(log, 1, clock=lambda: time.time() - age)
+    writer.write(Failed(Cause.DATA, "row 7 is empty", rank=3, node=1, step=None, host="algo-2", traceback=""))
+    writer.close()
+    Shipper(tmp_path, run.home.store, lambda _: True).ship_all()
+    sagemaker_double.move(job_of(run), "Failed", FailureReason="AlgorithmError: CUDA out of memory")
+    told = "CUDA out of memory" if age else "rank 3: data error: row 7 is empty"
+    assert run.describe() == (RunState.FAILED, told)
 
 
 def test_the_same_launch_goes_on_with_the_run_and_never_twice_at_once(
