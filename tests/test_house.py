@@ -16,7 +16,7 @@ HEAVY = ("torch", "transformers", "sagemaker", "boto3", "kubernetes", "datasets"
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=580)
 
 
 def functions() -> list[tuple[str, int]]:
@@ -29,7 +29,7 @@ def functions() -> list[tuple[str, int]]:
     return sizes
 
 
-SLOW = [pytest.mark.integration, pytest.mark.timeout(300)]
+SLOW = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(

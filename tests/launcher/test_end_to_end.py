@@ -63,7 +63,7 @@ def exact(run: Run) -> list[tuple[int, str, str]]:
     return [(row["step"], row["loss"].hex(), row["learning_rate"].hex()) for row in run.metrics()]
 
 
-LONGER = ("task.max_steps=40", "task.checkpoint.every_steps=5", "task.logging.every_steps=1", "task.seed=4")
+LONGER = ("task.max_steps=60", "task.checkpoint.every_steps=5", "task.logging.every_steps=1", "task.seed=4")
 
 
 def kill_everything(run: Run) -> None:
@@ -74,7 +74,7 @@ def kill_everything(run: Run) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_CK23_killed_at_a_random_step_the_same_launch_continues_bit_for_bit(runs: Fakes) -> None:
     unbroken = runs.launch(*LONGER, "compute.processes_per_instance=2", new=True)
     assert end(unbroken) is RunState.COMPLETED

@@ -142,7 +142,7 @@ def test_a_run_goes_on_from_another_machine_only_when_the_first_is_silent(
     s3_fakes.monkeypatch.undo()
     s3_fakes.wait_until(lambda: run.record.attempts[0].state is not None, seconds=40)
     assert run.record.attempts[1].state is RunState.COMPLETED
-    assert not is_anyone_alive(run.root)
+    s3_fakes.wait_until(lambda: not is_anyone_alive(run.root))  # it tells its end, then it ends
 
 
 RACER = """

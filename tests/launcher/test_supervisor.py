@@ -47,7 +47,7 @@ def test_a_run_completes_and_says_so_everywhere(fakes: Fakes) -> None:
     ends = [event for event in read_events(run.paths.events) if event["kind"] == "attempt_ended"]
     assert [event["state"] for event in ends] == ["completed"]
     assert list(run.logs()) == ["Loss: 1.0"]
-    assert not is_anyone_alive(run.root)
+    fakes.wait_until(lambda: not is_anyone_alive(run.root))  # it tells its end, then it ends
     assert not list(run.root.rglob("scratch")), "scratch is cleaned"
     assert run.record.outcome is RunState.COMPLETED
 
@@ -104,8 +104,9 @@ def test_a_failure_file_gives_one_line(text: str, cause: str) -> None:
 
 
 def test_one_failed_node_ends_the_others_within_15_seconds(fakes: Fakes) -> None:
-    fakes.use(f"if node == 1: raise SystemExit(3)\n{SLEEP}")
+    fakes.use(f"if node == 1: (paths.root / 'fails').touch(); raise SystemExit(3)\n{SLEEP}")
     run = fakes.launch("compute.instance_count=2")
+    fakes.wait_until((run.root / "fails").exists)
     began = time.monotonic()
     assert fakes.end(run) is RunState.FAILED
     assert time.monotonic() - began < 15
@@ -137,11 +138,12 @@ def test_a_stopped_run_with_a_checkpoint_can_be_continued_by_the_same_launch(fak
 
 
 def test_a_second_stop_kills_what_ignores_the_first(fakes: Fakes) -> None:
-    fakes.use(f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
+    ignore = "signal.signal(signal.SIGTERM, lambda *_: (paths.root / 'told').touch())"
+    fakes.use(f"import signal; {ignore}; {SLEEP}")
     run = fakes.launch()
     fakes.wait_until(lambda: up(run))
     run.stop()
-    time.sleep(0.5)
+    fakes.wait_until((run.root / "told").exists)
     assert run.state is RunState.RUNNING
     run.stop()
     assert fakes.end(run) is RunState.STOPPED

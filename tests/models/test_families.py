@@ -143,7 +143,7 @@ def test_every_family_defaults_as_transformers_does(by_transformers: dict[str, A
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_transformers_444_has_the_same_tensors(configs: Configs, by_transformers_444: dict[str, Any]) -> None:
     assert by_transformers_444["version"] == "4.44.2"
     assert_same_tensors(configs, by_transformers_444["shapes"], packed=False)

@@ -312,8 +312,12 @@ def test_an_interrupted_upload_leaves_no_open_parts(
     for engine in ("crt", "boto3"):
         fault_proxy.set(rule("PUT .*partNumber=2", "hang", count=99, seconds=3))
 
-        timer = threading.Timer(1.5, lambda: os.kill(os.getpid(), 2))
-        timer.start()
+        def interrupt() -> None:
+            while not fault_proxy.count("PUT .*partNumber=2"):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             EngineTransfer(engine).upload(near, copies, lambda _: None)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,10 +19,14 @@ from sm_llm.contract.failure import Failure
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.contract.stopped import StopRecord
+from sm_llm.launcher.processes import reserved_port
 from sm_llm.spec.compute import ComputeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_LONG = 240.0
+"""Seconds for what a test waits for but does not test, such as the start of a whole job on a busy machine."""
 
 
 class Nodes:
@@ -55,11 +58,10 @@ class Nodes:
         backend = job.spec.backend.model_copy(update={"stop_seconds": stop_seconds})
         self.job = job.model_copy(update={"spec": job.spec.model_copy(update={"compute": compute, "backend": backend})})
         self.torchruns: list[subprocess.Popen[bytes]] = []
+        self._held = ExitStack()
 
     def __enter__(self) -> Self:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = self._held.enter_context(reserved_port())
         self.torchruns = [self._start(node, port) for node in range(self._nodes)]
         return self
 
@@ -69,6 +71,7 @@ class Nodes:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
+        self._held.close()
 
     def _start(self, node: int, port: int) -> subprocess.Popen[bytes]:
         base = self.container(node).base
@@ -110,7 +113,7 @@ class Nodes:
         files = [self.container(node).base / "log.txt" for node in range(self._nodes)]
         return "\n".join(f"--- {file}\n{file.read_text(errors='replace')[-6000:]}" for file in files)
 
-    def until(self, true: Callable[[], object], seconds: float = 90.0) -> None:
+    def until(self, true: Callable[[], object], seconds: float = _LONG) -> None:
         deadline = time.monotonic() + seconds
         while not true():
             assert time.monotonic() < deadline, f"waited in vain\n{self.log()}"
@@ -119,7 +122,7 @@ class Nodes:
     def until_step(self, step: int) -> None:
         self.until(lambda: any(event["step"] >= step for event in self.events("step")))
 
-    def ended(self, seconds: float = 90.0) -> float:
+    def ended(self, seconds: float = _LONG) -> float:
         """Wait for all torchruns; returns how long that took."""
         began = time.monotonic()
         self.until(lambda: all(process.poll() is not None for process in self.torchruns), seconds)

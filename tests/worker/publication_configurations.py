@@ -156,7 +156,7 @@ def plain(root: Root) -> None:
 def slow(root: Root) -> None:
     """The store hangs in the first publication; four saves come meanwhile."""
     bench = Bench(root, "slow", keep_last=9)
-    root.spoil(Rule(DATA, "hang", seconds=5, count=2))
+    root.spoil(Rule(DATA, "hang", seconds=7, count=2))
     for step in range(1, 6):
         bench.save(step)
         bench.written()
@@ -226,7 +226,8 @@ def hurried(root: Root) -> None:
     bench = Bench(root, "hurried", size=5 << 20)
     root.spoil(Rule("PUT .*partNumber=2", "hang", seconds=3, count=10**6))
     bench.save(1)
-    root.until("PUT .*partNumber=2")
+    for node in range(2):
+        root.until(f"PUT .*/__{node}_.*partNumber=2")
     began = time.monotonic()
     bench.checkpointer.hurry(1.0)
     done = bench.checkpointer.finish()
@@ -241,7 +242,7 @@ def hurried(root: Root) -> None:
 def zombie(root: Root) -> None:
     """While an attempt's commit hangs, another save of the same step is committed."""
     bench = Bench(root, "zombie")
-    root.spoil(Rule("PUT .*/commits/step-00000005", "hang", seconds=1.5))
+    root.spoil(Rule("PUT .*/commits/step-00000005", "hang", seconds=6))
     bench.save(5)
     root.until("PUT .*/commits/step-00000005")
     other = publication.new_save("zombie", 5, world_size=1, node_count=1)

@@ -14,7 +14,7 @@ from sm_llm.contract.failure import Cause
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RAISE = """
 import os
 from sm_llm.worker import train

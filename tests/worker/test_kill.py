@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,24 +17,25 @@ from worker_jobs import events, exact_steps, job_file, search_path, train_task
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
+from sm_llm.launcher.processes import reserved_port
 from sm_llm.storage.publish import find_final, list_checkpoints
 from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 STEPS = 200
 
 
-def start(run: Path, attempt: int) -> list[subprocess.Popen[bytes]]:
+@contextmanager
+def started(run: Path, attempt: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One torchrun per node, each with its own container folders."""
     task = train_task(max_steps=STEPS, checkpoint={"every_steps": 7}, logging={"every_steps": 1})
     job = job_file(task, run, 1, attempt)
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"compute": two_nodes()})})
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [start_node(run, job, node, port) for node in range(2)]
+    with reserved_port() as port:
+        yield [start_node(run, job, node, port) for node in range(2)]
 
 
 def two_nodes() -> object:
@@ -70,26 +71,27 @@ def output(run: Path, attempt: int) -> str:
 
 
 def finish(run: Path, attempt: int) -> None:
-    for process in start(run, attempt):
-        assert process.wait(timeout=200) == 0, output(run, attempt)
+    with started(run, attempt) as processes:
+        for process in processes:
+            assert process.wait(timeout=400) == 0, output(run, attempt)
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_CK23_a_killed_run_of_two_nodes_continues_and_equals_an_unbroken_one(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(whole, 1)
-    processes = start(killed, 1)
     random.seed()
     step = random.randrange(10, STEPS // 2)
-    deadline = time.monotonic() + 150
-    while not (events(killed, "checkpoint_published") and any(it["step"] >= step for it in events(killed, "step"))):
-        assert time.monotonic() < deadline, output(killed, 1)
-        time.sleep(0.01)
-    for process in processes:
-        os.killpg(process.pid, signal.SIGKILL)
-    for process in processes:
-        process.wait()
+    with started(killed, 1) as processes:
+        deadline = time.monotonic() + 300
+        while not (events(killed, "checkpoint_published") and any(it["step"] >= step for it in events(killed, "step"))):
+            assert time.monotonic() < deadline, output(killed, 1)
+            time.sleep(0.01)
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+        for process in processes:
+            process.wait()
     finish(killed, 2)
     chosen = events(killed, "start_chosen")
     assert chosen[1]["source"] == "checkpoint", f"killed at step {step}"

@@ -55,7 +55,7 @@ KILLS = [
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_killed_eight_times_equals_an_unbroken_one_bit_for_bit(tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     with Nodes(whole, nodes=1, processes=2, **TASK) as job:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from conftest import World
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]  # the first test waits for whole launches
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]  # the first test waits for whole launches
 
 
 def largest_difference(first: dict[int, float], second: dict[int, float]) -> float:

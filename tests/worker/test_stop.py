@@ -20,7 +20,7 @@ from sm_llm.worker.stop import StopRequests
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.integration
@@ -53,7 +53,7 @@ def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(tmp_
         whole.ended()
     slow = (
         "import time\nfrom sm_llm.worker import train\ntake = train.Training.take_step\n"
-        "train.Training.take_step = lambda *a: (time.sleep(0.1), take(*a))[1]\n"
+        "train.Training.take_step = lambda *a: (time.sleep(0.3), take(*a))[1]\n"
     )
     with Nodes(tmp_path / "run", before=slow, **short) as job:
         job.until_step(5)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def await_true(true: Callable[[], object], seconds: float = 20.0) -> None:
+def await_true(true: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

@@ -18,7 +18,7 @@ from sm_llm.worker.stacks import stacks
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(600)
 EAGER = {"stall_seconds": 4.0, "stall_factor": 2.0}
 
 

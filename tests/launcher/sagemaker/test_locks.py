@@ -43,7 +43,7 @@ def unmet(found: list[Distribution], image: Image) -> list[str]:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("image", SUPPORTED.values(), ids=lambda it: f"{it.line}-{it.python}")
 def test_a_lock_installs_beside_its_image(image: Image, tmp_path: Path) -> None:
     found = install(LOCKS / f"{image.line}.txt", image.python, tmp_path)
