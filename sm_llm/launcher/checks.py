@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from sm_llm.data.describe import RowsInfo
     from sm_llm.launcher.model_facts import ModelFacts
+    from sm_llm.spec.compute import ComputeSpec
+    from sm_llm.spec.derive import Derived
     from sm_llm.spec.tasks import PrepareTask, TrainTask
 
 _STEP_OUTPUT = re.compile(r"steps\.(?P<step>[\w-]+)\.output(?:/.*)?")
@@ -123,3 +125,32 @@ def _vocabulary_faults(task: TrainTask, model: ModelFacts, data_vocabulary: int 
         for path, size in sizes.items()
         if size is not None and size > model.vocab_size
     ]
+
+
+def train_warnings(task: TrainTask, compute: ComputeSpec, derived: Derived | None, rows: int | None) -> list[str]:
+    """What works in a training task, but is probably not meant. ``rows`` are those of its data, where they are known."""
+    steps = derived.total_steps if derived else None
+    warnings = []
+    if derived and steps and derived.checkpoint_every and derived.checkpoint_every > steps:
+        warnings.append(
+            f"task.checkpoint.every_steps={derived.checkpoint_every} is more than the {steps} steps of the whole run: "
+            "an interrupted run starts again from its beginning"
+        )
+    if derived and rows is not None and rows < derived.global_batch_size:
+        warnings.append(f"one step ({derived.global_batch_size} rows) visits the {rows} rows more than once")
+    if task.validation.every_steps and not _has_validation(task):
+        warnings.append("task.validation.every_steps is set, but task.data names no validation rows")
+    tensor = task.parallelism.tensor_parallel_degree
+    if tensor > compute.processes:
+        warnings.append(
+            f"task.parallelism.tensor_parallel_degree={tensor} is more than the {compute.processes} processes of a "
+            "node: every layer waits for the network between nodes, which is many times slower than inside one"
+        )
+    return warnings
+
+
+def _has_validation(task: TrainTask) -> bool:
+    data = task.data
+    if data.format == "synthetic":
+        return data.validation_rows > 0
+    return (data.validation_split if data.format == "stream" else data.validation) is not None

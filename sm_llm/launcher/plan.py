@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.data.describe import RowsInfo, describe_rows
 from sm_llm.errors import DataError, Fault, PlanError, SpecError
-from sm_llm.launcher.checks import check_prepare, check_train, is_reference, local_folder
+from sm_llm.launcher.checks import check_prepare, check_train, is_reference, local_folder, train_warnings
 from sm_llm.launcher.memory import MemoryEstimate, memory_estimate
 from sm_llm.launcher.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
 from sm_llm.launcher.upstream import Upstream
@@ -239,7 +239,7 @@ def _train_numbers(
     numbers.rows = found.rows if found else None
     numbers.derived = _collect(faults, lambda: derive_task(task, compute.world_size, numbers.rows))
     faults += check_train(task, numbers.model, found, upstream)
-    numbers.warnings += _warnings(task, compute, numbers)
+    numbers.warnings += train_warnings(task, compute, numbers.derived, numbers.rows)
     card = instance(compute.instance_type)
     if config is not None and numbers.derived is not None and not faults and card is not None and card.is_gpu:
         numbers.memory = memory_estimate(config, task, numbers.derived, compute.processes)
@@ -273,33 +273,3 @@ def _collect(faults: list[Fault], compute: Callable[[], T]) -> T | None:
     except (SpecError, PlanError) as error:
         faults += error.faults or (Fault("task", str(error)),)
         return None
-
-
-def _warnings(task: TrainTask, compute: ComputeSpec, numbers: _Numbers) -> list[str]:
-    """What works, but is probably not meant."""
-    derived = numbers.derived
-    steps = derived.total_steps if derived else None
-    warnings = []
-    if derived and steps and derived.checkpoint_every and derived.checkpoint_every > steps:
-        warnings.append(
-            f"task.checkpoint.every_steps={derived.checkpoint_every} is more than the {steps} steps of the whole run: "
-            "an interrupted run starts again from its beginning"
-        )
-    if derived and numbers.rows is not None and numbers.rows < derived.global_batch_size:
-        warnings.append(f"one step ({derived.global_batch_size} rows) visits the {numbers.rows} rows more than once")
-    if task.validation.every_steps and not _has_validation(task):
-        warnings.append("task.validation.every_steps is set, but task.data names no validation rows")
-    tensor = task.parallelism.tensor_parallel_degree
-    if tensor > compute.processes:
-        warnings.append(
-            f"task.parallelism.tensor_parallel_degree={tensor} is more than the {compute.processes} processes of a "
-            "node: every layer waits for the network between nodes, which is many times slower than inside one"
-        )
-    return warnings
-
-
-def _has_validation(task: TrainTask) -> bool:
-    data = task.data
-    if data.format == "synthetic":
-        return data.validation_rows > 0
-    return (data.validation_split if data.format == "stream" else data.validation) is not None
