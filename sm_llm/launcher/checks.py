@@ -128,7 +128,7 @@ def _vocabulary_faults(task: TrainTask, model: ModelFacts, data_vocabulary: int 
 
 
 def train_warnings(task: TrainTask, compute: ComputeSpec, derived: Derived | None, rows: int | None) -> list[str]:
-    """What works in a training task, but is probably not meant. ``rows`` are those of its data, where they are known."""
+    """What works in a training task, but is probably not meant. ``rows``: those of its data, where they are known."""
     steps = derived.total_steps if derived else None
     warnings = []
     if derived and steps and derived.checkpoint_every and derived.checkpoint_every > steps:
