@@ -90,6 +90,11 @@ class Attempt(_Block):
         """Whether nothing runs yet, but nobody else may start it."""
         return not self.native_id
 
+    def is_open_in(self, record: RunRecord) -> bool:
+        """Whether ``record`` holds this very attempt, of this very job, and no end of it."""
+        mine = (self.number, self.native_id, None)
+        return any((it.number, it.native_id, it.state) == mine for it in record.attempts)
+
 
 class RunRecord(_Block):
     """The record of one run; see the field texts. Written by the launcher only."""

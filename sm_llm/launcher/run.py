@@ -113,13 +113,8 @@ class Run:
 
     def describe(self) -> tuple[RunState, str | None]:
         """The state now and, where there is one, the reason."""
-        native = self.backend.describe(self.home, self._native_id or "")
+        native = self.backend.describe(self.home)
         return native.state, native.detail or None
-
-    @property
-    def _native_id(self) -> str | None:
-        attempts = self.record.attempts
-        return attempts[-1].native_id if attempts else None
 
     @property
     def native_uri(self) -> str | None:
@@ -210,10 +205,10 @@ class Run:
 
         ``wait`` returns only when it has ended. Raises ``SubmitError`` if it is not running.
         """
-        native_id = self._native_id
-        if native_id is None or (state := self.state).is_final:
+        attempts = self.attempts
+        if not attempts or (state := self.state).is_final:
             raise SubmitError(f"{self.id} is not running: it is {self.state.value}")
-        self.backend.stop(self.home, native_id, now=now)
+        self.backend.stop(self.home, attempts[-1], now=now)
         while wait and not (state := self.state).is_final:
             time.sleep(POLL_SECONDS)
         return state

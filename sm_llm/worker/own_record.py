@@ -37,7 +37,7 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
     try:
         if not home.exists():
             home.create(_record(context.job).with_attempt(attempt))
-        elif not any((it.number, it.native_id) == (number, native_id) for it in home.record().attempts):
+        elif not attempt.is_open_in(home.record()):  # nor is it where somebody took this job for dead
             home.store.delete([STOP_FILE])  # an earlier job was asked, whose attempt this one takes the place of
             home.update(lambda held: held.with_attempt(attempt))
     except SmLlmError as error:

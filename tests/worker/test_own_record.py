@@ -9,6 +9,7 @@ from worker_jobs import job_environment, job_file
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.run_record import RunRecord
+from sm_llm.contract.states import RunState
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.own_record import keep_record
 
@@ -39,6 +40,12 @@ def test_the_first_job_writes_the_record_and_a_later_one_takes_its_place(tmp_pat
     keep(tmp_path, "pipelines-x-train-1")
     assert record(tmp_path) == first
     assert stop_file.exists()
+    path = RunPaths(tmp_path / "run").record
+    lost = first.attempts[0].model_copy(update={"state": RunState.STOPPED, "reason": "never created"})
+    RunRecord.update(path, lambda held: held.with_attempt(lost))
+    keep(tmp_path, "pipelines-x-train-1")
+    assert record(tmp_path).attempts[0].state is None, "it lives"
+    stop_file.write_text("1\n")
     keep(tmp_path, "pipelines-x-train-2")
     assert not stop_file.exists(), "it asked the first job"
     assert [it.native_id for it in record(tmp_path).attempts] == ["us-west-2/pipelines-x-train-2"]

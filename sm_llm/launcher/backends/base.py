@@ -69,14 +69,14 @@ class Backend(Protocol):
     def step_home(self, home: RunHome, step: str) -> RunHome:
         """Where a step of the workflow in ``home`` has its own run, if it has begun."""
 
-    def describe(self, home: RunHome, native_id: str) -> NativeState:
-        """The state of a native job."""
+    def describe(self, home: RunHome) -> NativeState:
+        """The state of a run's newest attempt."""
 
     def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
 
-    def stop(self, home: RunHome, native_id: str, *, now: bool) -> None:
-        """Ask the job to stop after its current step, saving what it can; ``now`` kills it instead."""
+    def stop(self, home: RunHome, attempt: Attempt, *, now: bool) -> None:
+        """Ask an attempt's job to stop after its current step, saving what it can; ``now`` kills it instead."""
 
     def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
         """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""

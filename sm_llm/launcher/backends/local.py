@@ -160,7 +160,7 @@ class LocalBackend:
         """A folder below the workflow's."""
         return home.below(STEPS, step)
 
-    def describe(self, home: RunHome, native_id: str) -> NativeState:
+    def describe(self, home: RunHome) -> NativeState:
         """The state of a local run, from its record, its lock and its final commit."""
         from sm_llm.launcher.local_run import state as state_of
 
@@ -173,11 +173,11 @@ class LocalBackend:
 
         return fresh_logs(home, attempt, still_running, wanted)
 
-    def stop(self, home: RunHome, native_id: str, *, now: bool = False) -> None:
+    def stop(self, home: RunHome, attempt: Attempt, *, now: bool = False) -> None:
         """Signal the supervisor, which passes it on to every node; from another machine, leave a stop file."""
         from sm_llm.launcher.local_run import stop
 
-        stop(home, int(native_id or 0), now=now)
+        stop(home, int(attempt.native_id or 0), now=now)
 
     def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
         """None: a local run has no container to enter."""

@@ -110,7 +110,7 @@ class SageMakerBackend:
 
         home = job_home(submission.job)
         earlier = home.record().attempts
-        if earlier and not (state := self.describe(home, earlier[-1].native_id).state).is_final:
+        if earlier and not (state := self.describe(home).state).is_final:
             follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
             raise SubmitError(f"{submission.job.run_id} is {state.value} already ({earlier[-1].native_id}). {follow}")
         return create_job(submission, home, self.connect(region_of(submission)), on_claimed)
@@ -127,14 +127,16 @@ class SageMakerBackend:
 
         return step_home(home, step)
 
-    def describe(self, home: RunHome, native_id: str) -> NativeState:
-        """The state of the run's newest training job, or of a workflow's execution."""
-        from sm_llm.launcher.sagemaker import workflows
-        from sm_llm.launcher.sagemaker.jobs import state_of
+    def describe(self, home: RunHome) -> NativeState:
+        """The state of the run's newest training job, or of a workflow's newest execution."""
+        from sm_llm.launcher.sagemaker import jobs, workflows
 
-        if workflows.is_execution(native_id):
-            return workflows.state_of(home, native_id, self.connect)
-        return state_of(home, native_id, self.connect)
+        record = home.record()
+        if (known := jobs.known_state(record)) is not None:
+            return known
+        if workflows.is_execution(record.attempts[-1].native_id):
+            return workflows.state_of(home, record, self.connect)
+        return jobs.state_of(home, record, self.connect)
 
     def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all hosts, rank 0's first; then new ones while ``still_running``."""
@@ -142,15 +144,15 @@ class SageMakerBackend:
 
         return logs_of(home, attempt, wanted, still_running, self.connect)
 
-    def stop(self, home: RunHome, native_id: str, *, now: bool = False) -> None:
+    def stop(self, home: RunHome, attempt: Attempt, *, now: bool = False) -> None:
         """Ask the job, or a workflow's execution, to stop; SageMaker gives a job 120 s."""
         from sm_llm.launcher.sagemaker import workflows
         from sm_llm.launcher.sagemaker.jobs import stop_job
 
-        if workflows.is_execution(native_id):
-            workflows.stop(home, native_id, now=now, connect=self.connect)
+        if workflows.is_execution(attempt.native_id):
+            workflows.stop(home, attempt.native_id, now=now, connect=self.connect)
         else:
-            stop_job(home, native_id, now=now, connect=self.connect)
+            stop_job(home, attempt, now=now, connect=self.connect)
 
     def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
         """A session of AWS Systems Manager in the container of a node, where the job allows it."""

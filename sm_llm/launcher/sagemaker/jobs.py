@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from sm_llm.contract.run_home import RunHome
-    from sm_llm.contract.run_record import RunRecord
+    from sm_llm.contract.run_record import Attempt, RunRecord
     from sm_llm.launcher.logs import LogFilter
     from sm_llm.launcher.sagemaker.account import Account
 
@@ -37,32 +37,43 @@ CREATION_SECONDS = 240.0
 """After its claim a launcher may still be about to create an attempt's job: all tries of its calls take no longer."""
 
 
-def known_state(record: RunRecord, native_id: str) -> NativeState | None:
+def known_state(record: RunRecord) -> NativeState | None:
     """The state of a run's newest attempt where nobody has to be asked; else None, and there is an attempt."""
     last = record.attempts[-1] if record.attempts else None
     if last is not None and last.state is not None and last.state.is_final:
         return NativeState(last.state, last.reason or "")
-    if last is None or not native_id:
+    if last is None or not last.native_id:
         return NativeState(RunState.PENDING, "was never started")
     return None
 
 
-def state_of(home: RunHome, native_id: str, connect: Callable[[str], Account]) -> NativeState:
-    """The state of a run's newest attempt. A job that has ended is settled in the record, once and for all."""
-    record = home.record()
-    if (known := known_state(record, native_id)) is not None:
-        return known
+def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]) -> NativeState:
+    """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all."""
     last = record.attempts[-1]
-    region, name = split_native(native_id)
+    region, name = split_native(last.native_id)
     try:
         with leaving_alone(home):
             job = describe(connect(region), name)
     except NoSuchJob:
         if abs(time.time() - last.started) < CREATION_SECONDS:
             return NativeState(RunState.PENDING, "its training job is being created")
-        return _gone(home, record, last.number)
+        return _gone(home, record.run_id, last)
     native = native_state(job, time.time())
-    return _settle(home, record, last.number, native, job) if native.state.is_final else native
+    return _settle(home, record.run_id, last, native, job) if native.state.is_final else native
+
+
+def settle(home: RunHome, attempt: Attempt, ending: Ending, **bill: int | None) -> NativeState:
+    """Write how an attempt ended into the record, unless another attempt, or job, has taken its place meanwhile."""
+
+    def ended(held: RunRecord) -> RunRecord:
+        if not attempt.is_open_in(held):
+            return held
+        closed = with_ending(held, home.paths, attempt.number, ending)
+        last = next(it for it in closed.attempts if it.number == attempt.number)
+        return closed.with_attempt(last.model_copy(update=bill))
+
+    home.update(ended)
+    return NativeState(ending.state, ending.reason or "")
 
 
 @contextmanager
@@ -76,26 +87,17 @@ def leaving_alone(home: RunHome) -> Iterator[None]:
         ) from error
 
 
-def _gone(home: RunHome, record: RunRecord, number: int) -> NativeState:
-    state = RunState.INTERRUPTED if has_checkpoint(home, record.run_id) else RunState.STOPPED
-    ending = Ending(state, "its training job was never created")
-    home.update(lambda held: with_ending(held, home.paths, number, ending))
-    return NativeState(ending.state, ending.reason or "")
+def _gone(home: RunHome, run_id: str, attempt: Attempt) -> NativeState:
+    state = RunState.INTERRUPTED if has_checkpoint(home, run_id) else RunState.STOPPED
+    return settle(home, attempt, Ending(state, "its training job was never created"))
 
 
-def _settle(home: RunHome, record: RunRecord, number: int, native: NativeState, job: Mapping[str, Any]) -> NativeState:
-    """Write how the attempt ended into the record: what was published decides, then what the processes told."""
-    home.refresh(f"events/attempt-{number}-")
-    ending = _ending(home, record.run_id, number, native, seconds(job["CreationTime"]))
+def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
+    """Settle how an attempt ended: what was published decides, then what the processes told."""
+    home.refresh(f"events/attempt-{attempt.number}-")
+    ending = _ending(home, run_id, attempt.number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
-
-    def ended(held: RunRecord) -> RunRecord:
-        closed = with_ending(held, home.paths, number, ending)
-        attempt = next(it for it in closed.attempts if it.number == number)
-        return closed.with_attempt(attempt.model_copy(update=bill))
-
-    home.update(ended)
-    return NativeState(ending.state, ending.reason or "")
+    return settle(home, attempt, ending, **bill)
 
 
 def _ending(home: RunHome, run_id: str, number: int, native: NativeState, created: float) -> Ending:
@@ -117,14 +119,14 @@ def _ending(home: RunHome, run_id: str, number: int, native: NativeState, create
     return Ending(state, reason)
 
 
-def stop_job(home: RunHome, native_id: str, *, now: bool, connect: Callable[[str], Account]) -> None:
+def stop_job(home: RunHome, attempt: Attempt, *, now: bool, connect: Callable[[str], Account]) -> None:
     """Ask the processes to stop through the run's storage, and SageMaker to end the job in its 120 s.
 
     The training toolkit passes no signal on, so the first is what they heed; ``now`` leaves it out.
     """
-    region, name = split_native(native_id)
+    region, name = split_native(attempt.native_id)
     if not now and isinstance(home, S3Home):
-        ask_to_stop(home.store, home.record().attempts[-1].number)
+        ask_to_stop(home.store, attempt.number)
     with leaving_alone(home), told(f"cannot stop training job {name}"):
         connect(region).client("sagemaker").stop_training_job(TrainingJobName=name)
 

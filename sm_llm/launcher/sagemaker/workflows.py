@@ -17,11 +17,10 @@ from sm_llm.contract.states import RunState
 from sm_llm.contract.stop_request import ask_to_stop
 from sm_llm.errors import SubmitError
 from sm_llm.launcher import pipelines
-from sm_llm.launcher.attempt import with_ending
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.pipeline_definition import PipelineDefinition, render
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.sagemaker.jobs import known_state, leaving_alone
+from sm_llm.launcher.sagemaker.jobs import known_state, leaving_alone, settle
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.submit import check_role
 from sm_llm.launcher.verdict import Ending
@@ -77,10 +76,13 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
 
 
 def _assert_ended(home: RunHome, connect: Connect) -> None:
-    attempts = home.record().attempts
-    if attempts and not (state := state_of(home, attempts[-1].native_id, connect).state).is_final:
+    record = home.record()
+    if not record.attempts:
+        return
+    found = known_state(record) or state_of(home, record, connect)
+    if not found.state.is_final:
         follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
-        raise SubmitError(f"{home.record().run_id} is {state.value} already ({attempts[-1].native_id}). {follow}")
+        raise SubmitError(f"{record.run_id} is {found.state.value} already ({record.attempts[-1].native_id}). {follow}")
 
 
 def _workflow(record: RunRecord) -> WorkflowSpec:
@@ -119,19 +121,15 @@ def step_home(home: RunHome, step: str) -> RunHome:
     return home.below(STEPS, step)
 
 
-def state_of(home: RunHome, execution: str, connect: Connect) -> NativeState:
-    """The state of a workflow's newest attempt. An execution that has ended is settled in the record."""
-    record = home.record()
-    if (known := known_state(record, execution)) is not None:
-        return known
+def state_of(home: RunHome, record: RunRecord, connect: Connect) -> NativeState:
+    """The state of the newest attempt in a workflow's ``record``. An execution that has ended is settled there."""
+    last = record.attempts[-1]
     with leaving_alone(home):
-        told, steps = pipelines.status(execution, connect=connect)
+        told, steps = pipelines.status(last.native_id, connect=connect)
     if (state := _ENDS.get(told)) is None:
         going = ", ".join(it.name for it in steps if it.state in ("Starting", "Executing"))
         return NativeState(RunState.RUNNING, "stopping" if told == "Stopping" else f"step {going}" if going else "")
-    ending = Ending(state, _reason(told, steps))
-    home.update(lambda held: with_ending(held, home.paths, record.attempts[-1].number, ending))
-    return NativeState(state, ending.reason or "")
+    return settle(home, last, Ending(state, _reason(told, steps)))
 
 
 def _reason(told: str, steps: list[pipelines.StepState]) -> str | None:

@@ -20,6 +20,7 @@ from sm_llm.contract.states import RunState
 from sm_llm.contract.trouble import Failed
 from sm_llm.errors import PlanError, SmLlmError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
+from sm_llm.launcher.backends.base import NativeState
 from sm_llm.launcher.report import status_table
 from sm_llm.launcher.sagemaker import jobs
 from sm_llm.launcher.sagemaker.account import account
@@ -151,6 +152,25 @@ def test_OB09_a_failure_names_the_cause(start: Callable[..., Run], sagemaker_dou
     assert "rank 5: CUDA out of memory" in str(words)
     with pytest.raises(Exception, match="rank 5"):
         run.wait()
+
+
+def test_an_end_is_not_written_onto_an_attempt_that_took_its_place(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble
+) -> None:
+    """Whoever looks sees the first job's end; meanwhile the next attempt is claimed."""
+    run = start()
+    before = run.record
+    sagemaker_double.move(job_of(run), "Failed", FailureReason="AlgorithmError: boom of the first")
+    assert run.state is RunState.FAILED
+    again = start()
+    assert [it.state for it in again.attempts] == [RunState.FAILED, None]
+    looked = jobs.state_of(run.home, before, account)
+    assert looked == NativeState(RunState.FAILED, "boom of the first")
+    assert [it.state for it in again.attempts] == [RunState.FAILED, None]
+    taken = again.attempts[0].model_copy(update={"native_id": "us-west-2/pipelines-x-train-2", "state": None})
+    run.home.update(lambda held: held.with_attempt(taken))
+    jobs.state_of(run.home, before, account)
+    assert run.attempts[0] == taken
 
 
 @pytest.mark.parametrize("age", [0, 3600])
