@@ -19,7 +19,7 @@ from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 VERSION = 1
@@ -137,14 +137,16 @@ class RunRecord(_Block):
     def with_attempt(self, attempt: Attempt) -> RunRecord:
         """This record with ``attempt`` added, or put in place of the one with its number; the outcome follows it."""
         others = [it for it in self.attempts if it.number != attempt.number]
-        attempts = tuple(sorted((*others, attempt), key=lambda it: it.number))
-        last = attempts[-1].state
-        ended = last is not None and last.is_final and last is not RunState.INTERRUPTED
-        return self.model_copy(update={"attempts": attempts, "outcome": last if ended else None})
+        return self._of(sorted((*others, attempt), key=lambda it: it.number))
 
     def without_attempt(self, number: int) -> RunRecord:
         """This record without an attempt that was never started."""
-        return self.model_copy(update={"attempts": tuple(it for it in self.attempts if it.number != number)})
+        return self._of([it for it in self.attempts if it.number != number])
+
+    def _of(self, attempts: Sequence[Attempt]) -> RunRecord:
+        last = attempts[-1].state if attempts else None
+        ended = last is not None and last.is_final and last is not RunState.INTERRUPTED
+        return self.model_copy(update={"attempts": tuple(attempts), "outcome": last if ended else None})
 
     @property
     def next_attempt(self) -> int:

@@ -60,13 +60,22 @@ def proceed(run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequenc
     assert_inputs_exist(plans, has_begun=True)
     number = record.next_attempt
 
+    claimed = False
+
     def on_claimed() -> None:
+        nonlocal claimed
+        claimed = True
         if isinstance(resume, int):
             _retire(run, resume, number)
         if changes:
             run.home.update(lambda held: _changed(held, loaded, plans, number, changes))
 
-    _submit(plans, run.home, record, resume=resume, digest=loaded.digest, on_claimed=on_claimed)
+    try:
+        _submit(plans, run.home, record, resume=resume, digest=loaded.digest, on_claimed=on_claimed)
+    except BaseException:
+        if claimed and all(it.number != number for it in run.attempts):
+            _take_back(run, record, number)
+        raise
     again = Run(run.home)
     again.continued_attempt = number
     return again
@@ -101,6 +110,15 @@ def _changed(
         "changes": {**record.changes, attempt: tuple(changes)},
     }
     return record.model_copy(update=update)
+
+
+def _take_back(run: Run, record: RunRecord, attempt: int) -> None:
+    """Undo what an attempt has changed that was claimed and then could not be started."""
+    from sm_llm.storage.retire import bring_back
+
+    bring_back(run.home.store, label=f"attempt-{attempt}")
+    before = {name: getattr(record, name) for name in ("spec", "spec_digest", "origins", "plan", "changes")}
+    run.home.update(lambda held: held.model_copy(update=before))
 
 
 def _retire(run: Run, step: int, attempt: int) -> None:

@@ -44,6 +44,16 @@ def retire_damaged(store: Store, steps: Container[int] | None, *, run_id: str, l
     return retired
 
 
+def bring_back(store: Store, *, label: str) -> None:
+    """Undo the retirements under ``label``, before anybody went on without them. Raises ``StorageError``."""
+    folder = f"{RETIRED}{label}/"
+    for found in store.list(folder):
+        body = store.get(found.key)
+        if body is not None:
+            store.put_if_absent(COMMITS + found.key.removeprefix(folder), body)
+        store.delete([found.key])
+
+
 def _retire(store: Store, key: str, label: str) -> None:
     body = store.get(key)
     if body is not None:

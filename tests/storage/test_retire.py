@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.storage.layout import Slot
 from sm_llm.storage.publish import find_newest, list_checkpoints
-from sm_llm.storage.retire import retire_after, retire_damaged
+from sm_llm.storage.retire import bring_back, retire_after, retire_damaged
 
 Bench = Any
 
@@ -29,6 +29,17 @@ def test_the_step_becomes_the_newest_and_can_be_published_past_again(bench: Benc
     bench.publish(100)
     assert steps(bench) == [9, 100]
     assert retire_after(bench.store, 100, label="attempt-3") == []
+
+
+def test_what_was_taken_back_in_vain_is_brought_back(bench: Bench) -> None:
+    for step in (9, 100, 1000):
+        bench.publish(step)
+    before = bench.store.list("ckpt/commits/")
+    retire_after(bench.store, 9, label="attempt-2")
+    bring_back(bench.store, label="attempt-2")
+    assert [it.key for it in bench.store.list("ckpt/commits/")] == [it.key for it in before]
+    assert steps(bench) == [9, 100, 1000]
+    assert bench.store.list("ckpt/retired/") == []
 
 
 def test_a_crash_in_between_leaves_an_earlier_timeline_and_the_same_call_ends_it(

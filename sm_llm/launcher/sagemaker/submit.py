@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.run_home import RunHome
     from sm_llm.launcher.backends.base import Submission
+    from sm_llm.storage.base import Store
 
 
 def create_job(submission: Submission, home: RunHome, account: Account, on_claimed: Callable[[], None]) -> str:
-    """Upload, claim the attempt in the run's record and create the job; returns ``REGION/JOB``.
+    """Claim the attempt in the run's record, upload and create the job; returns ``REGION/JOB``.
 
     Raises ``SubmitError``; then no job was created and the attempt is free again, or the error says that a job may
     exist, and the attempt is kept for it.
     """
     job, request = submission.job, submission.request
     check_role(account, str(request["RoleArn"]))
-    sent = upload(submission, home)
     native_id = f"{account.region}/{request['TrainingJobName']}"
     kept = f"requests/attempt-{job.attempt}.json"
     opened = Attempt(
@@ -39,7 +39,8 @@ def create_job(submission: Submission, home: RunHome, account: Account, on_claim
     home.claim(opened)
     try:
         on_claimed()
-        home.store.put_if_absent(kept, (json.dumps(request, indent=2) + "\n").encode())
+        sent = upload(submission, home)
+        _put(home.store, kept, (json.dumps(request, indent=2) + "\n").encode())
         _create(request, home.uri, account)
     except _Unanswered:
         raise
@@ -91,7 +92,7 @@ def _is_refusal(error: BaseException | None) -> bool:
 def upload(submission: Submission, home: RunHome | None = None) -> dict[str, int]:
     """Store what a submission needs in S3, leaving out what is there already; returns what was sent, in bytes.
 
-    Raises ``SubmitError`` if something else lies under an address whose name promises its contents.
+    The caller has claimed the attempt: its files take the place of those of a try that was refused.
     """
     sent = {}
     for uri, body in submission.uploads.items():
@@ -100,11 +101,19 @@ def upload(submission: Submission, home: RunHome | None = None) -> dict[str, int
         else:
             folder, _, key = uri.rpartition("/")
             store = open_store(folder, submission.job.spec.storage_options.model_dump())
-        if store.put_if_absent(key, body):
+        if _put(store, key, body, is_content_named="/bundles/" in uri):
             sent[uri] = len(body)
-        elif (found := store.head(key)) is not None and found.size != len(body) and "/bundles/" not in uri:
-            raise SubmitError(f"{uri}: another launch has stored a job of this attempt. Give the command again")
     return sent
+
+
+def _put(store: Store, key: str, body: bytes, *, is_content_named: bool = False) -> bool:
+    """Store ``body`` under ``key``; returns whether it was not there yet."""
+    if store.put_if_absent(key, body):
+        return True
+    if is_content_named or store.get(key) == body:
+        return False
+    store.delete([key])
+    return store.put_if_absent(key, body)
 
 
 def check_role(account: Account, role: str) -> None:

@@ -235,6 +235,29 @@ def test_a_refused_job_leaves_no_attempt(
     assert [it.number for it in start().attempts] == [1]
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was_and_nothing_for_the_next(
+    start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path
+) -> None:
+    run = start()
+    put(run, tmp_path, 5)
+    put(run, tmp_path, 9)
+    sagemaker_double.move(job_of(run), "Failed", FailureReason="AlgorithmError: no")
+    assert run.state is RunState.FAILED
+    before = run.record
+    sagemaker_double.refusals["CreateTrainingJob"] = Refusal("ResourceLimitExceeded", "limit 0")
+    with pytest.raises(SubmitError, match="quota"):
+        run.resume("task.optim.learning_rate=1e-4", step=5)
+    assert run.record == before
+    assert [it.step for it in run.checkpoints()] == [5, 9]
+    sagemaker_double.refusals.clear()
+    again = run.resume("task.optim.learning_rate=2e-4", step=5)
+    assert [it.step for it in again.checkpoints()] == [5]
+    job = json.loads(run.home.store.get("job/attempt-2/job.json") or b"")
+    assert job["spec"]["task"]["optim"]["learning_rate"] == 2e-4
+    sent = dict(sagemaker_double.requests)["CreateTrainingJob"]
+    assert json.loads(run.home.store.get("requests/attempt-2.json") or b"") == sent
+
+
 def test_a_job_whose_answer_was_lost_is_the_runs_job(
     start: Callable[..., Run], sagemaker_double: SageMakerDouble
 ) -> None:
