@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.pipeline_definition import PipelineDefinition, Register, render
@@ -72,10 +72,18 @@ def upsert(
 ) -> str:
     """Store code and job files, and create or update the pipeline; returns its ARN. Raises ``SubmitError``, too."""
     found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
-    return store(found, connect=connect)
+    return store(found, connect=connect).arn
 
 
-def store(found: PipelineDefinition, *, connect: Any = Account) -> str:
+class Stored(NamedTuple):
+    """A pipeline as it was stored."""
+
+    arn: str
+    version: int | None
+    """Which of the pipeline's definitions it is; None where the service does not tell, as of the first."""
+
+
+def store(found: PipelineDefinition, *, connect: Any = Account) -> Stored:
     """``upsert`` for a definition that was rendered already."""
     _store(found)
     client = connect(found.region).client("sagemaker")
@@ -87,7 +95,7 @@ def store(found: PipelineDefinition, *, connect: Any = Account) -> str:
             if not is_missing(error):
                 raise
             answer = client.create_pipeline(ClientRequestToken=f"sm-llm-{found.name}".ljust(32, "-"), **body)
-    return str(answer["PipelineArn"])
+    return Stored(str(answer["PipelineArn"]), answer.get("PipelineVersionId"))
 
 
 def _store(found: PipelineDefinition) -> None:
@@ -101,13 +109,22 @@ def _store(found: PipelineDefinition) -> None:
 
 
 def start(
-    name: str, values: Mapping[str, Any] | None = None, *, region: str | None = None, connect: Any = Account
+    name: str,
+    values: Mapping[str, Any] | None = None,
+    *,
+    region: str | None = None,
+    version: int | None = None,
+    connect: Any = Account,
 ) -> str:
-    """Start an execution of a pipeline with values for its variables; returns the execution's ARN."""
+    """Start an execution of a pipeline with values for its variables; returns the execution's ARN.
+
+    ``version`` picks an earlier definition than the newest.
+    """
     client = connect(_region(region)).client("sagemaker")
     parameters = [{"Name": key, "Value": _spelt(value)} for key, value in (values or {}).items()]
     with told(f"pipeline {name} was not started"):
-        answer = client.start_pipeline_execution(PipelineName=name, PipelineParameters=parameters)
+        chosen = {} if version is None else {"PipelineVersionId": version}
+        answer = client.start_pipeline_execution(PipelineName=name, PipelineParameters=parameters, **chosen)
     return str(answer["PipelineExecutionArn"])
 
 

@@ -60,10 +60,11 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
         on_claimed()
         found = render(_workflow(home.record()))
         check_role(connect(found.region), found.role)
-        pipelines.store(found, connect=connect)
+        stored = pipelines.store(found, connect=connect)
         for step in found.steps:  # a step that goes on is the same attempt, for which an old request would count
             job_home(step.job).store.delete([STOP_FILE])
-        execution = pipelines.start(found.name, region=found.region, connect=connect)
+        # Another launch may store a pipeline of the same name meanwhile; this one starts its own.
+        execution = pipelines.start(found.name, region=found.region, version=stored.version, connect=connect)
     except BaseException:
         home.unclaim(attempt)
         raise

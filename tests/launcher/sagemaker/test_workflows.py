@@ -99,6 +99,8 @@ def test_a_failed_step_is_the_reason_and_the_next_launch_goes_on(
     assert (again.uri, again.continued_attempt) == (run.uri, 2)
     assert again.state is RunState.RUNNING
     assert len(sagemaker_double.executions) == 2
+    starts = [asked for operation, asked in sagemaker_double.requests if operation == "StartPipelineExecution"]
+    assert [it.get("PipelineVersionId") for it in starts] == [None, 2], "what this launch stored, whoever stores next"
 
 
 def test_a_stop_reaches_the_running_step_and_the_execution(
