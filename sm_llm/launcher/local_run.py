@@ -202,7 +202,7 @@ def stop(home: RunHome, pid: int, *, now: bool = False) -> None:
         return
     signal_supervisor(home, pid)
     if now:
-        signal_supervisor(home, pid, signal.SIGINT)  # the second signal kills; another number, or they could merge
+        signal_supervisor(home, pid, signal.SIGINT)  # after SIGTERM it kills; in either order
 
 
 def _runs_elsewhere(home: RunHome, attempt: Attempt, pid: int) -> bool:

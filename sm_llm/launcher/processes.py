@@ -65,19 +65,28 @@ def start(argv: Sequence[str], environment: Mapping[str, str], log: Path, folder
 
 
 class Interrupts:
-    """Counts the SIGTERM and SIGINT signals that ask this process to stop; a hang-up is ignored."""
+    """How urgently this process was told to stop: SIGTERM asks, once and for all; SIGINT asks, or insists."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._asked = False
+        self._insisted = 0
+
+    @property
+    def count(self) -> int:
+        """0, or 1 once a stop was asked for, in whatever number of SIGTERMs, or more once it shall be at once."""
+        return self._asked + self._insisted
 
     def install(self) -> None:
-        """Take over the signals, in the main thread."""
+        """Take over the signals, in the main thread; a hang-up is ignored."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
+        if number == signal.SIGTERM:
+            self._asked = True
+        else:
+            self._insisted += 1
 
 
 @dataclass(frozen=True)
@@ -100,9 +109,9 @@ def wait_for_all(
 ) -> Ended:
     """Wait for every node; a job is one thing, so one failed node ends the others.
 
-    The first interrupt sends SIGTERM to all, a second SIGKILL, and whoever is still there ``stop_seconds`` after the
-    first gets SIGKILL, too. ``grace_seconds`` after a node failed the others get SIGTERM, for which nobody saves any
-    more, and SIGKILL ``kill_seconds`` later.
+    A stop that is asked for sends SIGTERM to all, one that shall be at once SIGKILL, and whoever is still there
+    ``stop_seconds`` after the first gets SIGKILL, too. ``grace_seconds`` after a node failed the others get SIGTERM,
+    for which nobody saves any more, and SIGKILL ``kill_seconds`` later.
     """
     passed_on = 0
     kill_at: float | None = None
@@ -138,7 +147,7 @@ def send(nodes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> No
 
 
 def await_descendants(interrupts: Interrupts, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Wait until nothing is left below this process (orphans were adopted), for so long at most, or a second signal."""
+    """Wait until nothing is left below this process (orphans were adopted), for so long at most, or until it is urgent."""
     deadline = time.monotonic() + seconds
     while (children := _children()) and time.monotonic() < deadline and interrupts.count < 2:
         for pid in children:

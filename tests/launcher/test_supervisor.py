@@ -20,6 +20,7 @@ from sm_llm.contract.run_record import Attempt
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher import api, local_run
+from sm_llm.launcher.processes import Interrupts
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -137,16 +138,53 @@ def test_a_stopped_run_with_a_checkpoint_can_be_continued_by_the_same_launch(fak
     assert third.continued_attempt is None
 
 
-def test_a_second_stop_kills_what_ignores_the_first(fakes: Fakes) -> None:
-    ignore = "signal.signal(signal.SIGTERM, lambda *_: (paths.root / 'told').touch())"
-    fakes.use(f"import signal; {ignore}; {SLEEP}")
+TOLD = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: (paths.root / 'told').touch())
+"""
+"""Start of a fake worker that goes on when it is asked to stop."""
+
+
+def test_whoever_is_asked_to_stop_again_still_saves(fakes: Fakes) -> None:
+    saves = "while not (paths.root / 'asked-again').exists(): time.sleep(0.01)\ntime.sleep(0.5); put(2)"
+    fakes.use(f"{TOLD}\n(scratch / 'up').touch()\n{saves}")
+    run = fakes.launch()
+    fakes.wait_until(lambda: up(run))
+    run.stop()
+    fakes.wait_until((run.root / "told").exists)
+    run.stop()
+    (run.root / "asked-again").touch()
+    assert fakes.end(run) is RunState.INTERRUPTED
+    assert [it.step for it in run.checkpoints()] == [2]
+
+
+def test_stop_now_kills_what_ignores_a_stop_asked_for_before(fakes: Fakes) -> None:
+    fakes.use(TOLD + SLEEP)
     run = fakes.launch()
     fakes.wait_until(lambda: up(run))
     run.stop()
     fakes.wait_until((run.root / "told").exists)
     assert run.state is RunState.RUNNING
-    run.stop()
+    run.stop(now=True)
     assert fakes.end(run) is RunState.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("signals", "count"),
+    [("TERM", 1), ("TERM TERM TERM", 1), ("INT", 1), ("INT INT", 2), ("TERM INT", 2), ("INT TERM", 2)],
+)
+def test_only_an_interrupt_makes_a_stop_urgent_in_whatever_order_they_arrive(signals: str, count: int) -> None:
+    taken = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+    before = [signal.getsignal(number) for number in taken]
+    interrupts = Interrupts()
+    try:
+        interrupts.install()
+        for name in signals.split():
+            signal.raise_signal(signal.Signals[f"SIG{name}"])
+    finally:
+        for number, handler in zip(taken, before, strict=True):
+            signal.signal(number, handler)
+    assert interrupts.count == count
 
 
 def test_nodes_die_with_a_killed_supervisor_and_the_run_goes_on_later(fakes: Fakes) -> None:

@@ -98,9 +98,10 @@ def test_a_step_is_planned_again_with_what_the_earlier_one_really_wrote(turn: Ca
 
 
 def test_an_interrupt_between_steps_starts_no_other(turn: Callable[..., Run]) -> None:
-    interrupts = processes.Interrupts()
-    interrupts.count = 1
-    run = turn("put(None)", interrupts=interrupts)
+    class Asked(processes.Interrupts):
+        count = 1
+
+    run = turn("put(None)", interrupts=Asked())
     assert run.state in (RunState.STOPPED, RunState.INTERRUPTED)
     assert "two" not in run.steps
 
