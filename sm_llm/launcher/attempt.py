@@ -86,6 +86,7 @@ class Recording:
         self._home = home
         self._number = number
         self._couriers = couriers
+        self._ending: Ending | None = None
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -97,12 +98,26 @@ class Recording:
 
     def end(self, ending: Ending) -> None:
         """Record the end: in the event log first, so that whoever reads of it in the record finds all events."""
-        paths, number = self._home.paths, self._number
-        events = EventWriter(paths.event_file(number, "launcher"), number)
+        self._ending = ending
+        events = EventWriter(self._home.paths.event_file(self._number, "launcher"), self._number)
         events.write(AttemptEnded(ending.state.value, ending.reason, ending.rank))
         events.close()
         self.close()
-        self._home.update(lambda record: with_ending(record, paths, number, ending))
+        self._record(ending)
+
+    def recover(self, error: Exception) -> bool:
+        """Record the end once more if it was that which failed; for any other error record that as the end.
+
+        Returns whether ``error`` is mended.
+        """
+        if self._ending is None:
+            self.end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
+            return False
+        self._record(self._ending)
+        return True
+
+    def _record(self, ending: Ending) -> None:
+        self._home.update(lambda record: with_ending(record, self._home.paths, self._number, ending))
 
     def close(self) -> None:
         """Tell the store what is left, while the run is still seen to live."""
@@ -115,7 +130,7 @@ class Recording:
 def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iterator[Recording]:
     """Hold the run's lock and keep its record true around one attempt: opened here, ended by what it yields.
 
-    An error of our own ends the attempt as failed before it is raised on.
+    An error of our own ends the attempt as failed before it is raised on; one in recording its end is tried again.
     """
     opened = Attempt(number=number, native_id=str(os.getpid()), host=socket.gethostname(), started=time.time())
     with hold(home.root):
@@ -125,8 +140,8 @@ def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iter
         try:
             yield recording
         except Exception as error:
-            recording.end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
-            raise
+            if not recording.recover(error):
+                raise
         finally:
             recording.close()
 

@@ -147,7 +147,7 @@ def send(nodes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> No
 
 
 def await_descendants(interrupts: Interrupts, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
-    """Wait until nothing is left below this process (orphans were adopted), for so long at most, or until it is urgent."""
+    """Wait until nothing is left below this process (orphans were adopted), a stop is urgent or the time is over."""
     deadline = time.monotonic() + seconds
     while (children := _children()) and time.monotonic() < deadline and interrupts.count < 2:
         for pid in children:

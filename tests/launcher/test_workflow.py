@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sm_llm.contract.events import read_events
 from sm_llm.contract.job_file import JobFile
 from sm_llm.contract.run_home import FolderHome, RunHome
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.states import RunState
-from sm_llm.errors import CheckpointError, SubmitError
+from sm_llm.errors import CheckpointError, StorageError, SubmitError
 from sm_llm.launcher import api, processes, workflow
 from sm_llm.launcher.backends.local import LocalBackend
 from sm_llm.launcher.run import Run
@@ -21,6 +22,8 @@ from sm_llm.spec.load import load
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from sm_llm.contract.run_record import RunRecord
 
 Fakes = Any
 
@@ -95,6 +98,28 @@ def test_a_step_is_planned_again_with_what_the_earlier_one_really_wrote(turn: Ca
     assert run.state is RunState.FAILED
     assert "step two: task.data.seq_length" in str(run.status().reason)
     assert "32 tokens each" in str(run.status().reason)
+
+
+def test_an_end_that_the_storage_did_not_take_at_first_is_recorded_as_it_was(
+    turn: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's result is published and its end is in the event log, then the record cannot be written."""
+    update = FolderHome.update
+    refused: list[str] = []
+
+    def away_once(self: FolderHome, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
+        if change(self.record()).outcome is not None and self.uri not in refused:
+            refused.append(self.uri)
+            raise StorageError("the store is away")
+        return update(self, change)
+
+    monkeypatch.setattr(FolderHome, "update", away_once)
+    run = turn("put(None)")
+    assert len(refused) == 3, "two steps and the workflow"
+    for it in (*run.steps.values(), run):
+        assert it.record.outcome is RunState.COMPLETED, it.record.attempts
+        ends = [event for event in read_events(it.paths.events) if event["kind"] == "attempt_ended"]
+        assert [event["state"] for event in ends] == ["completed"]
 
 
 def test_an_interrupt_between_steps_starts_no_other(turn: Callable[..., Run]) -> None:
