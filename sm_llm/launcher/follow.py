@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_record import Attempt
     from sm_llm.launcher.run import Run
 
 STATE_SECONDS = 1.0
@@ -89,5 +90,10 @@ def _jobs_of_newest_attempt(run: Run) -> list[Run]:
         return []
     if run.kind != "workflow":
         return [run]
-    steps = (step for step in run.steps.values() if step.attempts)
-    return [step for step in steps if step.attempts[-1].started >= attempts[-1].started]
+    return [step for step in run.steps.values() if has_begun_in(attempts[-1], step)]
+
+
+def has_begun_in(attempt: Attempt, step: Run) -> bool:
+    """Whether this attempt of a workflow has begun the step; one that was finished before, it has not."""
+    own = step.attempts
+    return bool(own) and own[-1].started >= attempt.started

@@ -6,7 +6,9 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.states import RunState
 from sm_llm.errors import SmLlmError
+from sm_llm.launcher.follow import has_begun_in
 from sm_llm.launcher.logs import LogFilter
 from sm_llm.spec.compute import ComputeSpec
 
@@ -33,15 +35,23 @@ def logs_of(run: Run, wanted: LogFilter, *, follow: bool, attempt: int | None) -
 
 
 def _jobs(run: Run, follow: bool) -> Iterator[Run]:
-    """The run, or a workflow's steps in order; with ``follow`` those that are yet to begin are waited for."""
+    """The run, or a workflow's steps in order; ``follow`` waits for those that are yet to begin, or begin again."""
     if run.kind != "workflow":
         yield run
         return
     for name in run.record.spec["steps"]:
-        while follow and name not in run.steps and not run.state.is_final:
+        while follow and not (run.state.is_final or _is_settled(run, name)):
             time.sleep(max(_POLL_SECONDS, run.home.poll_seconds))
         if name in run.steps:
             yield run.steps[name]
+
+
+def _is_settled(run: Run, name: str) -> bool:
+    """Whether the workflow's newest attempt has begun a step, or has no need to."""
+    step, attempts = run.steps.get(name), run.attempts
+    if step is None or not attempts:
+        return False
+    return has_begun_in(attempts[-1], step) or step.state is RunState.COMPLETED
 
 
 def _own_lines(run: Run, wanted: LogFilter, follow: bool, attempt: int | None) -> Iterator[str]:
