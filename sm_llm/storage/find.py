@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import CheckpointError
+from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.layout import COMMITS, FINAL, Slot, slot_of_commit
 from sm_llm.storage.manifest import CommitManifest, decode
 
@@ -69,11 +69,22 @@ def commit_keys(store: Store) -> list[tuple[Slot, str]]:
 def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, deep: bool = False) -> Examined | None:
     """Read one commit and compare its data with a listing (names and sizes; ``deep``: and contents).
 
-    None if the commit is gone.
+    None if the commit is gone, also where it went, and its data with it, while it was looked at. Raises
+    ``StorageError`` if the store does not answer.
     """
-    body = store.get(key)
-    if body is None:
-        return None
+    while (body := store.get(key)) is not None:
+        try:
+            found = _judge(store, key, slot, body, run_id, deep)
+        except StorageError:  # of a file that went, too
+            if store.get(key) == body:
+                raise
+            continue
+        if found.fault is None or store.get(key) == body:
+            return found
+    return None
+
+
+def _judge(store: Store, key: str, slot: Slot, body: bytes, run_id: str | None, deep: bool) -> Examined:
     try:
         commit = decode(body, CommitManifest)
     except ValueError as error:

@@ -161,6 +161,28 @@ def test_a_storage_error_is_never_no_checkpoint(bench: Any, faulty: Any) -> None
         find_newest(type(bench.store)(bench.root / "elsewhere"))
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_checkpoint_that_is_collected_while_it_is_looked_at_is_not_there(bench: Any, deep: bool) -> None:
+    doomed = bench.publish(10).commit
+    bench.publish(20)
+
+    class Collecting(type(bench.store)):  # type: ignore[misc]
+        def _collect(self) -> None:
+            self.delete([Slot(10).commit_key, *(doomed.save.data_prefix + it.path for it in doomed.files)])
+
+        def list(self, prefix: str) -> Any:
+            if not deep and prefix == doomed.save.data_prefix:
+                self._collect()
+            return super().list(prefix)
+
+        def checksum(self, key: str) -> str:
+            self._collect()
+            return str(super().checksum(key))
+
+    infos = list_checkpoints(Collecting(bench.root), deep=deep)
+    assert [(it.step, it.valid) for it in infos] == [(20, True)]
+
+
 def test_the_choice_can_be_narrowed(bench: Any) -> None:
     for step in (10, 20, 30):
         bench.publish(step)
