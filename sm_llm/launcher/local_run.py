@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_record import RunRecord
     from sm_llm.launcher.backends.base import Submission
 
+LEAVE_SECONDS = 5.0
+"""How long a supervisor may take to go once it has recorded the end of its attempt."""
+_LOOK_SECONDS = 0.05
 READY = b"ready\n"
 SUPERVISOR = "sm_llm.launcher.supervisor"
 
@@ -74,7 +77,7 @@ def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = 
     """
     with starting(home.root) as mine:
         record = home.record()
-        if not mine or is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
+        if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):
             raise SubmitError(running_message(home, record))
         if isinstance(home, S3Home):  # before the claim: whoever sees the claim shall find it alive
             Heartbeat(home.store, attempt).beat()
@@ -86,6 +89,16 @@ def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = 
         except BaseException:
             home.unclaim(attempt)
             raise
+
+
+def _is_alive_here(home: RunHome, record: RunRecord) -> bool:
+    """Whether a process of the run is alive on this machine; one that has recorded its end is given time to go."""
+    deadline = time.monotonic() + (LEAVE_SECONDS if _recorded_end(record) else 0)
+    while is_anyone_alive(home.root):
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def is_alive_elsewhere(home: RunHome, record: RunRecord) -> bool:

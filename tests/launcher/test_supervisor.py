@@ -15,7 +15,7 @@ import pytest
 
 from sm_llm.contract.events import read_events
 from sm_llm.contract.failure import Failure
-from sm_llm.contract.liveness import is_anyone_alive
+from sm_llm.contract.liveness import hold, is_anyone_alive
 from sm_llm.contract.run_record import Attempt
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
@@ -274,6 +274,28 @@ def test_a_running_run_is_refused_with_its_process_and_how_to_follow(fakes: Fake
     for it in (run, other):
         it.stop()
         assert fakes.end(it) is RunState.STOPPED
+
+
+def test_a_run_that_has_told_its_end_is_continued_as_soon_as_its_supervisor_has_gone(fakes: Fakes) -> None:
+    fakes.use("put(2); raise ValueError('x')")
+    run = fakes.launch()
+    assert fakes.end(run) is RunState.FAILED
+    lock = hold(run.root)
+    leaves = threading.Timer(0.5, lock.release)
+    leaves.start()
+    fakes.use("put(None)")
+    again = run.resume()
+    assert not leaves.is_alive()
+    assert again.wait() is RunState.COMPLETED
+
+
+def test_a_run_that_has_told_its_end_and_does_not_go_is_refused(fakes: Fakes) -> None:
+    fakes.use("put(2); raise ValueError('x')")
+    run = fakes.launch()
+    assert fakes.end(run) is RunState.FAILED
+    fakes.monkeypatch.setattr(local_run, "LEAVE_SECONDS", 0.2)
+    with hold(run.root), pytest.raises(SubmitError, match="is running already"):
+        run.resume()
 
 
 def test_of_two_launches_at_once_one_continues_and_one_is_refused(fakes: Fakes) -> None:
