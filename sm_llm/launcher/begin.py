@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.contract.run_home import home_of
 from sm_llm.contract.states import RunState
-from sm_llm.errors import CheckpointError, SubmitError
+from sm_llm.errors import CheckpointError, StorageError, SubmitError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.input_places import assert_inputs_exist
 from sm_llm.launcher.inputs import anchored
@@ -220,8 +221,21 @@ def branch(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: 
     job = run.job
     if job.kind != "train":
         raise SubmitError(f"{run.id} trains nothing, so it has no checkpoint to branch from")
-    start = f"{job.uri}@{_assert_checkpoint(job, step)}"
+    begins = _assert_checkpoint(job, step)
+    _pin(job, begins)
+    start = f"{job.uri}@{begins}"
     return _new_from(job, recorded_spec(job.record, overrides, fields, start=start))
+
+
+def _pin(job: Run, step: int) -> None:
+    """Keep the checkpoint until the branch has read it, where its run may be written to."""
+    from sm_llm.storage.pins import pin
+
+    try:
+        pin(job.home.store, step)
+    except StorageError as error:
+        told = f"{job.id} may delete its checkpoint of step {step} before the branch has begun"
+        print(f"{told}, if it still trains: it could not be pinned there ({error})", file=sys.stderr)
 
 
 def _new_from(run: Run, loaded: Loaded) -> Run:

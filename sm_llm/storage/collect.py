@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.storage.find import Examined, commit_keys, examine
 from sm_llm.storage.layout import COMMITS, FINAL, Slot, save_of_key
+from sm_llm.storage.pins import pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -40,12 +41,13 @@ def collect_garbage(
 ) -> Collected:
     """Delete checkpoints that the policy does not keep, and old saves that were never committed.
 
-    Kept are the newest ``keep_last`` valid checkpoints, those whose step is a multiple of ``keep_every``, and the
-    steps in ``protect`` (the one training resumed from). Only valid checkpoints count. Another run's commits, and
-    commits that cannot be read, are left alone together with every save of their step. An orphan goes only if its
-    slot is not newer than the newest valid commit, it is not in ``live`` (ids of saves in flight) and its youngest
-    object is older than ``min_age_seconds``. Time is the store's own: that of the youngest commit, unless ``clock``
-    says otherwise, so that a node whose clock is wrong does no harm. Uploads nobody finished go at the same age.
+    Kept are the newest ``keep_last`` valid checkpoints, those whose step is a multiple of ``keep_every``, the steps in
+    ``protect`` (the one training resumed from), and what another run has pinned to begin from. Only valid checkpoints
+    count. Another run's commits, and commits that cannot be read, are left alone together with every save of their
+    step. An orphan goes only if its slot is not newer than the newest valid commit, it is not in ``live`` (ids of saves
+    in flight) and its youngest object is older than ``min_age_seconds``. Time is the store's own: that of the youngest
+    commit, unless ``clock`` says otherwise, so that a node whose clock is wrong does no harm. Uploads nobody finished
+    go at the same age.
 
     Rank 0 calls it after a commit; a crash inside it leaves garbage, never a commit without data. Raises
     ``StorageError`` if the store does not answer; before that only what is named above was deleted.
@@ -53,13 +55,15 @@ def collect_garbage(
     found = _examine_all(store, run_id)
     valid = sorted({it.slot.step or 0 for it in found if it.fault is None})
     kept = _kept(valid, keep_last, keep_every, protect)
+    now = clock() if clock is not None else _store_time(store)
     doomed = [it for it in found if _is_doomed(it, kept, valid)]
     if doomed and (refused := _recheck(store, run_id, valid, kept, keep_last)):
         return Collected(refused=refused)
+    wanted = pinned(store, now) if doomed else set()
+    doomed = [it for it in doomed if it.slot.step not in wanted]
     for item in doomed:
         store.delete([item.key])
     sizes = [_delete_save(store, item) for item in doomed]
-    now = clock() if clock is not None else _store_time(store)
     orphans, orphan_size = _delete_orphans(store, run_id, live, min_age_seconds, now)
     store.abort_unfinished(now - min_age_seconds)
     steps = tuple(sorted({item.slot.step or 0 for item in doomed}))

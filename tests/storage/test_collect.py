@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sm_llm.storage.layout import COMMITS, Slot
+from sm_llm.storage.pins import PIN_DAYS, pin
 from sm_llm.storage.publish import collect_garbage, find_newest, list_checkpoints, upload_part, write_part
 
 LATER = 1e10
@@ -47,6 +48,15 @@ def test_CK13_the_oldest_complete_goes_first_and_the_resume_source_never(bench: 
     assert collected.steps == (0, 1, 2, 3, 5, 6, 7)
     assert steps(bench) == [4, 8, 9, 10]
     assert bench.store.get(Slot(11).commit_key) is not None, "newer than anything valid: not ours to judge"
+
+
+def test_what_another_run_begins_from_stays_for_a_week(bench: Any) -> None:
+    for step in (1, 2, 3):
+        bench.publish(step)
+    pin(bench.store, 1)
+    now = time.time()
+    assert collect(bench, keep_last=1, clock=lambda: now).steps == (2,)
+    assert collect(bench, keep_last=1, clock=lambda: now + PIN_DAYS * 86400 + 60).steps == (1,)
 
 
 def test_every_kth_stays(bench: Any) -> None:
