@@ -147,14 +147,22 @@ def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iter
 
 
 def with_facts(record: RunRecord, paths: RunPaths, job: JobFile) -> RunRecord:
-    """The record with what its open attempt was sent and is about to read."""
-    opened = record.attempts[-1]
+    """The record with what the job's attempt was sent and is about to read; as it is if that was taken back."""
+    opened = _attempt(record, job.attempt)
+    if opened is None:
+        return record
     request = request_file(paths, job.attempt).relative_to(paths.root).as_posix()
     return record.with_attempt(opened.model_copy(update={"request": request, "inputs": input_manifests(job.spec)}))
 
 
 def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending) -> RunRecord:
-    """The record with attempt ``number`` ended, where its training began, and the trackers it opened."""
+    """The record with attempt ``number`` ended, where its training began, and the trackers it opened.
+
+    As it is if that attempt was taken back.
+    """
+    attempt = _attempt(record, number)
+    if attempt is None:
+        return record
     update: dict[str, Any] = {
         "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank
     }  # fmt: skip
@@ -164,8 +172,11 @@ def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending)
             update["start"] = AttemptStart(**{name: event[name] for name in AttemptStart.model_fields})
         else:
             trackers[event["tracker"]] = event["id"]
-    attempt = next(it for it in record.attempts if it.number == number)
     return record.with_attempt(attempt.model_copy(update=update)).model_copy(update={"trackers": trackers})
+
+
+def _attempt(record: RunRecord, number: int) -> Attempt | None:
+    return next((it for it in record.attempts if it.number == number), None)
 
 
 def _told(paths: RunPaths, number: int) -> Iterator[Mapping[str, Any]]:

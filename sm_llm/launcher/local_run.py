@@ -87,8 +87,14 @@ def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = 
             home.paths.stop_file.unlink(missing_ok=True)
             return _spawn(home, attempt, record.host.get("folder", ""))
         except BaseException:
-            home.unclaim(attempt)
+            if not _has_begun(home, attempt):
+                home.unclaim(attempt)
             raise
+
+
+def _has_begun(home: RunHome, attempt: int) -> bool:
+    """Whether a supervisor has put ``attempt`` into the record, which it then has ended, too."""
+    return any(it.number == attempt and not it.is_claim for it in home.record().attempts)
 
 
 def _is_alive_here(home: RunHome, record: RunRecord) -> bool:
@@ -140,11 +146,17 @@ def _spawn(home: RunHome, attempt: int, folder: str) -> str:
             )
     finally:
         os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        if pipe.read() != READY:
-            process.wait()
-            cause = "\n".join(last_lines(log, 20)) or f"exit code {process.returncode}"
-            raise SubmitError(f"{home.uri}: the run's supervisor could not start:\n{cause}")
+    try:
+        with os.fdopen(reader, "rb") as pipe:
+            ready = pipe.read() == READY
+    except BaseException:  # Ctrl-C: it is in a session of its own and would go on
+        process.terminate()
+        process.wait()
+        raise
+    if not ready:
+        process.wait()
+        cause = "\n".join(last_lines(log, 20)) or f"exit code {process.returncode}"
+        raise SubmitError(f"{home.uri}: the run's supervisor could not start:\n{cause}")
     return str(process.pid)
 
 

@@ -15,12 +15,15 @@ import pytest
 
 from sm_llm.contract.events import read_events
 from sm_llm.contract.failure import Failure
+from sm_llm.contract.job_file import JobFile
 from sm_llm.contract.liveness import hold, is_anyone_alive
 from sm_llm.contract.run_record import Attempt
 from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher import api, local_run
+from sm_llm.launcher.attempt import with_ending, with_facts
 from sm_llm.launcher.processes import Interrupts
+from sm_llm.launcher.verdict import Ending
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -337,6 +340,43 @@ def test_a_supervisor_that_cannot_start_is_told_with_its_own_words(fakes: Fakes)
     fakes.monkeypatch.setattr("sm_llm.launcher.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
     with pytest.raises(SubmitError, match=r"supervisor could not start:\n.*No module named sm_llm.launcher.nothing"):
         fakes.launch()
+
+
+def test_ctrl_c_while_the_supervisor_starts_ends_it(fakes: Fakes, tmp_path: Path) -> None:
+    """It is in a session of its own, so that the terminal's Ctrl-C does not reach it."""
+    pid = tmp_path / "pid"
+    program = "import os, pathlib, time\npath = pathlib.Path(os.environ['PID_FILE'])\n"
+    program += "path.with_suffix('.new').write_text(str(os.getpid()))\npath.with_suffix('.new').rename(path)\n"
+    (tmp_path / "slow_supervisor.py").write_text(program + "time.sleep(60)")
+    fakes.use("put(None)")
+    fakes.monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), *sys.path])))
+    fakes.monkeypatch.setenv("PID_FILE", str(pid))
+    fakes.monkeypatch.setattr(local_run, "SUPERVISOR", "slow_supervisor")
+
+    def interrupt() -> None:
+        fakes.wait_until(pid.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    presses = threading.Thread(target=interrupt)
+    presses.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fakes.launch()
+    finally:
+        presses.join()
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_an_attempt_that_was_taken_back_is_not_recorded_again(fakes: Fakes) -> None:
+    fakes.use("put(None)")
+    run = fakes.launch()
+    run.wait()
+    job = JobFile.read(run.paths.job_file).model_copy(update={"attempt": 2})
+    assert with_facts(run.record, run.paths, job) == run.record
+    assert with_ending(run.record, run.paths, 2, Ending(RunState.STOPPED)) == run.record
 
 
 def test_an_error_of_the_launcher_itself_ends_the_attempt_as_failed(fakes: Fakes) -> None:
