@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Register", "StepState", "build_pipeline", "definition", "logs", "start", "status", "stop", "upsert"]
 
 LONGEST_DEFINITION = 1 << 20
+_SHORTEST_TOKEN = 32
+"""Characters of a ClientRequestToken, by the service's model."""
 _EXECUTION = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d*:pipeline/.+/execution/.+")
 
 
@@ -94,7 +96,9 @@ def store(found: PipelineDefinition, *, connect: Any = Account) -> Stored:
         except Exception as error:  # of botocore, which is loaded by now
             if not is_missing(error):
                 raise
-            answer = client.create_pipeline(ClientRequestToken=f"sm-llm-{found.name}".ljust(32, "-"), **body)
+            answer = client.create_pipeline(
+                ClientRequestToken=f"sm-llm-{found.name}".ljust(_SHORTEST_TOKEN, "-"), **body
+            )
     return Stored(str(answer["PipelineArn"]), answer.get("PipelineVersionId"))
 
 
@@ -114,16 +118,20 @@ def start(
     *,
     region: str | None = None,
     version: int | None = None,
+    token: str | None = None,
     connect: Any = Account,
 ) -> str:
     """Start an execution of a pipeline with values for its variables; returns the execution's ARN.
 
-    ``version`` picks an earlier definition than the newest.
+    ``version`` picks an earlier definition than the newest. The same ``token`` (letters, digits and hyphens) is answered
+    with the same execution, so that a try whose answer was lost is not started twice.
     """
     client = connect(_region(region)).client("sagemaker")
     parameters = [{"Name": key, "Value": _spelt(value)} for key, value in (values or {}).items()]
     with told(f"pipeline {name} was not started"):
-        chosen = {} if version is None else {"PipelineVersionId": version}
+        chosen: dict[str, Any] = {} if version is None else {"PipelineVersionId": version}
+        if token is not None:
+            chosen["ClientRequestToken"] = token.ljust(_SHORTEST_TOKEN, "-")
         answer = client.start_pipeline_execution(PipelineName=name, PipelineParameters=parameters, **chosen)
     return str(answer["PipelineExecutionArn"])
 

@@ -64,7 +64,10 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
         for step in found.steps:  # a step that goes on is the same attempt, for which an old request would count
             job_home(step.job).store.delete([STOP_FILE])
         # Another launch may store a pipeline of the same name meanwhile; this one starts its own.
-        execution = pipelines.start(found.name, region=found.region, version=stored.version, connect=connect)
+        token = f"{home.record().run_id}-{attempt}"
+        execution = pipelines.start(
+            found.name, region=found.region, version=stored.version, token=token, connect=connect
+        )
     except BaseException:
         home.unclaim(attempt)
         raise

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from sm_llm.contract.run_home import job_home
 from sm_llm.contract.run_record import Attempt, RunRecord
@@ -14,6 +15,7 @@ from sm_llm.contract.states import RunState
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.api import attach, launch
 from sm_llm.launcher.pipelines import definition
+from sm_llm.launcher.sagemaker.account import account
 from sm_llm.launcher.shell import shell_command
 from tests.fixtures.sagemaker_double import Refusal
 from tests.launcher.sagemaker.conftest import TINY
@@ -101,6 +103,24 @@ def test_a_failed_step_is_the_reason_and_the_next_launch_goes_on(
     assert len(sagemaker_double.executions) == 2
     starts = [asked for operation, asked in sagemaker_double.requests if operation == "StartPipelineExecution"]
     assert [it.get("PipelineVersionId") for it in starts] == [None, 2], "what this launch stored, whoever stores next"
+
+
+def test_a_start_whose_answer_was_lost_is_not_started_twice(
+    flow: dict[str, Any], sagemaker_double: SageMakerDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = account("us-west-2").client("sagemaker")
+    start = client.start_pipeline_execution
+
+    def unheard(**asked: Any) -> None:
+        start(**asked)
+        raise EndpointConnectionError(endpoint_url="https://sagemaker")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "start_pipeline_execution", unheard)
+        with pytest.raises(SubmitError, match="was not started"):
+            launch(flow)
+    run = launch(flow)
+    assert [it.native_id for it in run.attempts] == list(sagemaker_double.executions)
 
 
 def test_a_stop_reaches_the_running_step_and_the_execution(
