@@ -96,9 +96,7 @@ def store(found: PipelineDefinition, *, connect: Any = Account) -> Stored:
         except Exception as error:  # of botocore, which is loaded by now
             if not is_missing(error):
                 raise
-            answer = client.create_pipeline(
-                ClientRequestToken=f"sm-llm-{found.name}".ljust(_SHORTEST_TOKEN, "-"), **body
-            )
+            answer = client.create_pipeline(ClientRequestToken=_token(f"sm-llm-{found.name}"), **body)
     return Stored(str(answer["PipelineArn"]), answer.get("PipelineVersionId"))
 
 
@@ -123,7 +121,7 @@ def start(
 ) -> str:
     """Start an execution of a pipeline with values for its variables; returns the execution's ARN.
 
-    ``version`` picks an earlier definition than the newest. The same ``token`` (letters, digits and hyphens) is answered
+    ``version`` picks an earlier definition than the newest. The same ``token`` (letters, digits, hyphens) is answered
     with the same execution, so that a try whose answer was lost is not started twice.
     """
     client = connect(_region(region)).client("sagemaker")
@@ -131,7 +129,7 @@ def start(
     with told(f"pipeline {name} was not started"):
         chosen: dict[str, Any] = {} if version is None else {"PipelineVersionId": version}
         if token is not None:
-            chosen["ClientRequestToken"] = token.ljust(_SHORTEST_TOKEN, "-")
+            chosen["ClientRequestToken"] = _token(token)
         answer = client.start_pipeline_execution(PipelineName=name, PipelineParameters=parameters, **chosen)
     return str(answer["PipelineExecutionArn"])
 
@@ -206,6 +204,10 @@ def build_pipeline(
     with stored_with(sagemaker_session):
         _store(found)
     return pipeline_of(found, sagemaker_session)
+
+
+def _token(text: str) -> str:
+    return text.ljust(_SHORTEST_TOKEN, "-")
 
 
 def _spelt(value: Any) -> str:
