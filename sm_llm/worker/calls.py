@@ -15,7 +15,7 @@ import secrets
 import shutil
 import time
 from pathlib import Path
-from typing import SupportsFloat
+from typing import NoReturn, SupportsFloat
 
 from sm_llm.contract.events import EventWriter, Logged
 from sm_llm.contract.program import ATTEMPT, EVENTS, HANDOVER
@@ -45,22 +45,38 @@ def publish(folder: str | os.PathLike[str], step: int) -> None:
 
     Every process calls it after the save is complete; each node's files become part of one checkpoint, which exists
     once all are stored. The folder may be deleted afterwards, but no file in it changed. After a restart it is back in
-    the checkpoint folder, under its own name. Raises ``StorageError`` for a folder that holds no file, and when the
-    checkpoint of this step was published without this node's files, which came too late.
+    the checkpoint folder, under its own name. Raises ``StorageError`` for a folder that holds no file, and when this
+    node's files came too late to be part of the checkpoint of this step.
     """
     place = os.environ.get(HANDOVER)
     if place is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     source, target = Path(folder).resolve(), Path(place) / str(step)
-    if not any(path.is_file() for path in source.rglob("*")):
+    if not holds_file(source):
         raise StorageError(f"{source}: holds no file to publish")
-    if closed(Path(place), step).exists():
-        raise StorageError(f"step {step} was published without {source}: hand it over within {LATE_SECONDS:.0f} s")
-    if target.exists():
-        return
-    copying = target.with_name(f".{step}-{secrets.token_hex(4)}")
-    link_tree(source, copying / source.name)
-    copying.rename(target)
+    late = closed(Path(place), step)
+    if not late.exists():
+        if target.exists():
+            return
+        copying = target.with_name(f".{step}-{secrets.token_hex(4)}")
+        link_tree(source, copying / source.name)
+        copying.rename(target)
+        if not late.exists() or not _taken_back(target, copying):
+            return
+    raise StorageError(
+        f"step {step}: {source} came too late to be part of its checkpoint; "
+        f"hand it over within {LATE_SECONDS:.0f} s after the first node"
+    )
+
+
+def _taken_back(target: Path, aside: Path) -> bool:
+    """Undo a handing over; False if the publisher has taken the files, for it takes them by a rename, too."""
+    try:
+        target.rename(aside)
+    except FileNotFoundError:
+        return False
+    shutil.rmtree(aside, ignore_errors=True)
+    return True
 
 
 LATE_SECONDS = 120.0
@@ -68,17 +84,28 @@ LATE_SECONDS = 120.0
 
 
 def closed(place: Path, step: int) -> Path:
-    """Marks a step to which nothing can be added any more."""
+    """Marks a step of which this node had nothing in time: nothing can be added any more."""
     return place / f".closed-{step}"
 
 
+def holds_file(folder: Path) -> bool:
+    """Whether there is a file anywhere below ``folder``; a link to nothing is none."""
+    walked = os.walk(folder, followlinks=True)
+    return any(Path(current, name).is_file() for current, _, names in walked for name in names)
+
+
 def link_tree(source: Path, target: Path) -> None:
-    """The files of ``source`` below ``target``, as hard links where that works; a link in it becomes its content."""
-    for current, _, names in os.walk(source, followlinks=True):
+    """The files of ``source`` below ``target``, as hard links where that works; a link in it becomes its content.
+
+    A link to nothing is left out. Raises ``OSError`` for anything that vanishes meanwhile or cannot be read.
+    """
+    for current, _, names in os.walk(source, followlinks=True, onerror=_raise):
         there = target / Path(current).relative_to(source)
         there.mkdir(parents=True, exist_ok=True)
         for name in names:
             origin = Path(current, name)
+            if origin.is_symlink() and not origin.exists():
+                continue
             try:
                 os.link(origin.resolve(), there / name)
             except OSError:
@@ -86,9 +113,27 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def quiet_since(folder: Path) -> float:
-    """Seconds since anything below ``folder`` changed."""
-    newest = folder.stat().st_mtime
-    for current, _, names in os.walk(folder):
-        for name in [*names, "."]:
-            newest = max(newest, Path(current, name).stat().st_mtime)
+    """Seconds since anything below ``folder`` changed; 0 if something vanishes while it is looked at.
+
+    Raises ``OSError`` for what is there and cannot be looked at.
+    """
+    try:
+        newest = folder.stat().st_mtime
+        for current, _, names in os.walk(folder, onerror=_raise):
+            for name in [*names, "."]:
+                newest = max(newest, _changed(Path(current, name)))
+    except (FileNotFoundError, NotADirectoryError):
+        return 0.0
     return time.time() - newest
+
+
+def _changed(path: Path) -> float:
+    """When a file changed, or, of a link that leads nowhere, the link."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return path.lstat().st_mtime
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error

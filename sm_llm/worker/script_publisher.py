@@ -5,22 +5,23 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sm_llm.contract.program import step_of
 from sm_llm.contract.published import CheckpointPublished
-from sm_llm.errors import SmLlmError
+from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.publish import upload_part
 from sm_llm.storage.uri import join
-from sm_llm.worker.calls import LATE_SECONDS, closed, link_tree, quiet_since
+from sm_llm.worker.calls import LATE_SECONDS, closed, holds_file, link_tree, quiet_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sm_llm.storage.base import Store
+    from sm_llm.storage.manifest import PartManifest, Save
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.gathering import Gathering
 
@@ -30,6 +31,7 @@ KEEP_LAST = 2
 MARKS = ".sm_llm"
 """Folder of a checkpoint with a file of every node, so that a node may have nothing else to store."""
 _LOOK_SECONDS = 0.5
+_Found = TypeVar("_Found")
 
 
 class ScriptPublisher:
@@ -58,6 +60,8 @@ class ScriptPublisher:
         """The newest step that is published, or was given up."""
         self._resumed = done
         self._complete = False
+        self._bad_look = ""
+        """Why a folder could not be looked at, as it was told last."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
@@ -93,18 +97,16 @@ class ScriptPublisher:
             self._context.job.run_id, step, world_size=self._context.place.world_size, node_count=len(self._gather(0))
         )
         save = self._gather(save)[0]
-        working = self._context.scratch / "script" / "saving" / save.save_id
         try:
-            sealed = self._seal(step, working)
             published = publication.publish(
                 self._store,
                 save,
-                sealed,
+                self._place("sealed", step),
                 node=self._context.place.node,
                 leader=self._context.place.is_leader,
                 gather=self._gather,
                 meta={"kind": "script", "spec_digest": self._context.job.spec_digest},
-                upload=partial(self._context.agent.call, upload_part),
+                upload=self._upload,
             )
             if self._context.place.is_leader:
                 self._announce(published, step, time.monotonic() - began)
@@ -112,55 +114,124 @@ class ScriptPublisher:
             self._context.notice(f"the checkpoint of step {step} was not published: {error}", "warning")
         finally:
             self._done = step
-            shutil.rmtree(working, ignore_errors=True)
-            shutil.rmtree(working.with_name(f"{save.save_id}.sealed"), ignore_errors=True)
-            shutil.rmtree(self._handover / str(step), ignore_errors=True)
+            self._clear(step)
         return True
 
+    def _place(self, what: str, step: int) -> Path:
+        """A folder of this node's files of ``step``, beside what is handed over: ``taken``, then ``sealed``."""
+        return self._handover / f".{what}-{step}"
+
+    def _clear(self, step: int) -> None:
+        """Free the files of ``step``, and what nobody will ask for; what came too late, its program takes back."""
+        over = [it for it in self._handed() if it <= step and not closed(self._handover, it).exists()]
+        places = [self._place("taken", step), self._place("sealed", step), *(self._handover / str(it) for it in over)]
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
+
     def _next(self) -> int | None:
-        """Wait for a step to publish; None once the program has ended and nothing is left."""
+        """Wait for a step and take its files of this node; None once the program has ended and nothing is left."""
         while True:
             ended = self._ending.is_set()
-            handed = [int(path.name) for path in self._handover.iterdir() if path.name.isdigit()]
-            found = [*handed, *(step for step, _ in self._settled())]
-            if newer := [step for step in found if step > self._done]:
-                return max(newer)
-            if ended:
+            found = [*self._handed(), *(step for step, _ in self._settled())]
+            newest = max(found, default=self._done)
+            if newest > self._done:
+                if self._take_or_tell(newest):
+                    return newest
+            elif ended:
                 return None
             time.sleep(_LOOK_SECONDS)
+
+    def _take_or_tell(self, step: int) -> bool:
+        """``_take``; what fails is told and given up."""
+        try:
+            return self._take(step)
+        except OSError as error:
+            self._context.notice(f"the checkpoint of step {step} was not published: {error}", "warning")
+            self._done = step
+            self._clear(step)
+            return False
+
+    def _handed(self) -> list[int]:
+        return self._look(lambda: [int(path.name) for path in self._handover.iterdir() if path.name.isdigit()])
 
     def _settled(self) -> list[tuple[int, Path]]:
         """Checkpoint folders that are complete: nothing in them has changed for long, or nobody is left to do so."""
+        return self._look(
+            lambda: [it for it in self._folders() if self._complete or quiet_since(it[1]) >= SETTLE_SECONDS]
+        )
+
+    def _folders(self) -> list[tuple[int, Path]]:
+        """Checkpoint folders with a file in them, and their steps."""
         folders = [path for path in self._checkpoints.iterdir() if path.is_dir()] if self._checkpoints.is_dir() else []
         named = [(step, path) for path in folders if (step := step_of(path.name)) is not None]
-        return [(step, path) for step, path in named if self._complete or quiet_since(path) >= SETTLE_SECONDS]
+        return [(step, path) for step, path in named if holds_file(path)]
 
-    def _seal(self, step: int, working: Path) -> Path:
-        """This node's files of ``step``; at least a mark that says it has none."""
-        node = self._context.place.node
-        source = self._own_files(step)
-        if source is not None:
-            link_tree(source, working)
-        closed(self._handover, step).touch()
-        mark = working / MARKS / f"node-{node}.json"
+    def _look(self, look: Callable[[], list[_Found]]) -> list[_Found]:
+        """What ``look`` finds: nothing, where the program changes folders under its eyes. It will look again."""
+        try:
+            return look()
+        except OSError as error:
+            if str(error) != self._bad_look:
+                self._bad_look = str(error)
+                self._context.notice(f"looking for checkpoints failed and is tried again: {error}", "warning")
+            return []
+
+    def _upload(self, store: Store, save: Save, sealed: Path, node: int, **options: Any) -> PartManifest:
+        """Store this node's files; at least a mark that says it has none. Its failure is told to all nodes."""
+        assert save.step is not None
+        taken = self._place("taken", save.step)
+        if not self._context.place.is_leader:  # the leader has taken them before it told the step
+            self._wait_for_files(save.step)
+        mark = taken / MARKS / f"node-{node}.json"
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.write_text("{}\n", encoding="utf-8")
-        return publication.seal(working, working.with_name(f"{working.name}.sealed"))
+        publication.seal(taken, sealed)
+        return self._context.agent.call(upload_part, store, save, sealed, node, **options)
 
-    def _own_files(self, step: int) -> Path | None:
-        """A folder with ``<name>/…``. The first node has it at once, the others may be some seconds behind."""
-        handed = self._handover / str(step)
+    def _wait_for_files(self, step: int) -> None:
+        """Take this node's files, if it has any; they may be some seconds behind the first node's.
+
+        Raises ``StorageError`` if there are some that are not complete.
+        """
         deadline = time.monotonic() + LATE_SECONDS
         while True:
-            if handed.is_dir():
-                return handed
-            found = [path for number, path in self._settled() if number == step]
-            if found:
-                link_tree(found[0], handed / found[0].name)
-                return handed
-            if self._ending.is_set() or time.monotonic() > deadline or self._context.place.is_leader:
-                return None
+            last = self._ending.is_set() or time.monotonic() > deadline
+            if self._take(step):
+                return
+            if last:
+                break
             time.sleep(_LOOK_SECONDS)
+        closed(self._handover, step).touch()
+        if not self._take_handed(step) and (changing := [path for it, path in self._folders() if it == step]):
+            raise StorageError(f"{changing[0]} was not complete in time")
+
+    def _take(self, step: int) -> bool:
+        """Bring this node's files of ``step`` aside, as ``<name>/…``; False if none are complete."""
+        if self._take_handed(step):
+            return True
+        settled = self._settled_of(step)
+        if settled is None:
+            return False
+        taken, failure = self._place("taken", step), None
+        try:
+            link_tree(settled, taken / settled.name)
+        except OSError as error:
+            failure = error
+        if self._settled_of(step) != settled:  # the program has touched, renamed or removed it meanwhile
+            shutil.rmtree(taken, ignore_errors=True)
+            return False
+        if failure is not None:
+            raise failure
+        return True
+
+    def _take_handed(self, step: int) -> bool:
+        with suppress(FileNotFoundError):
+            (self._handover / str(step)).rename(self._place("taken", step))
+            return True
+        return False
+
+    def _settled_of(self, step: int) -> Path | None:
+        return next((path for it, path in self._settled() if it == step), None)
 
     def _announce(self, published: publication.Published, step: int, seconds: float) -> None:
         if published.commit is None or not published.won:
