@@ -64,7 +64,7 @@ def run_attempt(
         for node in range(len(request["nodes"])):
             _lay_out(paths, job, request, node)
         ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
-        ending = judge(home, job, ended, interrupted=interrupts.count > 0)
+        ending = judge(home, job, ended, interrupted=interrupts.count > 0 and not ended.failed_unasked)
         link_result(home, result_place(home, job.run_id))
         clear_scratch(paths, job.attempt)  # first: a full disk has no room for the record
         recording.end(ending)

@@ -95,6 +95,8 @@ class Ended:
 
     codes: tuple[int, ...]
     first_failed: int | None
+    failed_unasked: bool = False
+    """Whether that was before anybody asked for a stop."""
 
 
 def wait_for_all(
@@ -117,13 +119,15 @@ def wait_for_all(
     kill_at: float | None = None
     failed_at: float | None = None
     first_failed: int | None = None
+    failed_unasked = False
     told = False
     while True:
         codes = [node.poll() for node in nodes]
         if first_failed is None:
             first_failed = next((index for index, code in enumerate(codes) if code), None)
+            failed_unasked = first_failed is not None and not interrupts.count
         if None not in codes:
-            return Ended(tuple(code or 0 for code in codes), first_failed)
+            return Ended(tuple(code or 0 for code in codes), first_failed, failed_unasked)
         now = clock()
         if interrupts.count > passed_on:
             send(nodes, signal.SIGTERM if interrupts.count == 1 else signal.SIGKILL)

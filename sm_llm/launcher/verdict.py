@@ -40,7 +40,10 @@ class Ending:
 
 
 def judge(home: RunHome, job: JobFile, ended: Ended, *, interrupted: bool) -> Ending:
-    """The state of a finished attempt. What was published decides, not exit codes: torchrun loses the workers'."""
+    """The state of a finished attempt. What was published decides, not exit codes: torchrun loses the workers'.
+
+    ``interrupted``: whether it was asked to stop before any of it failed.
+    """
     if has_final(home, job.run_id):
         return Ending(RunState.COMPLETED)
     paths = home.paths

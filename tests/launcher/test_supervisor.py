@@ -117,6 +117,18 @@ def test_one_failed_node_ends_the_others_within_15_seconds(fakes: Fakes) -> None
     assert run.status().reason == "node 1 ended with exit code 3"
 
 
+def test_a_stop_asked_for_after_a_node_was_killed_does_not_hide_that(fakes: Fakes) -> None:
+    dies = "(paths.root / str(os.getpid())).mkdir(); os.kill(os.getpid(), 9)"
+    fakes.use(f"if node == 1: {dies}\nput(2); {SLEEP}")
+    run = fakes.launch("compute.instance_count=2")
+    fakes.wait_until(lambda: run.checkpoints() and list(run.root.glob("[0-9]*")))
+    (killed,) = run.root.glob("[0-9]*")
+    fakes.wait_until(lambda: not Path("/proc", killed.name).exists())  # its supervisor has seen it
+    run.stop()
+    assert fakes.end(run) is RunState.FAILED
+    assert run.status().reason == "node 1 ended with exit code -9"
+
+
 def test_an_end_without_a_result_is_not_called_completed(fakes: Fakes) -> None:
     fakes.use("put(2)")
     run = fakes.launch()
