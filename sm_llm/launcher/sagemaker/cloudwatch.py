@@ -3,37 +3,61 @@
 from __future__ import annotations
 
 import re
+import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sm_llm.launcher.sagemaker.account import Account, told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
 GROUP = "/aws/sagemaker/TrainingJobs"
 _HOST = re.compile(r"/algo-(\d+)(?:-|$)")
-_PAGES_A_LOOK = 50
-"""A look is bounded: 50 pages are up to half a million lines of one host."""
 
 
 @dataclass
 class LogMirror:
-    """Copies the streams of one job to ``<folder>/node-<i>.log``; host algo-1, which runs rank 0, is node 0."""
+    """Copies the streams of one job to ``<folder>/node-<i>.log``; host algo-1, which runs rank 0, is node 0.
+
+    Each mirror puts files of its own in the place of what was copied before: who reads that, or writes it, is not
+    disturbed.
+    """
 
     account: Account
     job: str
     folder: Path
     _tokens: dict[str, str] = field(default_factory=dict)
+    _logs: dict[int, BinaryIO] = field(default_factory=dict)
+    _open: ExitStack = field(default_factory=ExitStack)
 
-    def pull(self) -> int:
-        """Append what is new of every host; returns the number of lines.
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self._open.close)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for earlier in self.folder.glob("node-*.log"):  # maybe of another job of the same attempt
+            earlier.unlink(missing_ok=True)
+
+    def pull(self) -> None:
+        """Append what is new of every host.
 
         Raises ``SubmitError`` if CloudWatch does not answer, ``Expired`` if the credentials have expired.
         """
-        with told(f"cannot read the logs of {self.job}"):
-            return sum(self._pull_stream(stream) for stream in self._streams())
+        with told(f"cannot read the logs of {self.job}"), TemporaryDirectory(prefix=".new-", dir=self.folder) as new:
+            for stream in self._streams():
+                log = self._log(node_of(stream), Path(new))
+                log.writelines(f"{line}\n".encode() for line in self._new_lines(stream))
+                log.flush()
+            for path in Path(new).iterdir():
+                path.replace(self.folder / path.name)
+
+    def _log(self, node: int, new: Path) -> BinaryIO:
+        if node not in self._logs:
+            self._logs[node] = self._open.enter_context((new / f"node-{node}.log").open("wb"))
+        return self._logs[node]
 
     def _streams(self) -> list[str]:
         client = self.account.client("logs")
@@ -46,31 +70,29 @@ class LogMirror:
             return []  # nobody in this account has logged yet
         return sorted((name for name in names if _HOST.search(name)), key=lambda name: (node_of(name), name))
 
-    def _pull_stream(self, stream: str) -> int:
-        is_new = stream not in self._tokens
-        lines = list(self._new_lines(stream))
-        if lines or is_new:
-            log = self.folder / f"node-{node_of(stream)}.log"
-            log.parent.mkdir(parents=True, exist_ok=True)
-            # What an earlier look of another process has copied is copied anew.
-            with log.open("wb" if is_new and not self._is_restart(stream) else "ab") as output:
-                output.writelines(f"{line}\n".encode() for line in lines)
-        return len(lines)
-
-    def _is_restart(self, stream: str) -> bool:
-        """Whether another stream of the same host was read before: SageMaker started the job again."""
-        return any(node_of(known) == node_of(stream) for known in self._tokens if known != stream)
-
     def _new_lines(self, stream: str) -> Iterator[str]:
+        """All that was there when the look began; a page may be empty though more follow."""
         client = self.account.client("logs")
-        for _ in range(_PAGES_A_LOOK):
+        ends: float | None = None
+        while True:
             asked: dict[str, Any] = {"logGroupName": GROUP, "logStreamName": stream, "startFromHead": True}
             token = self._tokens.get(stream)
             page = client.get_log_events(**asked, **({"nextToken": token} if token else {}))
             self._tokens[stream] = page["nextForwardToken"]
             yield from (event["message"].rstrip("\n") for event in page["events"])
-            if page["nextForwardToken"] == token or not page["events"]:
+            ends = ends or _answered(page) + 1.0  # the answer's date has no fractions
+            if page["nextForwardToken"] == token or _ingested(page) > ends:
                 return
+
+
+def _answered(page: Mapping[str, Any]) -> float:
+    """When the service answered, by its own clock; seconds since the epoch."""
+    return parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+
+
+def _ingested(page: Mapping[str, Any]) -> float:
+    """When the service received the page's last line, by its own clock; seconds since the epoch."""
+    return page["events"][-1].get("ingestionTime", 0) / 1000 if page["events"] else 0.0
 
 
 def node_of(stream: str) -> int:
