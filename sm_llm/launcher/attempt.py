@@ -134,6 +134,7 @@ def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iter
     """
     opened = Attempt(number=number, native_id=str(os.getpid()), host=socket.gethostname(), started=time.time())
     with hold(home.root):
+        home.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
         home.update(lambda record: record.with_attempt(opened))
         on_started()
         recording = Recording(home, number, [courier.start() for courier in report(home, number)])

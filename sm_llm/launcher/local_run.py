@@ -84,7 +84,6 @@ def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = 
         home.claim(Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time()))
         try:
             prepare()
-            home.paths.stop_file.unlink(missing_ok=True)
             return _spawn(home, attempt, record.host.get("folder", ""))
         except BaseException:
             if not _has_begun(home, attempt):

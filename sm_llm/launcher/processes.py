@@ -65,16 +65,22 @@ def start(argv: Sequence[str], environment: Mapping[str, str], log: Path, folder
 
 
 class Interrupts:
-    """How urgently this process was told to stop: SIGTERM asks, once and for all; SIGINT asks, or insists."""
+    """How urgently this process was told to stop: SIGTERM, or a file, asks; SIGINT asks, or insists."""
 
     def __init__(self) -> None:
         self._asked = False
         self._insisted = 0
+        self._file: Path | None = None
 
     @property
     def count(self) -> int:
         """0, or 1 once a stop was asked for, in whatever number of SIGTERMs, or more once it shall be at once."""
-        return self._asked + self._insisted
+        asked = self._asked or (self._file is not None and os.path.exists(self._file))
+        return asked + self._insisted
+
+    def heed(self, stop_file: Path) -> None:
+        """Take ``stop_file``, once it exists, for what SIGTERM asks."""
+        self._file = stop_file
 
     def install(self) -> None:
         """Take over the signals, in the main thread; a hang-up is ignored."""
@@ -129,9 +135,9 @@ def wait_for_all(
         if None not in codes:
             return Ended(tuple(code or 0 for code in codes), first_failed, failed_unasked)
         now = clock()
-        if interrupts.count > passed_on:
-            send(nodes, signal.SIGTERM if interrupts.count == 1 else signal.SIGKILL)
-            passed_on, kill_at = interrupts.count, kill_at or now + stop_seconds
+        if (count := interrupts.count) > passed_on:
+            send(nodes, signal.SIGTERM if count == 1 else signal.SIGKILL)
+            passed_on, kill_at = count, kill_at or now + stop_seconds
         if failed_at is None and first_failed is not None:
             failed_at = now
             kill_at = min(kill_at or math.inf, now + grace_seconds + kill_seconds)

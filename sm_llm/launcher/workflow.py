@@ -35,6 +35,7 @@ def run_workflow(home: RunHome, interrupts: Interrupts, on_started: Callable[[],
     workflow = record.load_spec()
     assert isinstance(workflow, WorkflowSpec)
     with recorded(home, _attempt(record), on_started) as recording:
+        interrupts.heed(home.paths.stop_file)  # another machine asks by it; a job's own workers look for it
         ending = _run_steps(home, record.run_id, workflow, interrupts, recording)
         recording.end(ending)
     return ending

@@ -131,6 +131,20 @@ def test_an_interrupt_between_steps_starts_no_other(turn: Callable[..., Run]) ->
     assert "two" not in run.steps
 
 
+def test_a_stop_file_of_the_workflow_stops_its_running_step_and_nothing_later(turn: Callable[..., Run]) -> None:
+    run = turn("put(2); RunPaths(paths.root.parents[1]).stop_file.touch(); time.sleep(60)")
+    assert run.state is RunState.INTERRUPTED
+    assert run.status().reason == "step two: asked to stop; the newest checkpoint is safe"
+    assert turn("put(None)").state is RunState.COMPLETED
+
+
+def test_a_stop_file_of_a_step_stops_no_later_attempt(turn: Callable[..., Run]) -> None:
+    run = turn("put(2); raise OSError('no space left')")
+    run.steps["two"].paths.stop_file.touch()
+    again = turn("assert not paths.stop_file.exists(); put(None)")
+    assert again.state is RunState.COMPLETED, again.status().reason
+
+
 def test_a_dry_run_shows_every_step_and_writes_nothing(fakes: Fakes) -> None:
     fakes.use("put(None)")
     one, two = api.launch(flow(fakes), dry_run=True)
