@@ -20,6 +20,7 @@ from sm_llm.launcher import api
 from sm_llm.launcher.begin import differences
 from sm_llm.launcher.metrics import to_json
 from sm_llm.launcher.shell import shell_command
+from sm_llm.storage.pins import pinned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -228,6 +229,7 @@ def test_a_branch_is_a_new_run_from_a_checkpoint_of_another(fakes: Fakes) -> Non
     assert other.record.made_from == run.id
     assert other.record.spec["task"]["max_steps"] == 16
     assert [it.step for it in run.checkpoints()] == [2, 4]
+    assert pinned(run.home.store, time.time()) == {2}
     assert len(run.attempts) == 1
     with pytest.raises(CheckpointError, match="no usable checkpoint of step 3"):
         run.branch(step=3)
