@@ -24,14 +24,15 @@ def home(bucket: str, fault_proxy: Any) -> RunHome:
 
 
 @pytest.fixture
-def couriers(home: RunHome, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Courier]]:
+def couriers(home: RunHome, fault_proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Courier]]:
     """What reports an attempt, in quick rounds, with a beat in each."""
     monkeypatch.setitem(Courier.__init__.__kwdefaults__, "round_seconds", 0.01)
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.0)
     found = report(home, 1)
     yield found
-    for it in found:
-        it.close(0)
+    fault_proxy.set()
+    for it in found:  # to their end: what they have to tell is nothing for the next test's output
+        it.close(60)
 
 
 def wait_for(proxy: Any, match: str, count: int) -> None:
@@ -62,7 +63,7 @@ def test_a_beat_is_sent_again_soon_when_the_store_hangs(
 def test_a_run_beats_while_its_other_messages_hang(
     couriers: list[Courier], fault_proxy: Any, rule: Any, held_up: str
 ) -> None:
-    fault_proxy.set(rule(held_up, "hang", count=10**6, seconds=30))
+    fault_proxy.set(rule(held_up, "hang", count=10**6, seconds=6))
     for it in couriers:
         it.start()
     wait_for(fault_proxy, held_up, 1)
