@@ -223,7 +223,7 @@ def branch(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: 
         raise SubmitError(f"{run.id} trains nothing, so it has no checkpoint to branch from")
     begins = _assert_checkpoint(job, step)
     _pin(job, begins)
-    start = f"{job.uri}@{begins}"
+    start = f"{job.uri}@{_assert_checkpoint(job, begins)}"  # it may have been collected before it was pinned
     return _new_from(job, recorded_spec(job.record, overrides, fields, start=start))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.run_home import home_of
@@ -30,7 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     adopt_orphans()
 
     def ready() -> None:
-        os.write(descriptor, READY)
+        with suppress(BrokenPipeError):  # its launcher was interrupted; the attempt has begun, and ends in order
+            os.write(descriptor, READY)
         os.close(descriptor)
 
     if "steps" in home.record().spec:

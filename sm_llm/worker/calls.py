@@ -51,6 +51,7 @@ def publish(folder: str | os.PathLike[str], step: int) -> None:
     place = os.environ.get(HANDOVER)
     if place is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
+    step = int(step)
     source, target = Path(folder).resolve(), Path(place) / str(step)
     if not holds_file(source):
         raise StorageError(f"{source}: holds no file to publish")

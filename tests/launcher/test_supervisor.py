@@ -382,6 +382,19 @@ def test_ctrl_c_while_the_supervisor_starts_ends_it(fakes: Fakes, tmp_path: Path
         os.kill(int(pid.read_text()), 0)
 
 
+def test_a_supervisor_whose_launcher_was_interrupted_records_the_end_all_the_same(fakes: Fakes) -> None:
+    fakes.use("put(None)")
+    with fakes.monkeypatch.context() as unstarted:
+        unstarted.setattr(local_run, "_spawn", lambda *_: "0")
+        run = fakes.launch()
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", local_run.SUPERVISOR, run.uri, str(writer), "{}"]
+    subprocess.run(command, pass_fds=[writer], timeout=60, check=True)
+    os.close(writer)
+    assert run.attempts[-1].state is RunState.COMPLETED
+
+
 def test_an_attempt_that_was_taken_back_is_not_recorded_again(fakes: Fakes) -> None:
     fakes.use("put(None)")
     run = fakes.launch()

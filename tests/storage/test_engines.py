@@ -312,15 +312,21 @@ def test_an_interrupted_upload_leaves_no_open_parts(
     for engine in ("crt", "boto3"):
         fault_proxy.set(rule("PUT .*partNumber=2", "hang", count=99, seconds=3))
 
-        def interrupt() -> None:
+        over = threading.Event()
+
+        def interrupt(over: threading.Event = over) -> None:
             while not fault_proxy.count("PUT .*partNumber=2"):
-                time.sleep(0.01)
+                if over.wait(0.01):
+                    return
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt, daemon=True).start()
         began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            EngineTransfer(engine).upload(near, copies, lambda _: None)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                EngineTransfer(engine).upload(near, copies, lambda _: None)
+        finally:
+            over.set()
         assert time.monotonic() - began < 60  # well inside the two minutes a platform grants
         assert open_uploads(far) == []
         assert far.list("") == []

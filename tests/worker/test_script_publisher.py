@@ -368,3 +368,12 @@ def test_a_folder_may_be_handed_over_after_it_was_published_as_settled(
     cluster.finish()
     assert cluster.published() == [5, 6]
     assert not [it for it in cluster.handover().iterdir() if it.is_dir()], "no copy is left behind"
+
+
+def test_a_step_that_is_text_is_handed_over_under_its_number(
+    tmp_path: Path, mine: Path, handing: Callable[[Path], None]
+) -> None:
+    """A publisher that finds a step, but no folder of that name, would look for ever."""
+    handing(tmp_path / "handover")
+    publish(mine, "005")  # type: ignore[arg-type]
+    assert [path.name for path in (tmp_path / "handover").iterdir()] == ["5"]

@@ -78,10 +78,10 @@ def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseE
         found = describe(account, name)
     except NoSuchJob:
         return False
-    except SubmitError:
+    except BaseException:  # Ctrl-C again, too
         perhaps = f"Job {name} may have been created all the same; look at it with: sm-llm status {uri}"
         raise _Unanswered(f"{str(error) or 'interrupted'}. {perhaps}") from error
-    return bool(found["HyperParameters"] == request["HyperParameters"])
+    return bool(found.get("HyperParameters") == request["HyperParameters"])
 
 
 def _is_refusal(error: BaseException | None) -> bool:
