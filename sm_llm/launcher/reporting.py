@@ -42,7 +42,7 @@ def report(home: RunHome, attempt: int) -> list[Courier]:
 def _superseded(home: S3Home, attempt: int) -> None:
     """Another machine took this attempt for dead and started the next: two must not go on."""
     _tell(home, attempt, "a later attempt of this run was started elsewhere, so this one ends")
-    for number in (signal.SIGTERM, signal.SIGINT):  # the second signal kills
+    for number in (signal.SIGTERM, signal.SIGINT):  # together they end it at once
         os.kill(os.getpid(), number)
 
 

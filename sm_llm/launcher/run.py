@@ -244,7 +244,7 @@ class Run:
         return rerun(self, overrides, fields)
 
     def branch(self, *overrides: str, step: int | None = None, **fields: Any) -> Run:
-        """Begin a new run from this run's newest checkpoint, or from that of ``step``; this run stays as it is.
+        """Begin a new run from this run's newest checkpoint, or from that of ``step``, which this run then keeps.
 
         Raises ``CheckpointError`` if there is no such checkpoint.
         """
