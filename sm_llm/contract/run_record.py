@@ -139,6 +139,10 @@ class RunRecord(_Block):
         others = [it for it in self.attempts if it.number != attempt.number]
         return self._of(sorted((*others, attempt), key=lambda it: it.number))
 
+    def attempt(self, number: int) -> Attempt | None:
+        """The attempt of this number; None if it is not there, or was taken back."""
+        return next((it for it in self.attempts if it.number == number), None)
+
     def without_attempt(self, number: int) -> RunRecord:
         """This record without an attempt that was never started."""
         return self._of([it for it in self.attempts if it.number != number])

@@ -139,7 +139,7 @@ class S3Home:
 
 
 def _lost(uri: str, record: RunRecord, number: int) -> str:
-    winner = next((it for it in record.attempts if it.number == number), None)
+    winner = record.attempt(number)
     where = f" on {winner.host}" if winner is not None and winner.host else ""
     return (
         f"{record.run_id}: another launch was first, and has started attempt {number}{where}. "

@@ -149,7 +149,7 @@ def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iter
 
 def with_facts(record: RunRecord, paths: RunPaths, job: JobFile) -> RunRecord:
     """The record with what the job's attempt was sent and is about to read; as it is if that was taken back."""
-    opened = _attempt(record, job.attempt)
+    opened = record.attempt(job.attempt)
     if opened is None:
         return record
     request = request_file(paths, job.attempt).relative_to(paths.root).as_posix()
@@ -161,7 +161,7 @@ def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending)
 
     As it is if that attempt was taken back.
     """
-    attempt = _attempt(record, number)
+    attempt = record.attempt(number)
     if attempt is None:
         return record
     update: dict[str, Any] = {
@@ -174,10 +174,6 @@ def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending)
         else:
             trackers[event["tracker"]] = event["id"]
     return record.with_attempt(attempt.model_copy(update=update)).model_copy(update={"trackers": trackers})
-
-
-def _attempt(record: RunRecord, number: int) -> Attempt | None:
-    return next((it for it in record.attempts if it.number == number), None)
 
 
 def _told(paths: RunPaths, number: int) -> Iterator[Mapping[str, Any]]:

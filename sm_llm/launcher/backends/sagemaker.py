@@ -109,17 +109,22 @@ class SageMakerBackend:
         from sm_llm.launcher.sagemaker.submit import create_job
 
         home = job_home(submission.job)
-        earlier = home.record().attempts
-        if earlier and not (state := self.describe(home).state).is_final:
-            follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
-            raise SubmitError(f"{submission.job.run_id} is {state.value} already ({earlier[-1].native_id}). {follow}")
+        self._assert_ended(home)
         return create_job(submission, home, self.connect(region_of(submission)), on_claimed)
 
     def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
         """Store the workflow's pipeline and start it; the native id is the execution's ARN."""
         from sm_llm.launcher.sagemaker.workflows import start
 
+        self._assert_ended(home)
         return start(home, attempt, self.connect, on_claimed)
+
+    def _assert_ended(self, home: RunHome) -> None:
+        """Raise ``SubmitError`` while an earlier attempt of the run has not ended."""
+        record = home.record()
+        if record.attempts and not (state := self.describe(home).state).is_final:
+            follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
+            raise SubmitError(f"{record.run_id} is {state.value} already ({record.attempts[-1].native_id}). {follow}")
 
     def step_home(self, home: RunHome, step: str) -> RunHome:
         """Where the pipeline was told that the step's run lies."""

@@ -20,7 +20,7 @@ from sm_llm.launcher import pipelines
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.pipeline_definition import PipelineDefinition, render
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.sagemaker.jobs import known_state, leaving_alone, settle
+from sm_llm.launcher.sagemaker.jobs import leaving_alone, settle
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.submit import check_role
 from sm_llm.launcher.verdict import Ending
@@ -53,7 +53,6 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
 
     Raises ``SubmitError``; then nothing runs and the attempt is free again.
     """
-    _assert_ended(home, connect)
     opened = Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time())
     home.claim(opened)
     try:
@@ -74,19 +73,9 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
     kept = f"requests/attempt-{attempt}.json"
     home.store.put_if_absent(kept, (json.dumps(found.to_json(), indent=2) + "\n").encode())
     begun = {"native_id": execution, "request": kept}
-    home.update(lambda held: held.with_attempt(_attempt(held, attempt).model_copy(update=begun)))
+    home.update(lambda held: held.with_attempt(opened.model_copy(update=begun)))
     print(*_started_lines(found, home.uri, execution), sep="\n", file=sys.stderr)
     return execution
-
-
-def _assert_ended(home: RunHome, connect: Connect) -> None:
-    record = home.record()
-    if not record.attempts:
-        return
-    found = known_state(record) or state_of(home, record, connect)
-    if not found.state.is_final:
-        follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
-        raise SubmitError(f"{record.run_id} is {found.state.value} already ({record.attempts[-1].native_id}). {follow}")
 
 
 def _workflow(record: RunRecord) -> WorkflowSpec:
@@ -98,10 +87,6 @@ def _workflow(record: RunRecord) -> WorkflowSpec:
         spec = anchored(spec, folder)
     assert isinstance(spec, WorkflowSpec)
     return spec
-
-
-def _attempt(record: RunRecord, number: int) -> Attempt:
-    return next(it for it in record.attempts if it.number == number)
 
 
 def _started_lines(found: PipelineDefinition, uri: str, execution: str) -> list[str]:
