@@ -10,6 +10,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 pytest_plugins = [
+    "tests.fixtures.sampling",
     "tests.fixtures.s3_server",
     "tests.fixtures.fault_proxy",
     "tests.fixtures.hub_double",
@@ -80,7 +81,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("left out of this run")
         for name, count in sorted(_left_out.items()):
             terminalreporter.line(f"{name}: {count}")
-        terminalreporter.line("run them with: pytest -m integration (gpu tests need an NVIDIA GPU: pytest -m gpu)")
+        terminalreporter.line('run them with: pytest -m "integration or exhaustive" (on an NVIDIA GPU: pytest -m gpu)')
 
 
 @pytest.hookimpl(trylast=True)
