@@ -57,7 +57,13 @@ def _shorten(text: str, longest: int = 120) -> str:
 
 
 class SmLlmError(Exception):
-    """Base of every error that is the user's, the data's or the platform's, not ours."""
+    """Base of every error that is the user's, the data's or the platform's, not ours.
+
+    Its text never holds what has the format of a credential, whatever address or answer a message quotes.
+    """
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class _FaultyError(SmLlmError):

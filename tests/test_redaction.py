@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from urllib.parse import quote, quote_plus
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sm_llm.errors import Fault, SpecError
-from sm_llm.redaction import HIDDEN, Hidden, is_token_shaped, redact
+from sm_llm.errors import Fault, RunFailed, SpecError, StorageError
+from sm_llm.redaction import HIDDEN, SHORTEST, Hidden, is_token_shaped, redact, redact_assignments
 
 # Put together at run time: no text in the shape of a token stands in this file.
 SHAPES = [
@@ -23,6 +27,13 @@ SHAPES = [
     "eyJ" + "hbGciOiJI" + ".eyJ" + "zdWIiOiIx" + ".c2lnbmF0dXJl",
     "-----BEGIN RSA " + "PRIVATE KEY-----\nabc\n-----END RSA " + "PRIVATE KEY-----",
     "https://me:pass" + "word@host/path",
+    "redis://:pass" + "word@host",
+    "https://host/x?a=1&tok" + "en=abcdef",
+    "https://host/x?X-Amz-Sig" + "nature=abcdef",
+    "https://hooks.slack.com/ser" + "vices/T0/B0/abcdef",
+    "https://discord.com/api/web" + "hooks/123/abcdef",
+    "npm_" + "a1B2" * 9,
+    "hvs." + "a1B2" * 9,
 ]
 HARMLESS = [
     "hf_hub", "hf://org/name@" + "0a" * 20, "task-1", "s3://bucket/asia", "sk-learn", "user@host", "1e-4",
@@ -69,3 +80,68 @@ def test_known_values_are_hidden_inside_records() -> None:
     assert record.kind is Kind.ONE
     assert HIDDEN in hidden(json.dumps({"x": 'quo"ted\\value'}))
     assert HIDDEN in hidden(repr('quo"ted\\value'))
+
+
+@pytest.mark.parametrize("error", [StorageError, RunFailed])
+def test_s09b_no_error_shows_credentials_of_an_address(error: type[Exception]) -> None:
+    assert "planted" not in str(error("cannot reach http://user:planted@127.0.0.1:9/x?token=planted"))
+
+
+SECRETS = st.text(st.characters(exclude_categories=("Cs",)), min_size=SHORTEST, max_size=40)
+
+
+def _shown(secret: str, way: str, before: str, after: str) -> str:
+    """What a program prints of ``secret``: itself, or as other formats write it, inside other text."""
+    if way == "base64":
+        return base64.b64encode(f"{before}{secret}{after}".encode()).decode()
+    written = {
+        "plain": lambda: secret,
+        "json": lambda: json.dumps(secret)[1:-1],
+        "repr": lambda: repr(secret)[1:-1],
+        "url": lambda: quote(secret, safe=""),
+        "form": lambda: quote_plus(secret),
+        "urlsafe": lambda: base64.urlsafe_b64encode(secret.encode()).decode(),
+    }[way]()
+    return f"{before} {written} {after}"
+
+
+@settings(deadline=None)
+@given(SECRETS, st.sampled_from(["plain", "json", "repr", "url", "form", "base64", "urlsafe"]), st.text(), st.text())
+def test_s08_a_known_secret_is_found_however_it_is_written(secret: str, way: str, before: str, after: str) -> None:
+    text = _shown(secret, way, before, after)
+    found = Hidden((secret,))(text)
+    assert HIDDEN in found
+    if way != "base64":  # of base64, characters that also encode neighbours of the secret stay
+        assert _shown(secret, way, "", "").strip() not in found.replace(HIDDEN, "\0")
+
+
+@settings(deadline=None)
+@given(st.lists(SECRETS, min_size=2, max_size=5))
+def test_s08_every_line_of_a_secret_of_several_lines_is_hidden(lines: list[str]) -> None:
+    secret = "\n".join(lines)
+    hidden = Hidden((secret,))
+    for line in secret.splitlines():
+        if len(line.strip()) >= SHORTEST:
+            assert HIDDEN in hidden(f"line: {line.strip()}")
+
+
+def test_s08_texts_inside_a_secret_that_is_json_are_hidden() -> None:
+    hidden = Hidden((json.dumps({"user": "x", "nested": [{"password": "planted-value"}]}),))
+    assert hidden("it is planted-value") == f"it is {HIDDEN}"
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_hiding_twice_changes_nothing_more(text: str) -> None:
+    hidden = Hidden(("planted-value",))
+    assert hidden(hidden(text)) == hidden(text)
+
+
+def test_s07_values_given_to_secret_names_are_hidden_and_code_stays() -> None:
+    text = (
+        "+db_password: planted1\n+ 'api_key': 'planted2',\n+export GH_PAT=planted3\n"
+        "+token = tokenizer.encode(text)\n+max_tokens=5\n+password=os.environ['X']\n"
+    )
+    found = redact_assignments(text)
+    assert "planted" not in found
+    assert found.endswith("+token = tokenizer.encode(text)\n+max_tokens=5\n+password=os.environ['X']\n")

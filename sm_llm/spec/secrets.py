@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
-from sm_llm.redaction import HIDDEN, is_token_shaped
+from sm_llm.redaction import HIDDEN, SECRET_WORDS, is_token_shaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ _REFERENCE = re.compile(
     r"|ssm:[\w./:-]+|k8s:[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[\w.-]+"
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|SECRET_KEY|ACCESS_KEY|PRIVATE_KEY)", re.I)
+_SECRET_NAME = re.compile(rf"(?:.*[_.-])?(?:{SECRET_WORDS}|pass|key)(?:_?[0-9]+)?", re.IGNORECASE)
 
 
 def conceal(tree: Tree) -> list[Fault]:

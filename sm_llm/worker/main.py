@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -111,7 +112,7 @@ class Frame:
                 settle_environment(self.environ, context.job.spec.environment)
                 if watched:
                     probe_kernels(context)
-                secrets = secrets_at_hand(context.job.spec.secrets)
+                secrets = secrets_at_hand(context.job.spec.secrets, warn=partial(context.notice, level="warning"))
                 with secrets as context.hidden, feeding(context), self.watching(context, watched):
                     _task(kind)(context, stage_inputs(context))
             finally:

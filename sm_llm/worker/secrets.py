@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from sm_llm.errors import RunFailed
-from sm_llm.redaction import Hidden
+from sm_llm.redaction import SHORTEST, Hidden
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -20,17 +20,22 @@ K8S_MOUNT = Path("/var/run/secrets/sm-llm")
 
 @contextmanager
 def secrets_at_hand(
-    references: Mapping[str, str], environ: MutableMapping[str, str] = os.environ, k8s_mount: Path = K8S_MOUNT
+    references: Mapping[str, str],
+    environ: MutableMapping[str, str] = os.environ,
+    k8s_mount: Path = K8S_MOUNT,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> Iterator[Hidden]:
     """Set every secret as a variable of this process while the block runs, and keep the values out of its output.
 
-    Yields what hides the values in a text. Raises ``RunFailed``, naming secrets and references but no value, for all
-    that cannot be had.
+    Credentials inside addresses and tokens in published formats are kept out of it in any case. Yields what hides them
+    in a text. ``warn`` is called for each value that is too short to be hidden.
+
+    Raises ``RunFailed``, naming secrets and references but no value, for all that cannot be read.
     """
-    if not references:
-        yield Hidden()
-        return
     values = resolve(references, environ, k8s_mount)
+    for name, value in values.items():
+        if len(value) < SHORTEST:
+            warn(f"secrets.{name}: a value of {len(value)} characters is not hidden in output. Use at least {SHORTEST}")
     hidden = Hidden(tuple(values.values()))
     before = {name: environ.get(name) for name in values}
     streams = sys.stdout, sys.stderr
@@ -40,10 +45,10 @@ def secrets_at_hand(
         yield hidden
     finally:
         sys.stdout, sys.stderr = streams
-        for name, value in before.items():
+        for name, old in before.items():
             environ.pop(name, None)
-            if value is not None:
-                environ[name] = value
+            if old is not None:
+                environ[name] = old
 
 
 def resolve(references: Mapping[str, str], environ: Mapping[str, str], k8s_mount: Path = K8S_MOUNT) -> dict[str, str]:

@@ -106,3 +106,25 @@ def test_steps_inherit_secrets_and_the_digest_ignores_where_they_are_kept() -> N
     assert workflow_job(flow, "a").secrets == {"A": "env:A", "B": "env:STEP"}
     assert spec_digest(flow) == spec_digest(load({"name": "w", "steps": {"a": {"task": JOB["task"]}}}).spec)
     refusal({"name": "w", "steps": {"a": {"task": JOB["task"], "secrets": {"B": TOKEN}}}})
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "environment.DB_PASSWORD=planted", "environment.PGPASS=planted", "environment.MY_PWD=planted",
+        "environment.AUTH=planted", "environment.GH_PAT=planted", "environment.WANDB_KEY=planted",
+        "environment.DB=postgres://u:planted@h/d", "environment.Z=redis://:planted@h",
+        "environment.SLACK=https://hooks.slack.com/services/T0/B0/planted", "environment.WEBHOOK_URL=planted",
+        "environment.URL=https://h/?token=planted", "environment.SMTP_PASS=planted", "environment.SENTRY_DSN=planted",
+        "task.logging.sinks.mlflow.tracking_uri=http://u:planted@h",
+    ],
+)  # fmt: skip
+def test_s09b_names_and_shapes_of_secrets_are_refused_and_not_shown(override: str) -> None:
+    error = refusal(JOB, override)
+    assert "planted" not in str(error)
+    assert override.split("=")[0] in [fault.path for fault in error.faults]
+
+
+@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PATHS", "COMPASS", "MONKEY", "AUTHOR", "PATIENCE"])
+def test_names_that_only_sound_like_secrets_are_accepted(name: str) -> None:
+    assert load(JOB, [f"environment.{name}=value"]).spec.environment == {name: "value"}

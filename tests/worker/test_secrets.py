@@ -100,6 +100,32 @@ def test_a_secret_is_a_variable_while_the_job_runs_and_hidden_from_what_it_print
     assert (out, err) == (f"out {HIDDEN}\n{HIDDEN}", f"err {HIDDEN}\n")
 
 
+def test_s08_a_value_that_is_too_short_to_be_hidden_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "abcd")
+    warnings: list[str] = []
+    with secrets_at_hand({"SHORT": "env:MINE"}, warn=warnings.append):
+        pass
+    (warning,) = warnings
+    assert warning.startswith("secrets.SHORT: a value of 4 characters is not hidden")
+    assert "abcd" not in warning
+
+
+def test_s09_credentials_of_addresses_are_hidden_from_output_and_events_without_any_secret(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(context: Any, job: Any) -> None:
+        print("logging to http://user:planted@host/")
+        context.notice("tracker http://user:planted@host/")
+        raise ValueError("no answer from http://user:planted@host/")
+
+    monkeypatch.setattr("sm_llm.worker.prepare.run", run)
+    job = job_file({"kind": "prepare", "seq_length": 16, "sources": ["builtin:python-docs"]}, tmp_path / "run", 1)
+    assert main("prepare", job_environment(job)) == 1
+    assert "no answer from" in events(tmp_path / "run", "failed")[-1]["message"]
+    assert not any(b"planted" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert "planted" not in "".join(capsys.readouterr())
+
+
 def test_a_failure_that_quotes_a_secret_is_told_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
