@@ -6,12 +6,12 @@ import json
 import os
 import platform
 import socket
-import subprocess
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sm_llm.contract.git_state import GitState
 from sm_llm.contract.liveness import exclusive
 from sm_llm.contract.states import RunState
 from sm_llm.errors import StorageError
@@ -23,20 +23,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = 1
-_DIFF_BYTES = 1 << 20
-_GIT_SECONDS = 10.0
 
 
 class _Block(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class GitState(_Block):
-    """The commit of the folder a run was launched from, and what was changed since (cut at 1 MiB)."""
-
-    commit: str
-    diff: str = ""
-    diff_is_cut: bool = False
 
 
 class AttemptStart(_Block):
@@ -201,27 +191,6 @@ class RunRecord(_Block):
             changed = change(cls.read(path))
             changed.write(path)
         return changed
-
-
-def git_state(folder: Path, run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run) -> GitState | None:
-    """Commit and uncommitted diff of the checkout around ``folder``; None outside one or without git."""
-    commit = _git(folder, ["rev-parse", "HEAD"], run)
-    if commit is None:
-        return None
-    diff = _git(folder, ["diff", "--no-ext-diff", "--no-color", "HEAD"], run) or b""
-    return GitState(
-        commit=commit.decode().strip(),
-        diff=diff[:_DIFF_BYTES].decode("utf-8", "replace"),
-        diff_is_cut=len(diff) > _DIFF_BYTES,
-    )
-
-
-def _git(folder: Path, arguments: list[str], run: Callable[..., Any]) -> bytes | None:
-    try:
-        done = run(["git", "-C", str(folder), *arguments], capture_output=True, timeout=_GIT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:

@@ -249,7 +249,8 @@ def _new_from(run: Run, loaded: Loaded) -> Run:
 
 def differences(record: RunRecord) -> list[str]:
     """What is not as it was when the run was launched: versions, this package's code, the git commit."""
-    from sm_llm.contract.run_record import git_state, package_versions
+    from sm_llm.contract.git_state import git_state
+    from sm_llm.contract.run_record import package_versions
     from sm_llm.launcher.inputs import code_digest
     from sm_llm.launcher.stage import RECORDED_PACKAGES
 
@@ -263,7 +264,7 @@ def differences(record: RunRecord) -> list[str]:
     if record.code_digest not in (None, code_digest()):
         found.append("the code of sm_llm")
     folder = recorded_folder(record)
-    git = git_state(folder) if folder and record.git else None
+    git = git_state(folder, with_diff=False) if folder and record.git else None
     if git and record.git and git.commit != record.git.commit:
         found.append(f"git commit {record.git.commit[:12]} -> {git.commit[:12]}")
     return found

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
+from sm_llm.spec.secret_files import secret_by_content, secret_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,6 @@ _ALWAYS_OUT = (
     ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", "*.egg-info", ".ipynb_checkpoints",
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".DS_Store", "runs",
 )  # fmt: skip
-_SECRET = (".env", ".env.*", "*.pem", "id_rsa*", "id_ed25519*", ".netrc", ".npmrc", ".pypirc", "credentials")
 _LARGEST_FILE = 100_000_000
 LARGEST_TREE = 500_000_000
 WARN_TREE = 50_000_000
@@ -44,7 +44,7 @@ class SourceTree:
 
 
 def source_tree(root: Path, where: str = "task.source") -> SourceTree:
-    """Walk ``root``. Faults and warnings name ``where``; nothing is read but names and sizes."""
+    """Walk ``root``. Faults and warnings name ``where``; files are searched for secrets, by name and by content."""
     tree = SourceTree()
     if root.resolve() in (Path("/"), Path.home().resolve()):
         tree.faults.append(Fault(where, "is no program's folder", str(root), "Give the folder that holds the program"))
@@ -99,7 +99,7 @@ def _walk(
         if is_folder:
             _walk(path, f"{name}/", root, (*above, here), ignored, tree, where)
         elif entry.is_file():
-            _add(path, name, tree, where)
+            _add(path, name, root, tree, where)
 
 
 def _is_left_out(name: str) -> bool:
@@ -115,14 +115,25 @@ def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) 
         tree.warnings.append(f"{where}: {name} is a link out of the folder; what it leads to is packed ({target})")
 
 
-def _add(path: Path, name: str, tree: SourceTree, where: str) -> None:
+def _add(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> None:
     if not os.access(path, os.R_OK):
         tree.faults.append(Fault(where, f"{name} cannot be read", str(path), f"Mend it, or list it in {IGNORE_FILE}"))
-    elif any(fnmatch(path.name, pattern) for pattern in _SECRET):
-        remedy = f"List it in {IGNORE_FILE}; the worker gets secrets by reference (secrets.NAME=…)"
-        tree.faults.append(Fault(where, f"{name} holds secrets by its name", str(path), remedy))
+    elif reason := secret_by_name(name) or _secret_target(path, root) or secret_by_content(path):
+        line = name.replace("*", r"\*").replace("?", r"\?").replace("[", r"\[")
+        way_out = "the worker gets secrets by reference (secrets.NAME=…)"
+        remedy = f"Add the line /{line} to {IGNORE_FILE} to leave it out; {way_out}"
+        tree.faults.append(Fault(where, f"{name} {reason}", str(path), remedy))
     elif (size := path.stat().st_size) > _LARGEST_FILE:
         remedy = f"List it in {IGNORE_FILE} and read it from S3"
         tree.faults.append(Fault(where, f"{name} is no code: it has {size / 1e6:,.0f} MB", str(path), remedy))
     else:
         tree.files[name] = path
+
+
+def _secret_target(path: Path, root: Path) -> str:
+    """A link is judged by what it leads to, whatever it is called."""
+    target = path.resolve()
+    if target.is_relative_to(root):
+        return ""  # judged under its own name
+    reason = secret_by_name("/".join(target.parts[-3:]))
+    return f"leads to {target}, which {reason}" if reason else ""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.contract.events import event_files, read_file
+from sm_llm.contract.git_state import git_state
 from sm_llm.contract.job_file import JobFile
-from sm_llm.contract.run_record import RunRecord, git_state, host_facts, package_versions
+from sm_llm.contract.run_record import RunRecord, host_facts, package_versions
 from sm_llm.launcher.inputs import absolute_inputs, code_digest
+from sm_llm.spec.defaults import read_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +58,7 @@ def new_record(
         spec_digest=digest,
         origins=dict(origins),
         plan=plan,
-        git=git_state(Path.cwd()),
+        git=git_state(Path.cwd(), with_diff=read_defaults(os.environ).values.record_git_diff),
         versions=package_versions(RECORDED_PACKAGES),
         code_digest=code_digest(),
         host={**host_facts(), "folder": str(folder or Path.cwd())},

@@ -14,7 +14,7 @@ from sm_llm.spec.faults import validate
 from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tree import Path, Tree
 from sm_llm.spec.user_file import user_config_file
-from sm_llm.spec.yaml_text import from_yaml
+from sm_llm.spec.yaml_text import from_typed, from_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,8 @@ class UserDefaults(SpecModel):
     """How S3 is reached."""
     vpc: VpcSpec = Field(default_factory=VpcSpec)
     """Network of managed jobs."""
+    record_git_diff: bool = True
+    """Whether a run's record holds the uncommitted changes of the git checkout it is launched from."""
 
 
 _VARIABLES: dict[str, Path] = {
@@ -46,8 +48,9 @@ _VARIABLES: dict[str, Path] = {
     "SM_LLM_ENDPOINT_URL": ("storage_options", "endpoint_url"),
     "SM_LLM_SUBNETS": ("vpc", "subnets"),
     "SM_LLM_SECURITY_GROUP_IDS": ("vpc", "security_group_ids"),
+    "SM_LLM_RECORD_GIT_DIFF": ("record_git_diff",),
 }
-"""Environment variable -> default; the last two are lists separated by commas."""
+"""Environment variable -> default; subnets and security groups are lists separated by commas."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,17 @@ def read_defaults(environ: Mapping[str, str], config_file: FilePath | None = Non
     tree = _read_file(file)
     for variable, path in _VARIABLES.items():
         if text := environ.get(variable):
-            value = [part.strip() for part in text.split(",") if part.strip()] if path[0] == "vpc" else text
-            tree.put(path, Tree(value, {(): f"environment {variable}"}), UserDefaults)
+            tree.put(path, _from_variable(path, text, f"environment {variable}"), UserDefaults)
     values, faults = validate(UserDefaults, tree)
     if values is None or faults:
         raise SpecError(faults)
     return Defaults(values, {".".join(path): origin for path, origin in tree.origins.items() if path})
+
+
+def _from_variable(path: Path, text: str, origin: str) -> Tree:
+    if path == ("record_git_diff",):
+        return from_typed(text, origin)
+    return Tree([part.strip() for part in text.split(",") if part.strip()] if path[0] == "vpc" else text, {(): origin})
 
 
 def with_account(tree: Tree, defaults: Defaults) -> None:

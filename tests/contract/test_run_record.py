@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.run_record import Attempt, RunRecord, git_state, host_facts, package_versions
+from sm_llm.contract.git_state import git_state
+from sm_llm.contract.run_record import Attempt, RunRecord, host_facts, package_versions
 from sm_llm.contract.states import RunState
 from sm_llm.errors import StorageError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -123,6 +124,49 @@ def test_the_checkout_is_recorded_with_what_was_changed(tmp_path: Path) -> None:
     assert (len(changed.diff), changed.diff_is_cut) == (1 << 20, True)
 
 
+def test_s07_the_recorded_diff_holds_no_secret(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    names = ["settings.yaml", "hub.yaml", ".env", "conf/prod.env", "notes.txt", "train.py"]
+    (tmp_path / "conf").mkdir()
+    for name in names:
+        (tmp_path / name).write_text("x: 1\n")
+    git(tmp_path, "add", "-f", *names)
+    git(tmp_path, "commit", "-qm", "first")
+    (tmp_path / "settings.yaml").write_text("db_password: CANARY1\nrate: 3\n")
+    (tmp_path / "hub.yaml").write_text(f"api: hf_{'CANARY2' * 4}\n")
+    (tmp_path / ".env").write_text("X=CANARY3\n")
+    (tmp_path / "conf" / "prod.env").write_text("X=CANARY4\n")
+    (tmp_path / "notes.txt").write_text("-----BEGIN OPENSSH " + "PRIVATE KEY-----\nCANARY5\n")
+    (tmp_path / "train.py").write_text("url = 'redis://:CANARY6@host'\ntoken = tokenizer.encode(text)\n")
+    found = git_state(tmp_path / "conf")
+    assert found is not None
+    assert "CANARY" not in found.model_dump_json()
+    assert set(found.left_out) == {"hub.yaml", ".env", "conf/prod.env", "notes.txt"}
+    assert "+rate: 3" in found.diff
+    assert "+token = tokenizer.encode(text)" in found.diff
+    without = git_state(tmp_path, with_diff=False)
+    assert without is not None
+    assert (without.commit, without.diff) == (found.commit, "")
+
+
+@pytest.mark.parametrize("setting", ["core.fsmonitor", "diff.external", "diff.evil.textconv"])
+def test_s04_recording_a_checkout_starts_no_program_of_its_configuration(tmp_path: Path, setting: str) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / ".gitattributes").write_text("*.txt diff=evil\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    (tmp_path / "a.txt").write_text("two\n")
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    git(tmp_path, "config", setting, str(program))
+    found = git_state(tmp_path)
+    assert found is not None
+    assert "+two" in found.diff
+    assert not (tmp_path / "started").exists()
+
+
 def test_a_machine_without_git_has_no_checkout(tmp_path: Path) -> None:
     def missing(*_: Any, **__: Any) -> Any:
         raise FileNotFoundError("git")
@@ -130,8 +174,8 @@ def test_a_machine_without_git_has_no_checkout(tmp_path: Path) -> None:
     def slow(*_: Any, **__: Any) -> Any:
         raise subprocess.TimeoutExpired("git", 10)
 
-    assert git_state(tmp_path, missing) is None
-    assert git_state(tmp_path, slow) is None
+    assert git_state(tmp_path, run=missing) is None
+    assert git_state(tmp_path, run=slow) is None
 
 
 def test_versions_come_without_importing_anything() -> None:

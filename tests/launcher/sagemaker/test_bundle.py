@@ -239,3 +239,76 @@ def test_an_error_lists_no_more_faults_than_can_be_read() -> None:
     error = PlanError([Fault("task", f"fault {number}") for number in range(100)])
     assert str(error).endswith("… and 70 more")
     assert len(error.faults) == 100
+
+
+SECRET_FILES = [
+    ".env", ".env.local", "prod.env", ".ENV", ".envrc", "id_rsa", "id_rsa.bak", "id_ecdsa", "id_dsa", "id_ed25519_sk",
+    "my_key.pem", "server.key", "cert.p12", "cert.pfx", "key.ppk", ".netrc", "_netrc", ".npmrc", ".pypirc",
+    ".git-credentials", ".pgpass", ".htpasswd", ".aws/credentials", ".aws/config", ".ssh/id_rsa", ".ssh/config",
+    ".kube/config", ".docker/config.json", ".azure/accessTokens.json", "gcloud/application_default_credentials.json",
+    "service-account.json", "credentials.json", "client_secret.json", "kaggle.json", ".kaggle/kaggle.json",
+    ".huggingface/token", ".cache/huggingface/token", "token", "secrets.yaml", "secrets.toml",
+    ".streamlit/secrets.toml", "wandb/settings", "terraform.tfstate", "terraform.tfstate.backup", ".bash_history",
+    ".python_history", ".zsh_history", ".databrickscfg", ".boto", ".s3cfg", ".mlflow/credentials", ".terraformrc",
+    ".vault-token", "PRIVATE.PEM", "conf/Prod.Env", "kubeconfig",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET_FILES)
+def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that_leaves_it_out(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("planted\n")
+    (tmp_path / "main.py").write_text("")
+    (fault,) = source_tree(tmp_path).faults
+    assert name in fault.problem
+    assert f"/{name} to {IGNORE_FILE}" in fault.remedy
+    (tmp_path / IGNORE_FILE).write_text(f"/{name}\n")
+    tree = source_tree(tmp_path)
+    assert (tree.faults, sorted(tree.files)) == ([], [IGNORE_FILE, "main.py"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("notes.txt", "-----BEGIN OPENSSH " + "PRIVATE KEY-----\nabc"),
+        ("deep/data.bin", "x\n  -----BEGIN " + "PRIVATE KEY-----\n"),
+        ("nb.ipynb", '{"cells":[{"outputs":[{"text":["hf_' + "aB3" * 8 + '"]}]}]}'),
+        ("main.py", "key = 'AKIA" + "ABCDEFGH" * 2 + "'"),
+        ("account.json", '{"type": "service_account", "project_id": "x"}'),
+        ("pip.conf", "[global]\nindex-url = https://me:glpat-" + "y2x" * 8 + "@host/simple\n"),
+    ],
+)
+def test_s11_a_file_that_holds_secrets_by_its_content_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    (fault,) = source_tree(tmp_path).faults
+    assert name in fault.problem
+    assert "aB3" not in str(fault)
+
+
+@pytest.mark.parametrize(
+    "name", [".env.example", "id_rsa.pub", "tokenizer.json", "tokens.py", "secrets.py", "keyboard.txt", "config.json"]
+)
+def test_s11_what_only_sounds_like_a_secret_is_packed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(
+        "header = '-----BEGIN ' + 'PRIVATE KEY-----'\nurl = f'pg://{user}:{password}@{host}'\n"
+    )
+    tree = source_tree(tmp_path)
+    assert (tree.faults, list(tree.files)) == ([], [name])
+
+
+def test_s11_a_link_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    write(outside / ".ssh", config="Host x")
+    (outside / "id_rsa").write_text("x")
+    source = write(tmp_path / "source", main_py="")
+    (source / "notes.txt").symlink_to(outside / "id_rsa")
+    (source / "linked").symlink_to(outside)
+    (source / "settings.txt").symlink_to(outside / ".ssh" / "config")
+    problems = [it.problem for it in source_tree(source).faults]
+    assert [it.split()[0] for it in problems] == ["linked/.ssh/config", "linked/id_rsa", "notes.txt", "settings.txt"]
+    assert f"leads to {outside}/id_rsa" in problems[2]

@@ -1,0 +1,79 @@
+"""The git checkout that a run is launched from: its commit, and what was changed since, without secrets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from sm_llm.redaction import redact_assignments
+from sm_llm.spec.secret_files import secret_by_content, secret_by_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_DIFF_BYTES = 1 << 20
+_SECONDS = 10.0
+# A checkout's own configuration could start programs: hooks, a file system monitor, diff drivers.
+_INERT = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "diff.external=", "--no-optional-locks")
+_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all")
+
+
+class GitState(BaseModel):
+    """The commit of the folder a run was launched from, and what was changed since (cut at 1 MiB)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    commit: str
+    diff: str = ""
+    """Changes to tracked files, with tokens, private keys and the values of names like ``db_password`` hidden."""
+    diff_is_cut: bool = False
+    left_out: tuple[str, ...] = ()
+    """Changed files that hold secrets; the diff is without them."""
+
+
+def git_state(
+    folder: Path, *, with_diff: bool = True, run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run
+) -> GitState | None:
+    """Commit and uncommitted diff of the checkout around ``folder``; None outside one or without git."""
+    commit = _git(folder, ["rev-parse", "HEAD"], run)
+    top = _git(folder, ["rev-parse", "--show-toplevel"], run)
+    if commit is None or top is None:
+        return None
+    name = commit.decode().strip()
+    if not with_diff:
+        return GitState(commit=name)
+    root = Path(os.fsdecode(top.rstrip(b"\n")))
+    changed = _git(root, [*_DIFF, "--name-only", "-z", "HEAD"], run) or b""
+    secret = tuple(it for it in map(os.fsdecode, filter(None, changed.split(b"\0"))) if _is_secret(root, it))
+    excluded = [f":(exclude,literal){it}" for it in secret]
+    diff = _git(root, [*_DIFF, "HEAD", "--", ".", *excluded], run) or b""
+    return GitState(
+        commit=name,
+        # Hidden before it is cut: half a token has no format any more.
+        diff=redact_assignments(diff.decode("utf-8", "replace"))[:_DIFF_BYTES],
+        diff_is_cut=len(diff) > _DIFF_BYTES,
+        left_out=secret,
+    )
+
+
+def _is_secret(root: Path, name: str) -> bool:
+    if secret_by_name(name):
+        return True
+    path = root / name
+    try:
+        return path.is_file() and bool(secret_by_content(path))
+    except OSError:
+        return True
+
+
+def _git(folder: Path, arguments: list[str], run: Callable[..., Any]) -> bytes | None:
+    command = ["git", "-C", str(folder), *_INERT, *arguments]
+    try:
+        done = run(command, capture_output=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
