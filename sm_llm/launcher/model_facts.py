@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError, StorageError
+from sm_llm.launcher.checks import local_folder
 from sm_llm.launcher.model_rules import check_strategy
 from sm_llm.models.config import model_config
 from sm_llm.models.parallel import parallel_faults
 from sm_llm.models.parallel_nxd import kv_heads
 from sm_llm.models.registry import family
+from sm_llm.models.weights_check import check_weights, unread_sentence
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.storage.hub import config_file, is_hub, parse_hub
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sm_llm.spec.tasks import TrainTask
 
@@ -81,6 +83,18 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
     _check_degrees(config, task)
     check_strategy(config, task)
     return config
+
+
+def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> tuple[Sequence[Fault], list[str]]:
+    """Faults and warnings of weights that lie on this machine, compared with the canonical ``config``.
+
+    Only the files' headers are read. Weights elsewhere are checked by the worker, before its first step.
+    """
+    folder = local_folder(pretrained_source(task))
+    if folder is None or not folder.is_dir():
+        return (), []
+    checked = check_weights(folder, config)
+    return checked.faults, [unread_sentence(checked.unread)] if checked.unread else []
 
 
 def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:

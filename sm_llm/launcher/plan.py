@@ -11,7 +11,7 @@ from sm_llm.data.describe import RowsInfo, describe_rows
 from sm_llm.errors import DataError, Fault, PlanError, SpecError
 from sm_llm.launcher.checks import check_prepare, check_train, is_reference, local_folder, train_warnings
 from sm_llm.launcher.memory import MemoryEstimate, memory_estimate
-from sm_llm.launcher.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
+from sm_llm.launcher.model_facts import ModelFacts, check_pretrained, model_facts, planned_config, pretrained_source
 from sm_llm.launcher.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.hardware import instance
@@ -235,6 +235,10 @@ def _train_numbers(
     if not is_reference(task.model.path) and not is_reference(pretrained_source(task)):
         config = _collect(faults, lambda: planned_config(task))
     numbers.model = None if config is None else model_facts(config, task)
+    if config is not None:
+        weights_faults, weights_warnings = check_pretrained(config, task)
+        faults += weights_faults
+        numbers.warnings += weights_warnings
     found = _rows(task, faults)
     numbers.rows = found.rows if found else None
     numbers.derived = _collect(faults, lambda: derive_task(task, compute.world_size, numbers.rows))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
@@ -32,7 +33,8 @@ def model_config(
     """The canonical config of a model as a job describes it; plan and worker both come through here.
 
     ``path`` (folder, file or hub id) or ``preset`` names the architecture, else the ``pretrained`` weights' own config
-    does. Where there are pretrained weights, only safe ``overrides`` are taken. Raises ``SpecError``.
+    does. Where there are pretrained weights, only safe ``overrides`` are taken, and a config from elsewhere must
+    compute what the one beside the weights computes. Raises ``SpecError``.
     """
     if path is not None:
         config = read_config(path)
@@ -42,7 +44,24 @@ def model_config(
         config = read_config(pretrained, where="task.start.pretrained")
     else:
         raise SpecError([Fault("task.model", "names no model", remedy="Give preset, path or start.pretrained.")])
-    return override(config, overrides, pretrained=pretrained is not None)
+    found = override(config, overrides, pretrained=pretrained is not None)
+    named = "task.model.path" if path is not None else "task.model.preset" if preset is not None else None
+    if named is not None and pretrained is not None and (Path(pretrained).expanduser() / "config.json").is_file():
+        own = override(read_config(pretrained, where="task.start.pretrained"), overrides, pretrained=True)
+        if faults := list(_other_function(named, found, own, pretrained)):
+            raise SpecError(faults)
+    return found
+
+
+def _other_function(named: str, config: Config, own: Config, folder: str) -> Iterator[Fault]:
+    """Fields that no tensor shows (heads, rotary positions, norms) and in which a config is not that of the weights."""
+    kind = family(own)
+    compared = {"model_type", "rope_parameters", *(name for name, it in kind.fields.items() if not it.safe)}
+    for name in sorted(compared - {"initializer_range"}):
+        if config.get(name) != own.get(name):
+            problem = f"has {name} {config.get(name)!r}, but the config.json beside the weights in {folder} has"
+            remedy = f"Leave {named} out, so that the weights' own config counts, or correct that config.json"
+            yield Fault(named, f"{problem} {own.get(name)!r}", remedy=remedy)
 
 
 def normalise(config: Config) -> dict[str, Any]:

@@ -160,6 +160,8 @@ class Family(ABC):
     fields: ClassVar[Mapping[str, Field]]
     """Every config field except the position-embedding and number-format ones, which have two spellings."""
     default_rope_theta: ClassVar[float] = 10_000.0
+    buffers: ClassVar[str] = r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$"
+    """Pattern of names that older files hold beside the parameters and that the model computes itself."""
     flops_formula: ClassVar[str] = "6 x non-embedding parameters + 12 x layers x (heads x head_dim) x attention span"
 
     @abstractmethod
@@ -169,6 +171,14 @@ class Family(ABC):
     def tensors(self, config: Config) -> dict[str, Tensor]:
         """Every parameter in model order; a tied output head is absent, since it is the embedding."""
         return dict(self.iterate_tensors(config))
+
+    def tied_head(self, config: Config) -> tuple[str, str] | None:
+        """(output head, embedding) where the head is the embedding; None for a head of its own."""
+        if not self.value(config, "tie_word_embeddings"):
+            return None
+        tied = self.tensors(config)
+        (head,) = self.tensors({**config, "tie_word_embeddings": False}).keys() - tied.keys()
+        return head, next(name for name, tensor in tied.items() if tensor.group == "embedding")
 
     def packings(self, config: Config) -> dict[str, Packing]:
         """Parameters that transformers 5 names or keeps otherwise than published files do, by its name for them."""

@@ -33,6 +33,7 @@ class GptNeoX(Family):
     model_type: ClassVar[str] = "gpt_neox"
     architecture: ClassVar[str] = "GPTNeoXForCausalLM"
     decoder_layer_class: ClassVar[str] = "GPTNeoXLayer"
+    buffers: ClassVar[str] = r"\.attention\.(bias|masked_bias|rotary_emb\.(inv_freq|cos_cached|sin_cached))$"
     fields: ClassVar[Mapping[str, Field]] = {
         **COMMON_FIELDS,
         "hidden_act": Field((str,), "gelu"),

@@ -12,7 +12,7 @@ from sm_llm.data.encode import TOKENIZER_FILES
 from sm_llm.errors import DataError
 from sm_llm.models.config import both_spellings
 from sm_llm.models.registry import family
-from sm_llm.worker.weights import INDEX_FILE, SINGLE_FILE
+from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,6 +14,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_distribu
 from sm_llm.contract.events import StartChosen
 from sm_llm.contract.trouble import StateVerified
 from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.models.registry import family
+from sm_llm.models.weights_check import check_weights, unread_sentence
 from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
 from sm_llm.storage import publish as publication
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
@@ -28,7 +30,6 @@ from sm_llm.worker.weights import InitialWeights, PretrainedWeights, WeightReade
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sm_llm.models.family import Tensor
     from sm_llm.spec.layout import Layout
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.storage.base import Store
@@ -210,12 +211,18 @@ class Starter:
         self._context.emit(StartChosen(source, start.step, start.uri, start.digest))
 
 
-def first_weights(start: Start, tensors: Mapping[str, Tensor], seed: int) -> WeightReader:
-    """The values parameters are created with; a checkpoint overwrites them."""
-    if start.source == "pretrained":
-        assert start.uri is not None
-        return PretrainedWeights(Path(start.uri), tensors)
-    return InitialWeights(tensors, seed)
+def first_weights(context: WorkerContext, start: Start, config: Mapping[str, Any], seed: int) -> WeightReader:
+    """The values parameters are created with; a checkpoint overwrites them.
+
+    Raises ``CheckpointError`` for pretrained weights that are damaged, or not those of the model.
+    """
+    if start.source != "pretrained":
+        return InitialWeights(family(config).tensors(config), seed)
+    assert start.uri is not None
+    weights = PretrainedWeights(Path(start.uri), check_weights(Path(start.uri), config))
+    if weights.unread:
+        context.notice(unread_sentence(weights.unread))
+    return weights
 
 
 def compare(context: WorkerContext, start: Start, setup: Setup) -> None:

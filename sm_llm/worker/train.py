@@ -10,7 +10,6 @@ import torch
 from sm_llm.contract.events import AttemptStarted, Step
 from sm_llm.data.loader import Batches
 from sm_llm.errors import CheckpointError, RunFailed
-from sm_llm.models.registry import family
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker import random_state
 from sm_llm.worker.agreed_stop import Stopper
@@ -162,8 +161,8 @@ class Training:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
         start = self.starter.choose()
         random_state.seed_everything(self.task.seed, self.context.place.rank)
-        tensors = family(self.setup.config).tensors(self.setup.config)
-        self.strategy.build(self.setup.config, first_weights(start, tensors, self.task.seed))
+        weights = first_weights(self.context, start, self.setup.config, self.task.seed)
+        self.strategy.build(self.setup.config, weights)
         self.strategy.train_mode(True)
         check_space(self.context, self.control, self.strategy.state_dict(), self.task.checkpoint.keep_last)
         self.continue_from(start)

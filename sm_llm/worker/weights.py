@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from sm_llm.errors import CheckpointError
 from sm_llm.models.init_weights import initial_slice
+from sm_llm.models.safetensors_folder import START
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from sm_llm.models.family import Tensor
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
+    from sm_llm.models.weights_check import CheckedWeights
 
 
 class WeightReader(Protocol):
@@ -42,18 +40,29 @@ class InitialWeights:
 class PretrainedWeights:
     """The safetensors files of a Hugging Face model folder, read slice by slice.
 
-    Raises ``CheckpointError`` when the folder has none, or when names or shapes are not those of ``tensors``.
+    Raises ``CheckpointError`` with everything that is wrong with files that are damaged or not those of the model.
     """
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, folder: Path, checked: CheckedWeights) -> None:
+        if checked.faults:
+            raise CheckpointError("\n".join(map(str, checked.faults)))
         self.folder = folder
+        self.unread = checked.unread
+        """Tensors in the files that the model computes itself."""
+        self._tensors = checked.tensors
         self._open: dict[Path, Any] = {}
-        self._files = _weight_files(folder)
-        self._check(tensors)
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-        view = self._handle(self._files[name]).get_slice(name)
+        """See ``WeightReader``. Raises ``CheckpointError`` for values that are not finite."""
+        view = self._handle(self._tensors[name].file).get_slice(name)
         part: torch.Tensor = view[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))]
+        # A sum needs no memory of its own; only where it is not finite are the elements looked up.
+        if not part.sum(dtype=torch.float32).isfinite() and not part.isfinite().all():
+            place = [int(i) + o for i, o in zip(part.isfinite().logical_not().nonzero()[0], offsets, strict=True)]
+            raise CheckpointError(
+                f"{START}: {self._tensors[name].file}: {name} holds NaN or infinity, first at {place}. "
+                "Fetch the file again, or name an earlier, sound version of the weights"
+            )
         return part
 
     def _handle(self, path: Path) -> Any:
@@ -62,38 +71,3 @@ class PretrainedWeights:
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt")
         return self._open[path]
-
-    def _check(self, tensors: Mapping[str, Tensor]) -> None:
-        missing = sorted(set(tensors) - set(self._files))
-        if missing:
-            raise CheckpointError(f"start.pretrained: {self.folder} lacks {_some(missing)}, which the model needs")
-        for name, tensor in tensors.items():
-            found = tuple(self._handle(self._files[name]).get_slice(name).get_shape())
-            if found != tensor.shape:
-                raise CheckpointError(
-                    f"start.pretrained: {name} in {self.folder} has shape {list(found)}, "
-                    f"the model's config says {list(tensor.shape)}"
-                )
-
-
-def _weight_files(folder: Path) -> dict[str, Path]:
-    """Parameter name -> file. The index is trusted, not the file names."""
-    index = folder / INDEX_FILE
-    if index.is_file():
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {name: folder / file for name, file in weight_map.items()}
-    single = folder / SINGLE_FILE
-    if not single.is_file():
-        raise CheckpointError(
-            f"start.pretrained: {folder} has neither {SINGLE_FILE} nor {INDEX_FILE}. "
-            "Pickled weights (.bin, .pt) are not read: save the model with safetensors"
-        )
-    from safetensors import safe_open
-
-    with safe_open(single, framework="pt") as handle:
-        return dict.fromkeys(handle.keys(), single)
-
-
-def _some(names: Sequence[str], shown: int = 3) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from sm_llm.errors import CheckpointError, RunFailed
 from sm_llm.models.family import Tensor
+from sm_llm.models.weights_check import compare_weights
 from sm_llm.spec.optim import OptimSpec
 from sm_llm.worker import random_state
 from sm_llm.worker.context import Place, WorkerContext
@@ -162,7 +163,7 @@ TENSORS = {"a": Tensor((4, 3), "matrix", "normal", 0.02), "b": Tensor((2,), "nor
 def test_pretrained_weights_are_read_by_slice(tmp_path: Path) -> None:
     values = {"a": torch.arange(12.0).reshape(4, 3), "b": torch.ones(2)}
     save_file(values, tmp_path / "model.safetensors")
-    reader = PretrainedWeights(tmp_path, TENSORS)
+    reader = PretrainedWeights(tmp_path, compare_weights(tmp_path, TENSORS))
     assert torch.equal(reader.read("a", (1, 0), (2, 3)), values["a"][1:3])
     assert torch.equal(reader.read("b", (0,), (2,)), values["b"])
 
@@ -172,7 +173,7 @@ def test_pretrained_weights_trust_the_index_not_the_file_names(tmp_path: Path) -
     save_file({"b": torch.ones(2)}, tmp_path / "name.safetensors")
     index = {"weight_map": {"a": "odd.safetensors", "b": "name.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert PretrainedWeights(tmp_path, TENSORS).read("b", (0,), (1,)).tolist() == [1.0]
+    assert PretrainedWeights(tmp_path, compare_weights(tmp_path, TENSORS)).read("b", (0,), (1,)).tolist() == [1.0]
 
 
 @pytest.mark.parametrize(
@@ -187,13 +188,34 @@ def test_pretrained_weights_that_do_not_fit_are_refused(
 ) -> None:
     save_file(values, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=told):
-        PretrainedWeights(tmp_path, TENSORS)
+        PretrainedWeights(tmp_path, compare_weights(tmp_path, TENSORS))
 
 
 def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match="safetensors"):
-        PretrainedWeights(tmp_path, TENSORS)
+        PretrainedWeights(tmp_path, compare_weights(tmp_path, TENSORS))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pretrained_weights_that_are_not_finite_are_refused(value: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    values = {"a": torch.zeros(4, 3, dtype=dtype), "b": torch.ones(2)}
+    values["a"][2, 1] = value
+    save_file(values, tmp_path / "model.safetensors")
+    reader = PretrainedWeights(tmp_path, compare_weights(tmp_path, TENSORS))
+    assert reader.read("a", (0, 0), (2, 3)).shape == (2, 3)
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors: a holds NaN or infinity, first at \[2, 1\]\. Fetch"
+    ):
+        reader.read("a", (1, 0), (3, 3))
+
+
+def test_pretrained_weights_as_large_as_their_format_are_read(tmp_path: Path) -> None:
+    largest = torch.finfo(torch.float32).max
+    save_file({"a": torch.full((4, 3), largest), "b": torch.ones(2)}, tmp_path / "model.safetensors")
+    reader = PretrainedWeights(tmp_path, compare_weights(tmp_path, TENSORS))
+    assert reader.read("a", (0, 0), (4, 3)).max() == largest
 
 
 def test_initial_weights_slice_the_family_distribution() -> None:

@@ -1,0 +1,181 @@
+"""The tensors of a folder of safetensors files, from the headers and the index alone: no torch, no weights read."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+START = "task.start.pretrained"
+
+_LONGEST_HEADER = 100_000_000
+"""The limit of the safetensors library."""
+_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2,
+    "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+}  # fmt: skip
+_AGAIN = "Fetch the file again, or name another folder of weights"
+_REWRITE = "Fetch the whole folder again, or write it anew with save_pretrained"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a file: its format (``F32``, ``BF16``, ...), its shape and its bytes ``[begin, end)`` there."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def stored_tensors(folder: Path) -> tuple[dict[str, Stored], list[Fault]]:
+    """Name -> tensor of a Hugging Face model folder, and every fault of its files and its index.
+
+    The index decides which files belong to the model, whatever their names. A tensor whose file is damaged is absent.
+    """
+    index, single = folder / INDEX_FILE, folder / SINGLE_FILE
+    if index.is_file():
+        return _indexed(folder, index)
+    if single.is_file():
+        tensors, faults = _read([single])
+        return tensors.get(single, {}), faults
+    found = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
+    problem = f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE} (weights found: {', '.join(found[:5]) or 'none'})"
+    remedy = "Save the model with save_pretrained (safetensors), or name another folder. Pickled weights (.bin, .pt)"
+    return {}, [Fault(START, problem, remedy=f"{remedy} are not read")]
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of one file. Raises ``OSError``, or ``ValueError`` saying what is wrong with the file."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, _LONGEST_HEADER):
+            raise ValueError(f"is not a whole safetensors file: {size:,} bytes, a header of {length:,} bytes announced")
+        try:
+            header = json.loads(stream.read(length), object_pairs_hook=_unique)
+            header.pop("__metadata__", None)
+            tensors = {name: _stored(path, 8 + length, entry) for name, entry in header.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"has a damaged header ({_short(error)})") from None
+    _check_layout(tensors, 8 + length, size)
+    return tensors
+
+
+def _stored(path: Path, data: int, entry: Mapping[str, Any]) -> Stored:
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+        raise ValueError(f"offsets {begin}, {end} and shape {list(shape)} must be whole numbers")
+    return Stored(path, str(entry["dtype"]), shape, data + begin, data + end)
+
+
+def _check_layout(tensors: Mapping[str, Stored], data: int, size: int) -> None:
+    """The tensors must fill the file from the header to its end, without gaps and without overlap."""
+    place = data
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        width = _BYTES.get(entry.dtype)
+        if entry.begin != place or (width and entry.end - entry.begin != width * math.prod(entry.shape)):
+            raise ValueError(f"has a damaged header: the bytes of {name} do not fit its shape and place")
+        place = entry.end
+    if size < place:
+        raise ValueError(f"is truncated: {size:,} of {place:,} bytes")
+    if size > place:
+        raise ValueError(f"has {size - place:,} trailing bytes that belong to no tensor")
+
+
+def _read(files: Sequence[Path]) -> tuple[dict[Path, dict[str, Stored]], list[Fault]]:
+    found, faults = {}, []
+    for path in files:
+        try:
+            found[path] = read_header(path)
+        except FileNotFoundError:
+            faults.append(Fault(START, f"{path} is missing, but {INDEX_FILE} names it", remedy=_REWRITE))
+        except (OSError, ValueError) as error:
+            faults.append(Fault(START, f"{path} {_short(error)}", remedy=_AGAIN))
+    return found, faults
+
+
+def _indexed(folder: Path, index: Path) -> tuple[dict[str, Stored], list[Fault]]:
+    try:
+        names, total = _read_index(index)
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, [Fault(START, f"{index} is not a usable index ({_short(error)})", remedy=_REWRITE)]
+    outside = sorted({name for name in names.values() if _leaves(name)})
+    if outside:
+        remedy = "Put the files beside the index and correct the names there, or fetch the whole folder again"
+        return {}, [Fault(START, f"{index} names files outside of its folder", name, remedy) for name in outside]
+    shards = {name: folder / name for name in dict.fromkeys(names.values())}
+    held, faults = _read(list(shards.values()))
+    faults += _ambiguous(folder, index, set(shards))
+    faults += _misplaced(index, names, {name: held[path] for name, path in shards.items() if path in held})
+    tensors = {name: held[shards[file]][name] for name, file in names.items() if name in held.get(shards[file], {})}
+    # What a shard holds beyond the index is not read either: the caller judges it like any tensor without a place.
+    extra = {name: entry for part in held.values() for name, entry in part.items() if name not in names}
+    stored = sum(entry.end - entry.begin for part in held.values() for entry in part.values())
+    if not faults and total is not None and total != stored:
+        problem = f"{index}: metadata.total_size is {total:,}, the files hold {stored:,} bytes of tensors"
+        faults.append(Fault(START, problem, remedy=_REWRITE))
+    return {**extra, **tensors}, faults
+
+
+def _read_index(index: Path) -> tuple[dict[str, str], int | None]:
+    content = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not names:
+        raise ValueError("it has no weight_map")
+    if wrong := [name for name, file in names.items() if not isinstance(file, str) or not file]:
+        raise ValueError(f"it names no file for {wrong[0]}")
+    total = (content.get("metadata") or {}).get("total_size")
+    if total is not None and (isinstance(total, bool) or not isinstance(total, int | float)):
+        raise ValueError(f"metadata.total_size must be a number, got {total!r}")
+    return names, None if total is None else int(total)
+
+
+def _leaves(name: str) -> bool:
+    """Whether a name in the index leads out of the folder. (A link of the hub's cache has a plain name.)"""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return path.is_absolute() or ".." in path.parts or ":" in path.parts[0]
+
+
+def _ambiguous(folder: Path, index: Path, named: set[str]) -> Iterator[Fault]:
+    if (folder / SINGLE_FILE).is_file() and SINGLE_FILE not in named:
+        problem = f"{folder} holds {SINGLE_FILE} beside {index.name}, which does not name it: two sets of weights"
+        yield Fault(START, problem, remedy="Remove the one that is not meant, or name another folder")
+
+
+def _misplaced(index: Path, names: Mapping[str, str], held: Mapping[str, Mapping[str, Stored]]) -> Iterator[Fault]:
+    """Tensors that are not in the file that the index says, or in several files."""
+    for name, file in names.items():
+        places = [shard for shard, part in held.items() if name in part]
+        if len(places) > 1:
+            yield Fault(START, f"{name} is in several files: {', '.join(places)}", remedy=_REWRITE)
+        elif file in held and places != [file]:
+            elsewhere = f"; it is in {places[0]}" if places else ""
+            problem = f"{index.parent / file} does not hold {name}, as {index.name} says{elsewhere}"
+            yield Fault(START, problem, remedy=_REWRITE)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def _short(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return f"cannot be read: {error}" if isinstance(error, OSError) else str(error)

@@ -1,0 +1,161 @@
+"""Whether the weights in a folder are those of a config: names, shapes and number formats, from the headers alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import Fault
+from sm_llm.models.registry import family
+from sm_llm.models.safetensors_folder import START, Stored, stored_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.models.family import Config, Tensor
+
+FORMATS = ("F64", "F32", "F16", "BF16")
+"""Number formats of weights that are trained on."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_ADAPTER = re.compile(r"\.(?:lora_|adapter_)|^base_model\.")
+_CHUNK = 1 << 24
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class CheckedWeights:
+    """What a folder holds: the tensors that the model reads, the buffers that it computes itself, and all faults."""
+
+    tensors: Mapping[str, Stored]
+    unread: tuple[str, ...]
+    faults: tuple[Fault, ...]
+
+
+def check_weights(folder: Path, config: Config) -> CheckedWeights:
+    """Compare the safetensors files of ``folder`` with a canonical ``config``: every tensor of the model must be there
+    in its shape and as floats, and nothing may be left over but buffers that the model computes itself."""
+    kind = family(config)
+    return compare_weights(folder, kind.tensors(config), tied=kind.tied_head(config), buffers=kind.buffers)
+
+
+def compare_weights(
+    folder: Path, tensors: Mapping[str, Tensor], *, tied: tuple[str, str] | None = None, buffers: str = r"(?!)"
+) -> CheckedWeights:
+    """The same for tensors given by name. ``tied`` is (output head, embedding) where the head is the embedding;
+    ``buffers`` is a pattern of names."""
+    stored, damage = stored_tensors(folder)
+    faults = [*_adapters(folder), *damage]
+    unread = tuple(name for name in stored if name not in tensors and re.search(buffers, name))
+    extra = [name for name in stored if name not in tensors and name not in unread]
+    if tied is not None and tied[0] in extra:
+        extra.remove(tied[0])
+        faults += _head_faults(stored, *tied)
+    if not damage:
+        faults += _missing(folder, tensors, stored, extra)
+    faults += _unused(folder, tensors, stored, extra)
+    faults += _shapes(tensors, stored)
+    faults += _formats(tensors, stored)
+    return CheckedWeights({name: stored[name] for name in tensors if name in stored}, unread, tuple(faults))
+
+
+def unread_sentence(names: Sequence[str]) -> str:
+    """What to report of buffers in the files."""
+    return f"{START}: {len(names)} buffers in the files are computed by the model and not read: {_some(names)}"
+
+
+def _adapters(folder: Path) -> Iterator[Fault]:
+    found = [name for name in ("adapter_config.json", "adapter_model.safetensors") if (folder / name).is_file()]
+    if found:
+        remedy = "Merge it into its model first (merge_and_unload of peft), or name a folder without it"
+        yield Fault(START, f"{folder / found[0]} is an adapter, which is not read", remedy=remedy)
+
+
+def _head_faults(stored: Mapping[str, Stored], head: str, embedding: str) -> Iterator[Fault]:
+    """A head beside a config that ties it to the embedding: a copy is harmless, another matrix would be lost."""
+    if embedding in stored and _same(stored[head], stored[embedding]):
+        return
+    problem = f"{stored[head].file} holds {head}, which differs from {embedding}, but the config ties the two"
+    remedy = (
+        "Set tie_word_embeddings: false in the config.json beside the weights, to train this head; "
+        f"or remove {head} from the file, to train {embedding} as the head"
+    )
+    yield Fault(START, problem, remedy=remedy)
+
+
+def _same(first: Stored, second: Stored) -> bool:
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    with first.file.open("rb") as left, second.file.open("rb") as right:
+        left.seek(first.begin)
+        right.seek(second.begin)
+        rest = first.end - first.begin
+        while rest:
+            step = min(_CHUNK, rest)
+            if left.read(step) != right.read(step):
+                return False
+            rest -= step
+    return True
+
+
+def _missing(
+    folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Stored], extra: Sequence[str]
+) -> Iterator[Fault]:
+    absent = [name for name in tensors if name not in stored]
+    if absent:
+        problem = f"{folder} lacks {_some(absent)}, which the model needs{_depth(tensors, stored)}"
+        remedy = "Give the config that these weights were saved with, or fetch the complete weights"
+        yield Fault(START, problem + _renamed(absent[0], extra), remedy=remedy)
+
+
+def _unused(
+    folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Stored], extra: Sequence[str]
+) -> Iterator[Fault]:
+    for file in dict.fromkeys(stored[name].file for name in extra):
+        names = [name for name in extra if stored[name].file == file]
+        remedy = "Give the config that these weights were saved with, or write the file without these tensors"
+        if any(_ADAPTER.search(name) for name in names):
+            remedy = "Merge the adapter into its model first (merge_and_unload of peft), or name a folder without it"
+        problem = f"{file} holds {_some(names)}, which the model of this config does not have{_depth(tensors, stored)}"
+        yield Fault(START, problem, remedy=remedy)
+
+
+def _shapes(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iterator[Fault]:
+    wrong = [name for name, tensor in tensors.items() if name in stored and stored[name].shape != tensor.shape]
+    for name in wrong[:_SHOWN]:
+        more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN and name == wrong[_SHOWN - 1] else ""
+        problem = f"{stored[name].file}: {name} has shape {list(stored[name].shape)}, the config makes it "
+        remedy = "Give the config that these weights were saved with, or name weights of this config"
+        yield Fault(START, f"{problem}{list(tensors[name].shape)}{more}", remedy=remedy)
+
+
+def _formats(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iterator[Fault]:
+    wrong = [name for name in tensors if name in stored and stored[name].dtype not in FORMATS]
+    for dtype in dict.fromkeys(stored[name].dtype for name in wrong):
+        names = [name for name in wrong if stored[name].dtype == dtype]
+        file = stored[names[0]].file
+        problem = f"{file}: {_some(names)} is stored as {dtype}; weights must be one of {', '.join(FORMATS)}"
+        remedy = "Name the original weights, or convert these to bf16 or fp32 with the tool that quantised them"
+        yield Fault(START, problem, remedy=remedy)
+
+
+def _depth(tensors: Iterable[str], stored: Iterable[str]) -> str:
+    """Where the number of layers differs, that is the cause to name."""
+    wanted, found = _layers(tensors), _layers(stored)
+    return "" if wanted == found else f" (the config has {wanted} layers, the weights have {found})"
+
+
+def _layers(names: Iterable[str]) -> int:
+    return max((int(match[1]) + 1 for name in names if (match := _LAYER.search(name))), default=0)
+
+
+def _renamed(absent: str, extra: Sequence[str]) -> str:
+    """Names that a wrapper has put a prefix to, or a model without its head has taken one from."""
+    other = next((name for name in extra if name.endswith(f".{absent}") or absent.endswith(f".{name}")), None)
+    return "" if other is None else f"; {other} may be {absent} under another prefix"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
