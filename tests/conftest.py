@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from tests import durations
+
 pytest_plugins = [
     "tests.fixtures.sampling",
+    "tests.fixtures.timing",
     "tests.fixtures.s3_server",
     "tests.fixtures.fault_proxy",
     "tests.fixtures.hub_double",
     "tests.fixtures.sagemaker_double",
+    "tests.fixtures.diagnostics",
 ]
 
 SHARING = {"test_worlds.py", "test_resume.py"}
@@ -30,16 +34,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files whose tests may take longest come first, else the last of them runs alone; then those of many tests.
+    """Files that take longest come first, else the last of them runs alone.
 
-    How long a test may take is what its own ``timeout`` says, also where that is no more than everyone's.
+    ``durations.json`` tells how long; a file never measured is taken to last as its longest ``timeout`` allows.
     """
-    longest: Counter[str] = Counter()
+    measured = durations.read()
+    known = {suite: {name: file.seconds for name, file in files.items()} for suite, files in measured.items()}
+    limits: Counter[str] = Counter()
+    suites: dict[str, set[str]] = {}
     for item in items:
-        marker = item.get_closest_marker("timeout")
-        longest[item.location[0]] = max(longest[item.location[0]], marker.args[0] if marker else 0)
+        name, marker = item.location[0], item.get_closest_marker("timeout")
+        limits[name] = max(limits[name], marker.args[0] if marker else 0)
+        suites.setdefault(name, set()).add(durations.suite_of(item))
+    seconds: Counter[str] = Counter()
+    for name, kinds in suites.items():
+        seconds[_unit(name)] += sum(known[kind].get(name, limits[name]) for kind in kinds)
     counts = Counter(item.location[0] for item in items)
-    items.sort(key=lambda item: (-longest[item.location[0]], -counts[item.location[0]]))
+    items.sort(key=lambda item: (-seconds[_unit(item.location[0])], -counts[item.location[0]]))
+
+
+def _unit(file: str) -> str:
+    """What one process runs as a whole: a file, or the files that share launches."""
+    return "worlds" if PurePosixPath(file).name in SHARING else file
 
 
 class ByLaunch(LoadFileScheduling):  # type: ignore[misc]
@@ -50,8 +66,21 @@ class ByLaunch(LoadFileScheduling):  # type: ignore[misc]
         config.option.loadscopereorder = False
 
     def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return "worlds" if PurePosixPath(file).name in SHARING else file
+        return _unit(super()._split_scope(nodeid))
+
+    def _reschedule(self, node: Any) -> None:
+        """Hand out the next file as late as xdist can: before a process starts the last test of the one it has.
+
+        A process whose file is a single test has to book the next one at once; the shortest is then booked, not the
+        longest, which another process may be free for sooner.
+        """
+        if not node.shutting_down and self.workqueue:
+            pending = [tests for tests in self.assigned_work[node].values() if not all(tests.values())]
+            if self._pending_of(self.assigned_work[node]) > 1:
+                return
+            if pending and len(pending[0]) == 1:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._reschedule(node)
 
 
 @pytest.hookimpl(optionalhook=True)

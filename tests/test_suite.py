@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests import durations
+
+pytestmark = pytest.mark.integration
+
 TESTS = Path(__file__).parent
+MEASURED = {"tests/test_long.py": [1, 90, 90, "test_it"], "tests/test_short.py": [1, 2, 2, "test_it"]}
 
 SWEEP = """
     import pytest
@@ -35,17 +42,15 @@ def suite(tmp_path: Path) -> Path:
     """A folder of tests under this suite's own plugins and settings."""
     (tmp_path / "setup.cfg").write_text((TESTS.parent / "setup.cfg").read_text())
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests/__init__.py").touch()
-    for name in ("conftest.py", "fixtures", "durations.json"):
-        if (TESTS / name).exists():
-            (tmp_path / "tests" / name).symlink_to(TESTS / name)
+    for name in ("__init__.py", "conftest.py", "durations.py", "fixtures"):
+        (tmp_path / "tests" / name).symlink_to(TESTS / name)
+    (tmp_path / "tests/durations.json").write_text(json.dumps({"default": MEASURED, "integration": {}}))
     return tmp_path
 
 
 def run(suite: Path, source: str, *options: str, file: str = "tests/test_it.py") -> str:
     """The output of pytest for one file of tests."""
-    indent = re.match(r"\n( *)", source)
-    (suite / file).write_text(re.sub(f"(?m)^{indent[1]}", "", source) if indent else source)
+    (suite / file).write_text(textwrap.dedent(source))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, cwd=suite, env=environ, capture_output=True, text=True, timeout=240)
@@ -69,13 +74,138 @@ def test_sweep_is_sampled(suite: Path) -> None:
 
 
 def test_sweep_of_integration_tests(suite: Path) -> None:
-    sampled = run(suite, SWEEP, "-v", "-n", "0", "-m", "integration", "--sample-seed", "1")
+    sampled = run(suite, SWEEP, "-v", "-n", "0", "-m", "integration")
     assert len(cases(sampled)) == 2
+    assert re.search(r"--sample-seed 20\d{6}\)", sampled)
     whole = run(suite, SWEEP, "-v", "-n", "0", "-s", "-m", "integration or exhaustive")
     assert len(cases(whole)) == 20 + 17
     assert "sweeps: every case" in whole
-    assert len(cases(run(suite, SWEEP, "-v", "-n", "0", "-m", "exhaustive"))) == 18 + 17
 
 
-def test_seed_rotates_by_day(suite: Path) -> None:
-    assert re.search(r"--sample-seed 20\d{6}\)", run(suite, SWEEP, "-n", "0"))
+PASSES = """
+    import pytest
+
+    @pytest.mark.timeout(30)
+    def test_it():
+        pass
+"""
+
+
+def test_longest_files_run_first(suite: Path) -> None:
+    """By their measured time, or by their timeout. A process busy with one long test books the shortest file next."""
+    for name in ("long", "new", "short"):
+        (suite / f"tests/test_{name}.py").write_text(textwrap.dedent(PASSES))
+    alone = run(suite, PASSES.replace("30", "1"), "-v", "-n", "0", file="tests/test_brief.py")
+    assert re.findall(r"tests/test_(\w+)\.py::test_it PASSED", alone) == ["long", "new", "short", "brief"]
+    shared = run(suite, PASSES.replace("30", "1"), "-v", "-n", "1", file="tests/test_brief.py")
+    assert re.findall(r"PASSED \S* *tests/test_(\w+)\.py", shared) == ["long", "brief", "short", "new"]
+
+
+FAILS = """
+    import http.client, threading, time
+    from types import SimpleNamespace
+    from urllib.parse import urlsplit
+
+    import pytest
+    from tests.fixtures.fault_proxy import Rule, running_proxy
+
+    @pytest.fixture(scope="session")
+    def world(tmp_path_factory):
+        folder = tmp_path_factory.mktemp("world")
+        (folder / "state.json").write_text("{}")
+        return SimpleNamespace(folder=folder)
+
+    @pytest.fixture(scope="session")
+    def broken(tmp_path_factory):
+        (tmp_path_factory.mktemp("launch") / "stderr").write_text("it broke off")
+        raise RuntimeError
+
+    def test_uses_the_world(world):
+        pass
+
+    def test_fails(world, tmp_path):
+        logs = tmp_path / "run/logs/attempt-1"
+        logs.mkdir(parents=True)
+        for node in range(2):
+            (logs / f"node-{node}.log").write_text("".join(f"node {node} line {n:03}\\n" for n in range(100)))
+        (tmp_path / "many").mkdir()
+        for n in range(100):
+            (tmp_path / f"many/{n:03}").touch()
+        with running_proxy("http://127.0.0.1:1") as proxy:
+            proxy.set(Rule("GET", "503", first=1))
+            for path in ("/first", "/second"):
+                connection = http.client.HTTPConnection(urlsplit(proxy.endpoint).netloc)
+                connection.request("GET", path)
+                try:
+                    connection.getresponse()
+                except OSError:
+                    pass
+            raise AssertionError
+
+    def test_set_up_fails(broken):
+        pass
+
+    def test_sleeps(tmp_path):
+        time.sleep(0.25)
+        thread = threading.Thread(target=time.sleep, args=(0.75,))
+        thread.start()
+        thread.join()
+
+    def test_says_nothing_of_others():
+        raise AssertionError
+"""
+
+
+def assert_summary(output: str) -> None:
+    """Of FAILS: the slowest tests, and the seconds slept in its processes."""
+    assert re.search(r"slowest tests.*\n +\d+\.\d s  tests/test_it\.py::test_", output)
+    slept = re.search(r"(\d+\.\d) s in main threads, (\d+\.\d) s in other", output)
+    assert slept
+    assert float(slept[1]) >= 0.2
+    assert float(slept[2]) >= 0.7
+
+
+def test_failure_shows_files_logs_and_requests(suite: Path) -> None:
+    output = run(suite, FAILS, "-n", "2")
+    part = r"(?ms)^_+ (?:ERROR at setup of )?(test_\w+) _+$(.*?)(?=^_{5,} |^=)"
+    shown: dict[str, str] = dict(re.findall(part, output))
+    failed = shown["test_fails"]
+    assert "state.json  2 bytes" in failed
+    assert "node-1.log  1600 bytes" in failed
+    assert "... and 76 more" in failed
+    for node in range(2):
+        assert f"node {node} line 070\n" in failed
+        assert f"node {node} line 099\n" in failed
+        assert f"node {node} line 069\n" not in failed
+    assert re.search(r"requests at http://127\.0\.0\.1:\d+, in front of http://127\.0\.0\.1:1 ", failed)
+    assert re.search(r"\n    0 +GET /first\n    1  503 +GET /second\n", failed)
+    assert "it broke off" in shown["test_set_up_fails"]
+    assert not re.search("files of|end of|requests at", shown["test_says_nothing_of_others"])
+    assert "state.json" not in shown["test_set_up_fails"]
+    assert_summary(output)
+
+
+def test_table_is_of_the_measured_durations() -> None:
+    assert durations.table(durations.read()) in (TESTS / "README.md").read_text()
+
+
+def test_durations_are_read_from_reports(suite: Path) -> None:
+    """Set-up counts; an option of pytest names the report; the table replaces the old one."""
+    (suite / "tests/README.md").write_text(f"before\n{durations.BEGIN}\nold\n{durations.END}\nafter\n")
+    assert_summary(run(suite, FAILS, "-n", "0", "--junitxml=default.xml"))
+    run(suite, SWEEP, "-n", "0", "-m", "integration", "--junitxml=integration.xml", file="tests/test_sweep.py")
+    command = [sys.executable, "-m", "tests.durations", "default.xml", "integration.xml"]
+    subprocess.run(command, cwd=suite, check=True, timeout=60)
+    written = json.loads((suite / "tests/durations.json").read_text())
+    assert written["default"]["tests/test_it.py"][0] == 5
+    assert written["default"]["tests/test_it.py"][1] >= 1.0
+    assert written["default"]["tests/test_it.py"][3] == "test_sleeps"
+    assert written["integration"]["tests/test_sweep.py"][0] == 2
+    text = (suite / "tests/README.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| test_it.py | 5 |" in text
+    assert "old" not in text
+    wrong = subprocess.run([*command, "more"], cwd=suite, capture_output=True, text=True, timeout=60)
+    assert wrong.returncode == 1
+    assert "got 3" in wrong.stderr
