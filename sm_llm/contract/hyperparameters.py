@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sm_llm.contract.job_file import JobFile
+
 TOOLKIT_ENVIRONMENT = "SM_TRAINING_ENV"
 """Set by the container toolkit alone, for the program that it starts."""
 TUNING_METRIC = "_tuning_objective_metric"
@@ -53,6 +55,40 @@ def overrides(hyperparameters: Mapping[str, str]) -> list[str]:
         for name, text in hyperparameters.items()
         if name not in own and not _OF_THE_PLATFORM.fullmatch(name)
     ]
+
+
+def applied(job: JobFile, hyperparameters: Mapping[str, str]) -> tuple[JobFile, list[str]]:
+    """The job as hyperparameters change it, and the overrides that do so.
+
+    The SageMaker SDK sends a value of a tuner's ``CategoricalParameter`` as JSON text of the value's own text, so 0.1
+    arrives as ``"0.1"`` in quotes. A field that takes no text takes what is inside the quotes.
+    Raises ``SpecError``.
+    """
+    changes = overrides(hyperparameters)
+    try:
+        return job.changed(changes), changes
+    except SpecError as error:
+        refused = [fault.path for fault in error.faults]
+        again = [_unquoted(it) if _is_about(it.partition("=")[0], refused) else it for it in changes]
+        if again == changes:
+            raise
+    return job.changed(again), again
+
+
+def _is_about(name: str, paths: Sequence[str]) -> bool:
+    return any(path == name or path.startswith(f"{name}.") for path in paths)
+
+
+def _unquoted(change: str) -> str:
+    """An override whose value is a JSON string, with the text of the string; Python's None is YAML's null."""
+    name, _, text = change.partition("=")
+    if not text.startswith('"'):
+        return change
+    try:
+        inside = json.loads(text)
+    except ValueError:
+        return change
+    return f"{name}={'null' if inside == 'None' else inside}"
 
 
 def _of_file(path: Path) -> dict[str, str]:

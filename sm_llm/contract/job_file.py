@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 JOB_ENVIRONMENT = "SM_LLM_JOB_FILE"
 """Environment variable that names job.json inside the container."""
 
-_SETTLED = ("name", "backend", "storage", "inputs")
+_SETTLED = ("name", "backend", "compute", "storage", "inputs", "task.kind", "task.source")
+"""Fields, and what is below them, that the request, the code bundle or the channels were made from."""
 
 RUN_FOLDER_ENVIRONMENT = "SM_LLM_RUN_FOLDER"
 """Environment variable that names the folder in which a launcher on this machine keeps and ships the files of a run."""
@@ -29,6 +30,10 @@ JOB_CHANNEL = "job"
 
 BREAK_ENVIRONMENT = "SM_LLM_BREAK_BEFORE_STEPS"
 """For proofs of resume: comma-separated steps; before the n-th of them attempt n kills itself with SIGKILL."""
+
+
+def _is_below(path: str, field: str) -> bool:
+    return f"{path}.".startswith(f"{field}.")
 
 
 class JobFile(BaseModel):
@@ -59,7 +64,7 @@ class JobFile(BaseModel):
         if not overrides:
             return self
         remedy = "Set it before the launch"
-        late = [text for text in overrides if text.partition("=")[0].partition(".")[0] in _SETTLED]
+        late = [text for text in overrides if any(_is_below(text.partition("=")[0], it) for it in _SETTLED)]
         if late:
             raise SpecError(
                 [

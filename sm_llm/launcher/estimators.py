@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
+from sm_llm.launcher.sdk_tuner import watch_tuners
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -51,14 +52,15 @@ def estimator(
         sagemaker_session: a ``Session`` or ``PipelineSession``; telemetry of the SDK is switched off in it.
         kwargs: arguments of ``PyTorch``. Those that are fields of the specification (``instance_count``, ``role``,
             ``tags``, …) change it, and are checked with it; those about code and distribution follow from it.
+            ``sdk_effects.EFFECTS`` lists the effect of each; others are refused.
 
-    Returns the estimator. Its ``channels`` are what ``fit`` adds to the inputs it is given; a tuner's ``fit`` needs
-    them, where the job has inputs of its own: ``tuner.fit(estimator.channels)``.
+    Returns the estimator. Its ``channels`` are what ``fit``, a tuner's too, adds to the inputs it is given.
     Raises ``SpecError``, ``PlanError``, and ``SubmitError`` without version 2 of the SDK.
     """
     from sm_llm.launcher.plan import load_whole, plan_loaded
 
     kind = _estimator_class()
+    watch_tuners()
     own, rest = as_fields(pytorch(), kwargs)
     loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
     (plan,) = plan_loaded(loaded)
@@ -80,7 +82,7 @@ class Staged:
 
     def __init__(self, loaded: Loaded, plan: Plan, record: RunRecord, submission: Submission) -> None:
         self._loaded = loaded
-        self._plan = plan
+        self.plan = plan
         self.record = record
         self.submission = submission
         self.is_stored = False
@@ -101,7 +103,7 @@ class Staged:
 
     def again(self) -> Staged:
         """Another run of the same job."""
-        return Staged.next(self._loaded, self._plan, is_pipeline=False)
+        return Staged.next(self._loaded, self.plan, is_pipeline=False)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -158,7 +160,7 @@ def _estimator_class() -> Any:
             self._staged = staged
             self._fitted = False
             self._more_tags = kwargs.get("tags") or []
-            _refuse(hyperparameter_faults(staged.submission, kwargs.get("hyperparameters") or {}))
+            _refuse(hyperparameter_faults(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
             super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
             self._adopt()
 
@@ -171,6 +173,17 @@ def _estimator_class() -> Any:
         def channels(self) -> dict[str, Any]:
             """Inputs of the specification; the channel with job.json is added everywhere by itself."""
             return channels(self._staged.request)
+
+        @property
+        def submission(self) -> Submission:
+            """What ``fit`` sends, but for arguments that were given to the estimator."""
+            return self._staged.submission
+
+        def inputs_of(self, inputs: Any, job_name: Any = None) -> dict[str, Any] | None:
+            """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``."""
+            given = inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
+            _refuse(fit_faults(self.submission, given, job_name))
+            return {**self.channels, **given} or None
 
         def _adopt(self) -> None:
             """Take over what belongs to one run."""
@@ -186,10 +199,8 @@ def _estimator_class() -> Any:
             if self._fitted and not _is_pipeline(self.sagemaker_session):
                 self._staged = self._staged.again()
                 self._adopt()
-            given = inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
-            _refuse(fit_faults(self._staged.submission, given, job_name))
+            merged = self.inputs_of(inputs, job_name)
             self._fitted = True
-            merged = {**self.channels, **given} or None
             name = job_name or self._staged.request["TrainingJobName"]
             if not _is_pipeline(self.sagemaker_session):
                 with of_session(self.sagemaker_session):
@@ -198,7 +209,7 @@ def _estimator_class() -> Any:
             return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
 
         def set_hyperparameters(self, **given: Any) -> None:
-            _refuse(hyperparameter_faults(self._staged.submission, given))
+            _refuse(hyperparameter_faults(self._staged.submission, self._staged.plan, given))
             super().set_hyperparameters(**given)
 
         def _prepare_for_training(self, job_name: Any = None) -> None:
@@ -210,7 +221,9 @@ def _estimator_class() -> Any:
 
 
 def _with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    both = {name: {**(own[name] or {}), **(given.get(name) or {})} or None for name in _MAPPINGS}
+    both: dict[str, Any] = {name: {**(own[name] or {}), **(given.get(name) or {})} or None for name in _MAPPINGS}
+    rules = [*(own["metric_definitions"] or []), *(given.get("metric_definitions") or [])]
+    both["metric_definitions"] = list({it["Name"]: it for it in rules}.values()) or None
     return {**own, **given, **both}
 
 

@@ -26,6 +26,7 @@ def arguments(request: Mapping[str, Any]) -> dict[str, Any]:
         "container_log_level": hyperparameters["sagemaker_container_log_level"],
         "image_uri": algorithm["TrainingImage"],
         "metric_definitions": algorithm.get("MetricDefinitions"),
+        "enable_sagemaker_metrics": algorithm.get("EnableSageMakerMetricsTimeSeries"),
         "role": request["RoleArn"],
         "output_path": output["S3OutputPath"],
         "output_kms_key": output.get("KmsKeyId"),

@@ -7,78 +7,44 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.hyperparameters import overrides
+from sm_llm.contract.hyperparameters import applied
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault, PlanError, SpecError
+from sm_llm.launcher.distribution import distribution
+from sm_llm.launcher.images import line_of
+from sm_llm.launcher.plan import load_whole, plan_loaded
 from sm_llm.launcher.sagemaker.limits import limit_faults
+from sm_llm.launcher.sdk_effects import EFFECTS
+from sm_llm.launcher.sdk_inputs import input_faults
 from sm_llm.spec.faults import did_you_mean
-from sm_llm.storage.uri import is_s3
+from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.sdk_effects import Effect
 
-_FIELDS = {
-    "base_job_name": "backend.base_job_name",
-    "enable_remote_debug": "backend.remote_debug",
-    "encrypt_inter_container_traffic": "backend.encrypt_inter_container_traffic",
-    "environment": "environment",
-    "image_uri": "backend.image_uri",
-    "instance_count": "compute.instance_count",
-    "instance_groups": "backend.instance_groups",
-    "instance_type": "compute.instance_type",
-    "keep_alive_period_in_seconds": "backend.keep_alive_period_in_seconds",
-    "max_retry_attempts": "backend.max_retry_attempts",
-    "max_run": "backend.max_run_seconds",
-    "max_wait": "backend.max_wait_seconds",
-    "output_kms_key": "backend.output_kms_key_id",
-    "role": "backend.role",
-    "security_group_ids": "backend.vpc.security_group_ids",
-    "subnets": "backend.vpc.subnets",
-    "tags": "backend.tags",
-    "training_plan": "backend.training_plan_arn",
-    "use_spot_instances": "backend.spot",
-    "volume_kms_key": "backend.volume_kms_key_id",
-    "volume_size": "backend.volume_size_gb",
-}
-"""Argument of ``PyTorch`` -> the field that says the same. As fields they are checked, and the worker knows them."""
-
-_SETTLED = ("image_uri", "instance_count", "instance_groups", "instance_type")
-"""What decides how many processes run what: no variable of a pipeline can change it after it was checked."""
-
-_NO_EFFECT = "has no effect: the job runs the bundle that follows from the specification"
-_DECIDED = "follows from the specification"
-_REFUSED = {
-    "entry_point": (_NO_EFFECT, "Give a script task its task.entry"),
-    "source_dir": (_NO_EFFECT, "Give a script task its task.source"),
-    "dependencies": (_NO_EFFECT, "Put folders into task.source, and packages into a requirements.txt in its root"),
-    "git_config": (_NO_EFFECT, "Clone it, and give the folder as task.source"),
-    "code_location": (_NO_EFFECT, "Give backend.bucket"),
-    "distribution": (_DECIDED, "Give task.parallelism and compute; sm_llm.distribution() shows what it is"),
-    "framework_version": (_DECIDED, "Give backend.image_version"),
-    "py_version": (_DECIDED, "Give backend.image_version"),
-    "output_path": (_DECIDED, "Give storage: all of a run lies below its folder there"),
-    "training_recipe": (_DECIDED, "Give the task"),
-    "recipe_overrides": (_DECIDED, "Give the task"),
-}
-"""Arguments that would be dropped or would break the job: what is wrong with them, and what stands for them."""
+_NAMED_BY_KEY = ("environment", "hyperparameters")
+"""Arguments whose keys are names."""
 
 
 def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fields (by dotted path) that arguments of ``kind``, the SDK's estimator, stand for; and the other arguments.
 
-    Raises ``PlanError`` for names that are none (the SDK drops them silently) and for what follows from the
-    specification.
+    ``sdk_effects.EFFECTS`` lists the effect of every argument. Raises ``PlanError`` for names that are none (the SDK
+    drops them silently), for arguments that are not listed and for what follows from the specification.
     """
     if faults := list(_argument_faults(kind, kwargs)):
         raise PlanError(faults)
     fields, rest = {}, {}
     for name, value in kwargs.items():
-        if name not in _FIELDS or _is_variable(value):
+        effect = EFFECTS[name]
+        if effect.kind == "passed" or (effect.kind == "field" and _is_variable(value)):
             rest[name] = value
-        elif value is not None:
-            fields[_FIELDS[name]] = _plain(name, value)
+        elif effect.kind == "field" and value is not None:
+            fields[effect.target] = _plain(name, value)
     groups = fields.get("backend.instance_groups", ())
     if groups and "compute.instance_count" not in fields:
         fields["compute.instance_count"] = sum(group["instance_count"] for group in groups)
@@ -86,18 +52,40 @@ def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def _argument_faults(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Fault]:
-    known = _parameters(kind)
     for name, value in kwargs.items():
-        if name in _REFUSED:
-            problem, remedy = _REFUSED[name]
-            yield Fault(name, problem, value, remedy)
-        elif name not in known:
-            yield Fault(name, "is no argument of PyTorch; the SDK would drop it", value, did_you_mean(name, known))
-        elif name in _SETTLED and _is_variable(value):
-            problem = "a variable of a pipeline cannot change how many processes there are, and of what"
-            yield Fault(name, problem, _shown(value), f"Give a value, here or as {_FIELDS[name]}")
-        elif name == "enable_network_isolation" and value:
-            yield Fault(name, "a job without network cannot read or publish anything in S3", value, "Leave it out")
+        effect = EFFECTS.get(name)
+        if effect is None:
+            known = _parameters(kind)
+            if name in known:
+                problem = "is an argument of the SDK whose effect on the job is not known"
+                yield Fault(name, problem, _shown(value), "Leave it out")
+            else:
+                yield Fault(name, "is no argument of PyTorch; the SDK would drop it", value, did_you_mean(name, known))
+        elif effect.kind == "refused":
+            if value is not None and not any(value is it or value == it for it in effect.neutral):
+                yield Fault(name, effect.reason, _shown(value), effect.target)
+        elif _is_variable(value) and not effect.variable:
+            problem = "must be a value: job.json and how many processes start follow from it, before a pipeline starts"
+            yield Fault(name, problem, _shown(value), _instead(name, effect))
+        else:
+            yield from _name_faults(name, value)
+
+
+def _instead(name: str, effect: Effect) -> str:
+    return f"Give a value, here or as {effect.target}" if effect.kind == "field" else f"Give {name} a value"
+
+
+def _name_faults(argument: str, value: Any) -> Iterator[Fault]:
+    """Names that are not text: a pipeline variable has a value only once the pipeline runs."""
+    if argument in _NAMED_BY_KEY and isinstance(value, dict):
+        names = list(value)
+    elif argument == "tags" and isinstance(value, list):
+        names = [tag.get("Key") for tag in value if isinstance(tag, dict)]
+    else:
+        return
+    for name in names:
+        if not isinstance(name, str):
+            yield Fault(argument, "a name must be text, not a pipeline variable", _shown(name), "Write the name itself")
 
 
 def _parameters(kind: Any) -> list[str]:
@@ -106,7 +94,14 @@ def _parameters(kind: Any) -> list[str]:
 
 
 def _shown(value: Any) -> Any:
-    return getattr(value, "expr", value)  # the SDK's own text of a variable is an exception
+    """A value for a message: the SDK's own text of a variable is an exception."""
+    if isinstance(value, dict):
+        return {_shown(key): _shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    if hasattr(value, "expr"):
+        return json.dumps(value.expr) if isinstance(value.expr, dict) else value.expr
+    return value
 
 
 def _is_variable(value: Any) -> bool:
@@ -135,25 +130,59 @@ def _usual(entry: tuple[str, Any]) -> tuple[str, Any]:
     return (name, value) if default is None else (name, default)
 
 
-def hyperparameter_faults(submission: Submission, given: Mapping[str, Any]) -> Iterator[Fault]:
-    """What the service would refuse, or the worker minutes after the job has begun to cost: names, values, lengths."""
+def hyperparameter_faults(submission: Submission, plan: Plan, given: Mapping[str, Any]) -> Iterator[Fault]:
+    """What the service would refuse, or the worker minutes after the job has begun to cost: names, values, lengths.
+
+    ``plan`` is that of the job that ``submission`` starts.
+    """
     try:
         texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not _is_variable(value)}
     except (TypeError, ValueError) as error:
         yield Fault("hyperparameters", f"cannot be written as JSON, which the SDK makes of them: {error}")
         return
-    whole = {**submission.request["HyperParameters"], **texts}
+    whole, too_long = {**submission.request["HyperParameters"], **texts}, False
     for fault in limit_faults({**submission.request, "HyperParameters": whole}):
         if fault.path.startswith("HyperParameters"):
+            too_long = True
             path = fault.path.replace("HyperParameters", "hyperparameters", 1)
             yield replace(fault, path=path, remedy="Say it in the specification: a job file has no such limit")
     try:
-        submission.job.changed(overrides(texts))
-    except SpecError as error:
+        _, changes = applied(submission.job, texts)
+        if not too_long:
+            yield from _launch_faults(plan, changes)
+    except (SpecError, PlanError) as error:
         for fault in error.faults:
             own = submission.job.spec.task.kind == "script" and "." not in fault.path
             remedy = "Arguments of the program are task.args" if own else fault.remedy
             yield replace(fault, path=f"hyperparameters.{fault.path}", origin="", remedy=remedy)
+
+
+def _launch_faults(plan: Plan, changes: Sequence[str]) -> Iterator[Fault]:
+    """Changes that the request was made without: it would start the processes for another job than the worker reads.
+
+    Raises ``SpecError`` and ``PlanError`` where the changed job cannot be planned.
+    """
+    if not changes:
+        return
+    # Limits of the request's environment do not hold for variables that come as hyperparameters.
+    (changed,) = plan_loaded(load_whole(plan.job, [it for it in changes if not it.startswith("environment.")]))
+    if _launched(changed.job) == _launched(plan.job):
+        return
+    for change in changes:
+        name = change.partition("=")[0]
+        try:
+            alone = load_whole(plan.job, [change]).spec
+        except SpecError:
+            continue
+        if isinstance(alone, JobSpec) and _launched(alone) != _launched(plan.job):
+            problem = "is settled at launch: the request starts the processes with it"
+            remedy = f"Give it to the specification: sm_llm.estimator(spec, {change!r})"
+            yield Fault(f"hyperparameters.{name}", problem, change.partition("=")[2], remedy)
+
+
+def _launched(job: JobSpec) -> tuple[object, ...]:
+    """What of a request follows from fields that hyperparameters can change."""
+    return distribution(job), line_of(job)
 
 
 def fit_faults(submission: Submission, inputs: Mapping[str, Any], job_name: Any) -> Iterator[Fault]:
@@ -163,10 +192,10 @@ def fit_faults(submission: Submission, inputs: Mapping[str, Any], job_name: Any)
     if JOB_CHANNEL in inputs:
         remedy = "Give the input another name"
         yield Fault(f"inputs.{JOB_CHANNEL}", "is the name of the channel that brings the job itself", remedy=remedy)
-    for name, value in inputs.items():
-        if isinstance(value, str) and not is_s3(value):
-            yield Fault(f"inputs.{name}", "is no prefix in S3", value, "Write s3://bucket/prefix")
-    more = [{"ChannelName": name, "DataSource": {}} for name in inputs if name not in own]
+    yield from input_faults(submission.job.spec, inputs, has_network="VpcConfig" in request)
+    if hasattr(job_name, "expr"):
+        yield Fault("job_name", "must be text, not a pipeline variable", _shown(job_name), "Write the name itself")
+    more = [{"ChannelName": name, "DataSource": {}} for name in inputs if isinstance(name, str) and name not in own]
     request |= {"InputDataConfig": [*request["InputDataConfig"], *more]}
     request |= {"TrainingJobName": job_name} if isinstance(job_name, str) else {}
     for fault in limit_faults(request):

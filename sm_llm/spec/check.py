@@ -13,7 +13,7 @@ from sm_llm.spec.check_register import register_faults
 from sm_llm.spec.check_script import script_faults
 from sm_llm.spec.check_strategy import strategy_faults, training_faults
 from sm_llm.spec.checkpoint import PretrainedStart
-from sm_llm.spec.data import StreamData
+from sm_llm.spec.data import StreamData, SyntheticData
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.inputs import S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
@@ -127,6 +127,10 @@ def _input_uris(job: JobSpec) -> dict[str, str]:
 
 
 def _input_faults(job: JobSpec) -> Iterator[Fault]:
+    yield from list(_input_value_faults(job)) or _unread_inputs(job)
+
+
+def _input_value_faults(job: JobSpec) -> Iterator[Fault]:
     for name, value in job.inputs.items():
         if isinstance(value, S3Input) and value.mode == "Pipe":
             problem = "a pipe can be read only once and in order, which neither shuffling nor resume can do"
@@ -138,6 +142,23 @@ def _input_faults(job: JobSpec) -> Iterator[Fault]:
             yield Fault(path, "an input cannot refer to another input", input_place(job.inputs[path.split(".")[1]]))
         elif name not in job.inputs:
             yield Fault(path, "there is no such input", name, f"Known inputs: {', '.join(job.inputs) or 'none'}")
+
+
+def _unread_inputs(job: JobSpec) -> Iterator[Fault]:
+    """Inputs that the task neither refers to nor reads from by their place; a script may read any."""
+    if isinstance(job.task, ScriptTask):
+        return
+    named = {name for path, kind, name in references(job) if kind == "input" and path.startswith("task.")}
+    places = [f"{place.rstrip('/')}/" for place in sources(job).values()]
+    for name, value in job.inputs.items():
+        base = f"{input_place(value).rstrip('/')}/"
+        if name in named or any(place.startswith(base) for place in places):
+            continue
+        reads = f"the {job.task.kind} task does not read it"
+        if isinstance(job.task, TrainTask) and isinstance(job.task.data, SyntheticData):
+            reads += ": it trains on RANDOM TOKENS (task.data.format=synthetic)"
+        remedy = f"Refer to it where the task reads it, as inputs.{name}, or leave it out"
+        yield Fault(f"inputs.{name}", reads, input_place(value), remedy)
 
 
 def _train_faults(task: TrainTask, compute: ComputeSpec | None) -> Iterator[Fault]:

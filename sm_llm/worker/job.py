@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER, TUNING_METRIC, overrides, read_hyperparameters
+from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER, TUNING_METRIC, applied, read_hyperparameters
 from sm_llm.contract.job_file import JOB_CHANNEL, JOB_ENVIRONMENT, JobFile
 from sm_llm.contract.run_paths import CONTAINER_BASE, JOB_FILE
 from sm_llm.errors import RunFailed
@@ -32,8 +32,7 @@ def read_job(container: ContainerPaths, argv: Sequence[str], environ: Mapping[st
         raise RunFailed(f"{path} is not there: a launcher mounts job.json as channel {JOB_CHANNEL!r}, "
                         f"or names it in {JOB_ENVIRONMENT}")  # fmt: skip
     given = read_hyperparameters(container.hyperparameters, argv, environ)
-    changes = overrides(given)
-    job = JobFile.read(path).changed(changes)
+    job, changes = applied(JobFile.read(path), given)
     return _in_own_run(_at_base(job, container.base), given, environ), changes
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.spec.inputs import FileSystemInput, Input, S3Input, input_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from sm_llm.spec.job import JobSpec
 
@@ -77,3 +78,22 @@ def _replace(value: Any, places: Mapping[str, str]) -> Any:
             if value.rstrip("/") == base or value.startswith(f"{base}/"):
                 return f"{folder}{value[len(base) :]}".rstrip("/")
     return value
+
+
+def read_channels(job: JobSpec) -> set[str] | None:
+    """Names of the channels that a job, as its worker reads it, takes data from; None for a program's: it may read any.
+
+    ``job`` is what ``seen_from_inside`` gives.
+    """
+    if job.task.kind == "script":
+        return None
+    inside = (PurePosixPath(text) for text in _texts(job.task.model_dump()) if text.startswith(f"{MOUNT}/"))
+    return {place.relative_to(MOUNT).parts[0] for place in inside}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)

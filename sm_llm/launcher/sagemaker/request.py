@@ -78,6 +78,7 @@ def _algorithm(options: SageMakerBackend, given: Request) -> dict[str, Any]:
     algorithm: dict[str, Any] = {"TrainingImage": given.image_uri, "TrainingInputMode": "File"}
     if options.metric_definitions:
         algorithm["MetricDefinitions"] = metric_definitions()
+        algorithm["EnableSageMakerMetricsTimeSeries"] = True  # as the SDK's PyTorch sends since PyTorch 1.3
     return algorithm
 
 

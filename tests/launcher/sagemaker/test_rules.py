@@ -269,10 +269,10 @@ def test_sources_on_this_machine_are_refused(tmp_path: Path, faults: Faults) -> 
 
 def test_a_file_system_needs_its_network(faults: Faults) -> None:
     inputs = {"data": {"file_system_id": "fs-0123456789abcdef0", "directory_path": "/fsx"}}
-    (fault,) = faults(TINY, inputs=inputs)
+    (fault,) = faults(SCRIPT, inputs=inputs)
     assert fault.path == "inputs.data"
     network = {"subnets": ["subnet-1"], "security_group_ids": ["sg-1"]}
-    assert faults(TINY, inputs=inputs, backend={"vpc": network}) == []
+    assert faults(SCRIPT, inputs=inputs, backend={"vpc": network}) == []
 
 
 def test_a_pipe_is_refused_with_the_reason(faults: Faults) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.errors import PlanError
 from sm_llm.launcher.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
-from tests.launcher.sagemaker.conftest import SCRIPT, TINY, render
+from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of, render
 
 
 class Estimator:
@@ -93,17 +93,17 @@ def test_a_variable_of_a_pipeline_goes_to_the_sdk_as_it_is() -> None:
 def test_a_hyperparameter_that_the_worker_or_the_service_would_refuse(
     job: dict[str, Any], given: dict[str, Any], path: str, words: str
 ) -> None:
-    (fault,) = hyperparameter_faults(render(job), given)
+    (fault,) = hyperparameter_faults(render(job), plan_of(job), given)
     assert fault.path == f"hyperparameters.{path}"
     assert words in str(fault)
 
 
 def test_hyperparameters_that_fit_are_not_refused() -> None:
     given = {"task.max_steps": 7, "environment.NOTE": 'it\'s "q"\n日本', "task.seed": Variable()}
-    assert list(hyperparameter_faults(render(TINY), given)) == []
-    (fault,) = hyperparameter_faults(render(TINY), {f"environment.V{n}": 1 for n in range(100)})
+    assert list(hyperparameter_faults(render(TINY), plan_of(TINY), given)) == []
+    (fault,) = hyperparameter_faults(render(TINY), plan_of(TINY), {f"environment.V{n}": 1 for n in range(100)})
     assert "at most 100" in str(fault)
-    (fault,) = hyperparameter_faults(render(TINY), {"task.seed": object()})
+    (fault,) = hyperparameter_faults(render(TINY), plan_of(TINY), {"task.seed": object()})
     assert "JSON" in str(fault)
 
 
@@ -119,8 +119,8 @@ def test_hyperparameters_that_fit_are_not_refused() -> None:
     ],
 )
 def test_what_fit_cannot_send(inputs: dict[str, Any], job_name: str | None, path: str) -> None:
-    assert [fault.path for fault in fit_faults(render(TINY), inputs, job_name)] == [path]
+    assert [fault.path for fault in fit_faults(render(SCRIPT), inputs, job_name)] == [path]
 
 
 def test_what_fit_can_send() -> None:
-    assert list(fit_faults(render(TINY), {"corpus": "s3://bucket/x", "other": object()}, "my-job")) == []
+    assert list(fit_faults(render(SCRIPT), {"corpus": "s3://bucket/x", "other": object()}, "my-job")) == []
