@@ -65,7 +65,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; raises ``DataError`` naming the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(value, dict):
         raise DataError(f"{path}: a JSON object is expected, found {type(value).__name__}")

@@ -92,6 +92,8 @@ class Field:
     required: bool = False
     safe: bool = False
     minimum: float | None = None
+    maximum: int = 2**31 - 1
+    """Of whole numbers. What is counted one by one, such as layers, has a smaller one."""
 
     def fault(self, name: str, value: Any) -> Fault | None:
         """What is wrong with ``value``, if anything (a bool is no number, an integer is a float)."""
@@ -101,6 +103,8 @@ class Field:
             return Fault(name, f"must be {self.describe()}", value)
         if self.minimum is not None and isinstance(value, int | float) and not value >= self.minimum:
             return Fault(name, f"must be at least {self.minimum:g}", value)
+        if isinstance(value, int) and value > self.maximum:
+            return Fault(name, f"must be at most {self.maximum:,}", value)
         return None
 
     def describe(self) -> str:
@@ -109,9 +113,11 @@ class Field:
         return " or ".join([*kinds, *(["null"] if self.optional else [])])
 
 
-def size(default: int | None = None, *, optional: bool = False, safe: bool = False) -> Field:
+def size(
+    default: int | None = None, *, optional: bool = False, safe: bool = False, maximum: int = Field.maximum
+) -> Field:
     """A count of something, at least 1; without a default (and not optional) the config must state it."""
-    return Field((int,), default, optional, default is None and not optional, safe, minimum=1)
+    return Field((int,), default, optional, default is None and not optional, safe, minimum=1, maximum=maximum)
 
 
 def number(default: float, *, safe: bool = False) -> Field:
@@ -133,7 +139,7 @@ COMMON_FIELDS: Mapping[str, Field] = {
     "vocab_size": size(),
     "hidden_size": size(),
     "intermediate_size": size(),
-    "num_hidden_layers": size(),
+    "num_hidden_layers": size(maximum=2_000),
     "num_attention_heads": size(),
     "hidden_act": Field((str,), "silu"),
     "initializer_range": number(0.02),

@@ -36,7 +36,7 @@ class Mixtral(Mistral):
         "num_key_value_heads": size(8, optional=True),
         "sliding_window": size(optional=True),
         "num_experts_per_tok": size(2),
-        "num_local_experts": size(8),
+        "num_local_experts": size(8, maximum=1_000),
         "output_router_logits": switch(False),
         "router_aux_loss_coef": number(0.001),
         "router_jitter_noise": number(0.0),

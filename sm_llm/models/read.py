@@ -35,7 +35,7 @@ def _parse(path: Path, where: str) -> dict[str, Any]:
         raise _error(
             where, "the folder holds no config.json", str(path.parent), "It must be a Hugging Face model folder."
         ) from None
-    except (OSError, ValueError) as fault:
+    except (OSError, ValueError, RecursionError) as fault:
         raise _error(where, f"cannot be read as JSON: {fault}", str(path)) from None
     if not isinstance(config, dict):
         raise _error(where, "holds no JSON object", str(path))

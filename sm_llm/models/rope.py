@@ -160,4 +160,5 @@ def _is_map(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, float) or (is_int and abs(value) < 2**63)

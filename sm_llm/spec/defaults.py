@@ -14,7 +14,7 @@ from sm_llm.spec.faults import validate
 from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tree import Path, Tree
 from sm_llm.spec.user_file import user_config_file
-from sm_llm.spec.yaml_text import from_typed, from_yaml
+from sm_llm.spec.yaml_text import from_typed, from_yaml, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,7 +103,7 @@ def with_account(tree: Tree, defaults: Defaults) -> None:
 def _read_file(file: FilePath) -> Tree:
     label = f"user config {file}"
     try:
-        tree = from_yaml(file.read_text(encoding="utf-8"), label)
+        tree = from_yaml(read_text(file), label)
     except FileNotFoundError:
         return Tree()
     except (OSError, UnicodeDecodeError) as error:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Spec = TypeVar("Spec", bound=SpecModel)
 
+_COUNTABLE = 2**63
 _MISSPELT = 0.8
 """Keys at least this similar (``SequenceMatcher.ratio``) are one key with a typing error."""
 _LIMITS = {
@@ -50,15 +51,37 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
     it the block's defaults; a block that does not say which of several it is becomes the one that is the default.
     """
     _choose(kind, tree, ())
+    too_large = _take_too_large(kind, tree)
     spec, places = _attempt(kind, tree)
     if repairs := [(path, value) for path, _ in places if (value := _repair(kind, tree, path)) is not None]:
         for path, value in repairs:
             tree.replace(path, value)
         spec, places = _attempt(kind, tree)
-    faults = [_fault(kind, tree, path, detail) for path, detail in places]
+    told = {fault.path for fault in too_large}
+    found = [_fault(kind, tree, path, detail) for path, detail in places]
     for path, _ in places:
         tree.remove(path)
-    return spec or _rest(kind, tree), faults
+    return spec or _rest(kind, tree), [*too_large, *(fault for fault in found if fault.path not in told)]
+
+
+def _take_too_large(kind: type[Spec], tree: Tree) -> list[Fault]:
+    """Take out every whole number that no computer counts to: arithmetic with it has no end, or no float holds it."""
+    faults = []
+    for path, value in _leaves(tree.value, ()):
+        is_large = isinstance(value, int) and abs(value) >= _COUNTABLE
+        if is_large and int in members(annotation_at(kind, tree, path)):
+            problem = f"must be less than 2**63 ({_COUNTABLE:,})"
+            faults.append(Fault(".".join(path), problem, value, origin=tree.origin(path)))
+            tree.remove(path)
+    return faults
+
+
+def _leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
+    if isinstance(value, dict):
+        return [leaf for key, item in value.items() for leaf in _leaves(item, (*path, str(key)))]
+    if isinstance(value, list):
+        return [leaf for index, item in enumerate(value) for leaf in _leaves(item, (*path, str(index)))]
+    return [(path, value)]
 
 
 def _rest(kind: type[Spec], tree: Tree) -> Spec | None:
@@ -174,7 +197,7 @@ def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
         return None
     if not isinstance(value, str) and any(map(_is_text, wanted)):
         return text
-    if isinstance(value, float) and int in wanted and value.is_integer():
+    if isinstance(value, float) and int in wanted and value.is_integer() and abs(value) < _COUNTABLE:
         return int(value)
     return None
 

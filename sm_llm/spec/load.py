@@ -18,7 +18,7 @@ from sm_llm.spec.overrides import parse_fields, parse_overrides
 from sm_llm.spec.recipes import recipe_files
 from sm_llm.spec.secrets import conceal
 from sm_llm.spec.tree import Path, Tree, from_python
-from sm_llm.spec.yaml_text import from_yaml
+from sm_llm.spec.yaml_text import from_yaml, read_text
 
 SpecSource = str | FilePath | Mapping[str, Any] | JobSpec | WorkflowSpec
 """What a specification can be loaded from: a recipe's name, a YAML file, a mapping or an object."""
@@ -121,7 +121,7 @@ def _find(source: str | FilePath) -> tuple[FilePath, str]:
 
 def _read(file: FilePath) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError([Fault(str(file), f"cannot be read: {error}")]) from None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.tree import Path, Tree, from_python
 from sm_llm.spec.yaml_text import from_typed
 
@@ -21,10 +22,13 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[Path, Tree]], 
     for text in overrides:
         key, equals, value = text.partition("=")
         path = _path(key)
-        if equals and path and not key.startswith("-"):
-            parsed.append((path, from_typed(value, OVERRIDE_ORIGIN)))
-        else:
+        if not (equals and path and not key.startswith("-")):
             faults.append(Fault(key or text, "an override is written key.path=value", text, _example(key, equals)))
+            continue
+        try:
+            parsed.append((path, from_typed(value, OVERRIDE_ORIGIN)))
+        except SpecError as error:
+            faults += [replace(fault, path=key) for fault in error.faults]
     return parsed, faults
 
 
@@ -33,7 +37,10 @@ def parse_fields(fields: Mapping[str, Any]) -> tuple[list[tuple[Path, Tree]], li
     parsed, faults = [], []
     for key, value in fields.items():
         if path := _path(key):
-            parsed.append((path, from_python(value, FIELD_ORIGIN)))
+            try:
+                parsed.append((path, from_python(value, FIELD_ORIGIN)))
+            except SpecError as error:
+                faults += [replace(fault, path=f"{key}.{fault.path}".rstrip(".")) for fault in error.faults]
         else:
             faults.append(Fault(key, "a field is named by a dotted path such as task.max_steps"))
     return parsed, faults

@@ -7,10 +7,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.schema import child, constant, tag
 
 Path = tuple[str, ...]
+
+
+MOST_VALUES = 10_000
+DEEPEST = 64
+_LARGEST_BITS = 3300
+"""Of a whole number: about a thousand digits."""
+
+
+@dataclass
+class Size:
+    """How much of a nested value has been seen, and how deep it goes: more than any specification needs is refused."""
+
+    values: int = 0
+    depth: int = 0
+
+    def enter(self) -> str:
+        """Count a value and go into it; what is wrong, if it is one too many or too deep."""
+        self.values += 1
+        self.depth += 1
+        if self.depth > DEEPEST:
+            return f"is nested more than {DEEPEST} levels deep"
+        return f"holds more than {MOST_VALUES:,} values" if self.values > MOST_VALUES else ""
+
+    def leave(self) -> None:
+        """Come out of the value entered last."""
+        self.depth -= 1
 
 
 @dataclass
@@ -32,21 +59,24 @@ class Tree:
         parent, holder = self._reach(path[:-1], annotation)
         old = parent.get(path[-1])
         if _merges(old, other.value, tag(child(holder, parent, path[-1]))):
-            for name in other.value:
-                self.put((*path, name), other.below(name), annotation)
+            for name, part in other.parts().items():
+                self.put((*path, name), part, annotation)
             return
         self._forget(path)
         parent[path[-1]] = other.value
         self.origins.update({(*path, *rest): origin for rest, origin in other.origins.items()})
         self.texts.update({(*path, *rest): text for rest, text in other.texts.items()})
 
-    def below(self, name: str) -> Tree:
-        """The part of this tree under one key."""
-        return Tree(
-            self.value[name],
-            {path[1:]: origin for path, origin in self.origins.items() if path[:1] == (name,)},
-            {path[1:]: text for path, text in self.texts.items() if path[:1] == (name,)},
-        )
+    def parts(self) -> dict[str, Tree]:
+        """The part of this tree under each of its keys."""
+        found = {name: Tree(value, {}, {}) for name, value in self.value.items()}
+        for path, origin in self.origins.items():
+            if path:
+                found[path[0]].origins[path[1:]] = origin
+        for path, text in self.texts.items():
+            if path:
+                found[path[0]].texts[path[1:]] = text
+        return found
 
     def get(self, path: Path) -> Any:
         """The value at ``path``, or None."""
@@ -88,6 +118,8 @@ class Tree:
         return node, kind
 
     def _forget(self, path: Path) -> None:
+        if path not in self.origins:
+            return
         for table in (self.origins, self.texts):
             for known in [known for known in table if known[: len(path)] == path]:
                 del table[known]
@@ -96,10 +128,11 @@ class Tree:
 def from_python(value: Any, origin: str) -> Tree:
     """A Python value: mappings, sequences, scalars, paths and specification objects.
 
-    Of an object only the fields that were set are taken, so that user defaults still apply to the others.
+    Of an object only the fields that were set are taken, so that user defaults still apply to the others. Raises
+    ``SpecError`` for more values, levels or digits than a specification has.
     """
     tree = Tree(None)
-    tree.value = _plain(value, (), tree.origins, origin)
+    tree.value = _plain(value, (), tree.origins, origin, Size())
     return tree
 
 
@@ -109,16 +142,22 @@ def _merges(old: Any, new: Any, key: str | None) -> bool:
     return key is None or key not in new or new[key] == old.get(key)
 
 
-def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str) -> Any:
+def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: Size) -> Any:
     origins[path] = origin
+    if problem := size.enter():
+        raise SpecError([Fault(".".join(path[:3]), problem, origin=origin)])
     if isinstance(value, SpecModel):
         kind = type(value)
         kept = [name for name in kind.model_fields if name in value.model_fields_set or constant(kind, name)]
         value = {name: getattr(value, name) for name in kept}
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, (*path, str(key)), origins, origin) for key, item in value.items()}
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(item, (*path, str(index)), origins, origin) for index, item in enumerate(value)]
+        value = {str(key): _plain(item, (*path, str(key)), origins, origin, size) for key, item in value.items()}
+    elif isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        value = [_plain(item, (*path, str(at)), origins, origin, size) for at, item in enumerate(value)]
+    elif isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
+        problem = f"is a number of {value.bit_length():,} bits"
+        raise SpecError([Fault(".".join(path), problem, remedy="Give one that means something here", origin=origin)])
+    size.leave()
     return value

@@ -1,7 +1,8 @@
 """Reading YAML without its traps, and remembering the line of every value.
 
 Plain scalars follow YAML 1.2: ``no``, ``off`` and ``2024-01-01`` are text, ``1e-4`` is a number, ``010`` is ten.
-Underscores may group digits (``1_000_000``).
+Underscores may group digits (``1_000_000``). Size, depth and number of values are bounded, aliases counted as what they
+stand for, so that no text takes longer than a moment.
 """
 
 from __future__ import annotations
@@ -9,23 +10,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from sm_llm.errors import Fault, SpecError
-from sm_llm.spec.tree import Path, Tree
+from sm_llm.spec.tree import Path, Size, Tree
+
+if TYPE_CHECKING:
+    from pathlib import Path as FilePath
 
 _CORE = "tag:yaml.org,2002:"
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
+_SMALLER = "Write what the job needs and no more: a specification has a few hundred values"
+LONGEST_TEXT = 1_000_000
+"""Characters of a YAML text."""
+_LONGEST_NUMBER = 1000
+"""Digits of a whole number; what is longer is text."""
+
 _Scalar = tuple[str, str, str, Callable[[str], Any]]
 _SCALARS: tuple[_Scalar, ...] = (
     ("null", r"(?:~|null|Null|NULL|)$", "~nN", lambda text: None),
     ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF", lambda text: text.lower() == "true"),
-    ("int", r"[-+]?[0-9][0-9_]*$", "-+0123456789", lambda text: int(text.replace("_", ""))),
-    ("int", r"0x[0-9a-fA-F]+$", "0", lambda text: int(text, 16)),
+    ("int", r"[-+]?[0-9][0-9_]*$", "-+0123456789", lambda text: _whole(text.replace("_", ""), 10)),
+    ("int", r"0x[0-9a-fA-F]+$", "0", lambda text: _whole(text, 16)),
     (
         "float",
         r"[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?$",
@@ -37,10 +47,30 @@ _SCALARS: tuple[_Scalar, ...] = (
 """Tag, pattern, possible first characters, conversion; in the order in which they are tried."""
 
 
+class _TooLarge(yaml.MarkedYAMLError):
+    """A text with more in it than any specification has."""
+
+    def __init__(self, problem: str, mark: yaml.Mark | None = None) -> None:
+        super().__init__(problem=problem, problem_mark=mark)
+
+
 class _Loader(yaml.SafeLoader):
     """Composes nodes, resolving plain scalars by ``_SCALARS`` only."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._size = Size()
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """As the library, but not without end: it calls itself for every level."""
+        if problem := self._size.enter():
+            raise _TooLarge(problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._size.leave()
 
 
 for _tag, _pattern, _first, _ in _SCALARS:
@@ -50,20 +80,39 @@ for _tag, _pattern, _first, _ in _SCALARS:
 def from_yaml(text: str, name: str) -> Tree:
     """Parse a YAML file; origins are ``name:line``.
 
-    Raises ``SpecError`` for text that is not one YAML document, for duplicate keys and for tags outside YAML's core.
+    Raises ``SpecError`` for text that is not one YAML document or too large for a specification, for duplicate keys and
+    for tags outside YAML's core.
     """
+    builder = _Builder(lambda line: f"{name}:{line}")
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        if (node := _compose(text)) is not None:
+            builder.tree.value = builder.build(node, ())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
-        raise SpecError([Fault(where, f"not valid YAML: {getattr(error, 'problem', None) or error}")]) from None
-    builder = _Builder(lambda line: f"{name}:{line}")
-    if node is not None:
-        builder.tree.value = builder.build(node, ())
+        problem = getattr(error, "problem", None) or error
+        told = str(problem) if isinstance(error, _TooLarge) else f"not valid YAML: {problem}"
+        raise SpecError([Fault(where, told, remedy=_SMALLER if isinstance(error, _TooLarge) else "")]) from None
     if builder.faults:
         raise SpecError(builder.faults)
     return builder.tree
+
+
+def read_text(file: FilePath) -> str:
+    """The text of a YAML file, but little more than ``from_yaml`` takes. Raises ``OSError``, ``UnicodeDecodeError``."""
+    with file.open(encoding="utf-8") as stream:
+        return stream.read(LONGEST_TEXT + 1)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    if len(text) > LONGEST_TEXT:
+        raise _TooLarge(f"is longer than {LONGEST_TEXT:,} characters")
+    return yaml.compose(text, Loader=_Loader)
+
+
+def _whole(digits: str, base: int) -> int | str:
+    """A whole number; the text itself if no number of a specification is that long."""
+    return int(digits, base) if len(digits) <= _LONGEST_NUMBER else digits
 
 
 def from_typed(text: str, origin: str) -> Tree:
@@ -71,7 +120,7 @@ def from_typed(text: str, origin: str) -> Tree:
 
     Unquoted text is kept to the character: ``Item #1`` is not cut at what would be a comment in a file, and
     ``Name: x`` is text where text is wanted. JSON, which the SageMaker SDK writes, means what it means as JSON, also
-    where YAML would read it otherwise.
+    where YAML would read it otherwise. Raises ``SpecError`` for what is too large.
     """
     tree = _typed(text, origin)
     if text[:1] in ("{", "[", '"') and (exact := _json(text)) is not None and exact != tree.value:
@@ -98,15 +147,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _typed(text: str, origin: str) -> Tree:
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError:
-        node = None
-    quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
     builder = _Builder(lambda line: origin)
-    if node is None or (node.tag == f"{_CORE}str" and not quoted):
+    try:
+        node = _compose(text)
+        quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
+        if node is None or (node.tag == f"{_CORE}str" and not quoted):
+            return Tree(text, {(): origin})
+        builder.tree.value = builder.build(node, ())
+    except _TooLarge as error:
+        raise SpecError([Fault("", str(error.problem), remedy=_SMALLER, origin=origin)]) from None
+    except yaml.YAMLError:
         return Tree(text, {(): origin})
-    builder.tree.value = builder.build(node, ())
     if builder.faults:
         return Tree(text, {(): origin})
     if not quoted:
@@ -147,12 +198,15 @@ class _Builder:
         self.faults: list[Fault] = []
         self._label = label
         self._open: list[yaml.Node] = []
+        self._size = Size()
 
     def build(self, node: yaml.Node, path: Path) -> Any:
         """The value of a node at ``path``."""
         self.tree.origins[path] = self._where(node)
         if node in self._open:
             return self._fault(node, path, "refers to itself")
+        if problem := self._size.enter():  # an alias counts as all that it stands for
+            raise _TooLarge(problem, node.start_mark)
         self._open.append(node)
         try:
             if isinstance(node, yaml.CollectionNode) and node.tag not in (f"{_CORE}map", f"{_CORE}seq"):
@@ -164,6 +218,7 @@ class _Builder:
             return self._scalar(node, path) if isinstance(node, yaml.ScalarNode) else None
         finally:
             self._open.pop()
+            self._size.leave()
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         built: dict[str, Any] = {}
