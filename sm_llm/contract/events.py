@@ -52,6 +52,22 @@ class StartChosen:
 
 
 @dataclass(frozen=True)
+class LayersCompiled:
+    """What torch.compile made of the decoder layers, counted on rank 0 during an attempt's first step.
+
+    ``eager`` names the layers that ran without a compiled graph, ``broken`` those that ran as more than one;
+    ``graph_breaks`` counts torch's reasons.
+    """
+
+    layers: int
+    graphs: int
+    eager: list[str]
+    broken: list[str]
+    graph_breaks: dict[str, int]
+    kind: str = "layers_compiled"
+
+
+@dataclass(frozen=True)
 class Step:
     """One optimiser step (1-based). Loss in nats per token over the global batch."""
 
@@ -160,6 +176,7 @@ Event = (
     AttemptStarted
     | StartChosen
     | StateVerified
+    | LayersCompiled
     | Step
     | Logged
     | Throughput

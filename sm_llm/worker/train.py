@@ -28,6 +28,7 @@ from sm_llm.worker.schedule import Plateau, learning_rate
 from sm_llm.worker.space import check_space
 from sm_llm.worker.start import Start, Starter, compare, first_weights, load_checkpoint
 from sm_llm.worker.state_hash import state_hash
+from sm_llm.worker.strategies.compiled import warning
 from sm_llm.worker.strategies.registry import make_strategy
 from sm_llm.worker.validate import sentence, validate
 from sm_llm.worker.versions import versions
@@ -66,6 +67,7 @@ class Training:
         self.steps = StepBuffer(strategy.device, strategy.layout.tensor)
         self.last_step: Step | None = None
         self.reports = 0
+        self.compilation_known = False
         self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control)
         self.stopper = Stopper(context, self.control)
         self.starter = Starter(context, self.task, self.store, self.control, strategy)
@@ -103,6 +105,7 @@ class Training:
         with self.profiler.of(step):
             self.take_step(step, self.next_batches())
         self.context.pulse.done(step)
+        self.report_compilation()
         derived, is_last = self.setup.derived, step == self.setup.total_steps
         halts = self.stopper.is_asked() and not is_last
         reports = self.is_due(step, self.task.logging.every_steps)
@@ -117,6 +120,16 @@ class Training:
             self.validate(step)
         if saves:
             self.save(step, required=is_last)
+
+    def report_compilation(self) -> None:
+        """After an attempt's first step: how much of the model runs as compiled graphs."""
+        found = None if self.compilation_known else self.strategy.compilation()
+        self.compilation_known = True
+        if found is None:
+            return
+        self.context.emit(found)
+        if text := warning(found):
+            self.context.notice(text, "warning")
 
     def heed_flags(self, *, settle: bool) -> None:
         """Act on steps that were not finite, as far as they are known; ``settle`` makes them all known."""

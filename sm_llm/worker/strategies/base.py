@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from sm_llm.contract.events import LayersCompiled
     from sm_llm.spec.layout import Layout
     from sm_llm.worker.weights import WeightReader
 
@@ -47,6 +48,9 @@ class Strategy(Protocol):
 
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[n, seq] token ids -> [n, seq, vocab], the same on all processes that see these rows. A collective."""
+
+    def compilation(self) -> LayersCompiled | None:
+        """What torch.compile made of the layers, up to now; None where none is compiled. Ends the counting."""
 
     def train_mode(self, enabled: bool) -> None:
         """Switch dropout on or off."""

@@ -17,9 +17,10 @@ from sm_llm.spec.layout import layout
 from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.worker.loss import token_loss_sum
 from sm_llm.worker.optim import MOMENTS, build_adamw, set_learning_rate
+from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism, own_device
 from sm_llm.worker.strategies.fsdp_attention import CausalAttention
-from sm_llm.worker.strategies.fsdp_memory import wrap_layer
+from sm_llm.worker.strategies.fsdp_memory import computed_part, wrap_layer
 from sm_llm.worker.strategies.fsdp_mesh import Meshes, make_meshes, start_process_group
 from sm_llm.worker.strategies.fsdp_tensor import split_matrices
 from sm_llm.worker.strategies.master import MasterWeights
@@ -27,8 +28,9 @@ from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materi
 from sm_llm.worker.strategies.packed import PackedWeights, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from sm_llm.contract.events import LayersCompiled
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.context import Place
     from sm_llm.worker.weights import WeightReader
@@ -53,6 +55,7 @@ class FsdpStrategy:
         self._meshes: Meshes | None = None
         self._owns_group = False
         self._stack = ExitStack()
+        self._compiled = CompiledLayers()
         self.layout = layout(self._spec, place.world_size, place.local_world_size)
         self.data_parallel_rank = self.layout.data_rank(place.rank)
 
@@ -79,9 +82,9 @@ class FsdpStrategy:
         self._model = build_on_meta(config, self._attention.register(), DTYPES[self._task.precision.master])
         if self._meshes and self._meshes.tensor:
             split_matrices(self._model, self._meshes.tensor, sequence_parallel=self._spec.sequence_parallel)
-        self._prepare_layers(config)
+        layers = self._prepare_layers(config)
         if self._meshes is not None:
-            self._shard(config, self._meshes)
+            self._shard(layers, self._meshes)
         home = torch.device("cpu") if self._spec.offload_optimizer else self.device
         materialise(self._model, home, self.device, PackedWeights(weights, self._packings, self._tensors))
         parameters = named_parameters(self._model)
@@ -90,16 +93,21 @@ class FsdpStrategy:
         self._parameters = self._masters.parameters
         self.optimizer = build_adamw(self._parameters, kind.parameters(config), self._task.optim)
 
-    def _prepare_layers(self, config: Mapping[str, Any]) -> None:
-        """Activation checkpointing and compilation, layer by layer, before sharding hooks come around them."""
+    def _prepare_layers(self, config: Mapping[str, Any]) -> list[torch.nn.Module]:
+        """Activation checkpointing and compilation, layer by layer. Returns the layers with what wraps them."""
         keep_rng = bool(config.get("attention_dropout") or config.get("hidden_dropout"))
+        names = {id(module): name for name, module in self._model.named_modules()}
+        layers = []
         for number, (parent, name) in enumerate(decoder_layers(self._model, config)):
-            layer = wrap_layer(parent.get_submodule(name), number, self._spec, keep_rng=keep_rng)
+            own = parent.get_submodule(name)
+            layer = wrap_layer(own, number, self._spec, keep_rng=keep_rng)
             parent.register_module(name, layer)
+            layers.append(layer)
             if self._task.precision.compile:
-                layer.compile()
+                self._compiled.compile(computed_part(layer), names[id(own)])
+        return layers
 
-    def _shard(self, config: Mapping[str, Any], meshes: Meshes) -> None:
+    def _shard(self, layers: Sequence[torch.nn.Module], meshes: Meshes) -> None:
         precision = self._task.precision
         options: dict[str, Any] = {
             "mesh": meshes.data,
@@ -109,8 +117,9 @@ class FsdpStrategy:
         if self._spec.offload_optimizer:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=self.device.type == "cuda")
         reshard = self._spec.reshard_after_forward
-        for parent, name in decoder_layers(self._model, config):
-            fully_shard(parent.get_submodule(name), reshard_after_forward=reshard, **options)
+        # Each layer's outermost module: FSDP's hooks inside a compiled or checkpointed one would break its graph.
+        for layer in layers:
+            fully_shard(layer, reshard_after_forward=reshard, **options)
         fully_shard(self._model, reshard_after_forward=False, **options)
 
     def _shard_dimension(self, parameter: torch.Tensor) -> Shard:
@@ -138,6 +147,9 @@ class FsdpStrategy:
         positions = self._attention.positions[None] if self.layout.context * self.layout.tensor > 1 else None
         own = self._attention.own(input_ids)
         return cast("torch.Tensor", self._model(input_ids=own, position_ids=positions, use_cache=False).logits)
+
+    def compilation(self) -> LayersCompiled | None:
+        return self._compiled.report()
 
     def train_mode(self, enabled: bool) -> None:
         self._model.train(enabled)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import OffloadWrapper, checkpoint_wrapper
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
@@ -33,7 +35,38 @@ def wrap_layer(layer: torch.nn.Module, number: int, spec: FsdpSpec, *, keep_rng:
         return layer
     options: dict[str, Any] = {"context_fn": _selective_contexts} if kind == "selective" else {}
     wrapped = checkpoint_wrapper(layer, preserve_rng_state=keep_rng, **options)
-    return offload_wrapper(wrapped) if spec.offload_activations else wrapped
+    return _OffloadedInputs(wrapped) if spec.offload_activations else wrapped  # type: ignore[no-untyped-call]
+
+
+def computed_part(layer: torch.nn.Module) -> torch.nn.Module:
+    """The part of a wrapped layer to compile: hooks on saved tensors, which cannot be traced, stay outside."""
+    return layer.get_submodule("_checkpoint_wrapped_module") if isinstance(layer, _OffloadedInputs) else layer
+
+
+class _OffloadedInputs(OffloadWrapper):
+    """Keeps a checkpointed layer's inputs in host memory until its backward pass.
+
+    A compiled layer saves its parameters as well; torch's own wrapper would copy them to the host and back.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        host = save_on_cpu(pin_memory=True)
+        own = {_address(it) for it in self.parameters() if not isinstance(it, DTensor)}
+
+        def pack(tensor: torch.Tensor) -> Any:
+            return tensor if _address(tensor) in own else (host.pack_hook(tensor),)
+
+        def unpack(held: Any) -> torch.Tensor:
+            tensor: torch.Tensor = held if isinstance(held, torch.Tensor) else host.unpack_hook(*held)
+            return tensor
+
+        with saved_tensors_hooks(pack, unpack):
+            return self._checkpoint_wrapped_module(*args, **kwargs)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where the memory of a tensor, or of that which it is a view of, begins."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _selective_contexts() -> tuple[Any, Any]:

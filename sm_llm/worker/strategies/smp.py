@@ -151,6 +151,9 @@ class SmpStrategy:
         order = torch.cat([chunk_positions(padded.shape[1], degree, it) for it in range(degree)])
         return torch.cat(parts, dim=1)[:, order.argsort().to(own.device)][:, :length]
 
+    def compilation(self) -> None:
+        """None: SMP does not compile."""
+
     def train_mode(self, enabled: bool) -> None:
         self._model.train(enabled)
 

@@ -1,0 +1,114 @@
+"""Compiles decoder layers, and counts how much of each of them runs as compiled graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sm_llm.contract.events import LayersCompiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKEND = "inductor"
+"""torch.compile's own default."""
+_NAMED = 4
+"""Layers that a warning names."""
+
+
+@dataclass
+class _Layer:
+    """One compiled module: its calls, and how many graphs ran in them."""
+
+    name: str
+    module: torch.nn.Module
+    compiled_call: Callable[..., Any]
+    calls: int = 0
+    graphs: int = 0
+
+
+class CompiledLayers:
+    """Compiles modules one by one and counts, until ``report``, what runs when they are called.
+
+    torch.compile falls back to eager code without an error: where a graph breaks, and where a layer needs one more
+    graph than its limit. Its own statistics count graphs once, however many layers share them, so the graphs are
+    counted here as they run.
+    """
+
+    def __init__(self) -> None:
+        self._layers: list[_Layer] = []
+        self._graphs = 0
+        self._runs = 0
+
+    def compile(self, module: torch.nn.Module, name: str) -> None:
+        """Compile what ``module`` computes, as ``module.compile()`` does. Raises nothing; see ``report``."""
+        module.compile(backend=self._backend)  # loads torch._dynamo, which takes seconds
+        layer = _Layer(name, module, module._compiled_call_impl)  # type: ignore[arg-type]
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            before = self._runs
+            result = layer.compiled_call(*args, **kwargs)
+            layer.calls += 1
+            layer.graphs += self._runs - before
+            return result
+
+        # A forward hook would be traced, and break the graph that it counts.
+        module._compiled_call_impl = counted
+        self._layers.append(layer)
+
+    def _backend(self, graph: torch.fx.GraphModule, inputs: list[Any], **options: Any) -> Callable[..., Any]:
+        compiled = torch._dynamo.lookup_backend(BACKEND)(graph, inputs, **options)
+        self._graphs += 1
+
+        def run(*args: Any) -> Any:
+            self._runs += 1
+            return compiled(*args)
+
+        return run
+
+    def report(self) -> LayersCompiled | None:
+        """What ran since the layers were compiled; None if there are none. Ends the counting."""
+        if not self._layers:
+            return None
+        for layer in self._layers:
+            layer.module._compiled_call_impl = layer.compiled_call
+        called = [layer for layer in self._layers if layer.calls]
+        reasons = torch._dynamo.utils.counters["graph_break"]
+        return LayersCompiled(
+            layers=len(called),
+            graphs=self._graphs,
+            eager=[layer.name for layer in called if layer.graphs == 0],
+            broken=[layer.name for layer in called if layer.graphs > layer.calls],
+            graph_breaks={_first_line(text): count for text, count in reasons.items()},
+        )
+
+
+def _first_line(reason: str) -> str:
+    """The cause of a graph break; the rest of torch's text explains it at length."""
+    return reason.strip().partition("\n")[0]
+
+
+def warning(report: LayersCompiled) -> str | None:
+    """What a person must know of layers that are not one compiled graph each; None if all are."""
+    faults = [
+        f"{_named(names)} {verb}"
+        for names, verb in (
+            (report.eager, "run eagerly, without any compiled graph"),
+            (report.broken, "run as several graphs with eager code between them"),
+        )
+        if names
+    ]
+    if not faults:
+        return None
+    reasons = "; ".join(f"{text} ({count} x)" for text, count in report.graph_breaks.items()) or "none given by torch"
+    return (
+        f"task.precision.compile is true, but of {report.layers} layers {' and '.join(faults)}. "
+        f"Losses are not affected, speed is. Reasons: {reasons}. TORCH_LOGS=graph_breaks,recompiles shows where"
+    )
+
+
+def _named(names: list[str]) -> str:
+    others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return f"{len(names)} ({', '.join(names[:_NAMED])}{others})"

@@ -1,0 +1,73 @@
+"""Every way of checkpointing, compiled and not, on the processes that torchrun started; rank 0 writes what it saw."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from worker_jobs import train_task
+
+from sm_llm.models.registry import family
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.worker.context import Place
+from sm_llm.worker.job_setup import set_up
+from sm_llm.worker.strategies import compiled
+from sm_llm.worker.strategies.fsdp import FsdpStrategy
+from sm_llm.worker.weights import InitialWeights
+
+WAYS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "full": {"activation_checkpointing": "full"},
+    "selective": {"activation_checkpointing": "selective"},
+    "every_nth": {"activation_checkpointing": "every_nth", "checkpoint_every_layers": 2},
+    "offload": {"activation_checkpointing": "full", "offload_activations": True},
+}
+
+
+def train(way: str, place: Place, folder: Path, *, compile_layers: bool) -> dict[str, Any]:
+    """Two steps of a small model: losses and gradient norms, the names of the state, what was compiled."""
+    precision = {"compute": "fp32", "compile": compile_layers}
+    task = TrainTask.model_validate(train_task(parallelism={"strategy": "fsdp", **WAYS[way]}, precision=precision))
+    strategy = FsdpStrategy(task, place)
+    strategy.setup()
+    setup = set_up(task, strategy.layout, place.local_world_size, folder)
+    tensors = family(setup.config).tensors(setup.config)
+    strategy.build(setup.config, InitialWeights(tensors, 0))
+    strategy.train_mode(True)
+    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(place.rank))
+    numbers, report = [], None
+    for step in range(2):
+        with strategy.accumulate(last=True):
+            loss = strategy.loss_sum(ids, ids.roll(-1, 1))
+            loss.backward()
+        numbers += [loss.item(), strategy.clip_grad_norm(None).item()]
+        strategy.update(1e-3, torch.zeros(()))
+        report = strategy.compilation() if step == 0 else report
+    names = sorted(strategy.state_dict())
+    return {"numbers": numbers, "names": names, "report": asdict(report) if report else None}
+
+
+def every_way(place: Place, folder: Path) -> dict[str, Any]:
+    """Results by way of checkpointing: ``eager`` and ``compiled``."""
+    compiled.BACKEND = "aot_eager"  # graphs are captured and differentiated alike, without a C++ compiler's time
+    found = {}
+    for way in WAYS:
+        eager = train(way, place, folder, compile_layers=False)
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        found[way] = {"eager": eager, "compiled": train(way, place, folder, compile_layers=True)}
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    target = Path(sys.argv[1])
+    results = every_way(Place.read(os.environ), target)
+    if os.environ["RANK"] == "0":
+        (target / "results.json").write_text(json.dumps(results))
+    torch.distributed.destroy_process_group()

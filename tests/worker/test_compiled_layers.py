@@ -1,0 +1,105 @@
+"""``precision.compile``: one graph per decoder layer with every way of checkpointing, alone and under FSDP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from compiled_layers import WAYS, every_way
+from conftest import launch
+
+from sm_llm.contract.events import LayersCompiled
+from sm_llm.spec.parallelism import FsdpSpec
+from sm_llm.worker.context import Place
+from sm_llm.worker.strategies import compiled
+from sm_llm.worker.strategies.compiled import CompiledLayers, warning
+from sm_llm.worker.strategies.fsdp_memory import computed_part, wrap_layer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Results = dict[str, dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["alone", "fsdp"])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder: Path = tmp_path_factory.mktemp("compiled")
+    if request.param == 1:
+        return every_way(Place(), folder)
+    return launch(folder, 2, {}, script="compiled_layers.py").results
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_layer_is_one_compiled_graph(results: Results, way: str) -> None:
+    report = LayersCompiled(**results[way]["compiled"]["report"])
+    assert (report.layers, report.eager, report.broken, report.graph_breaks) == (2, [], [], {})
+    assert report.graphs == (2 if way == "every_nth" else 1), "layers of one kind share their graph"
+    assert warning(report) is None
+    assert results[way]["eager"]["report"] is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_compiling_changes_no_number_and_no_name(results: Results, way: str) -> None:
+    eager, found = (results[way][it] for it in ("eager", "compiled"))
+    assert found["numbers"] == pytest.approx(eager["numbers"], rel=1e-5)
+    assert found["names"] == eager["names"] == results["none"]["eager"]["names"], "old checkpoints must load"
+
+
+class Whole(torch.nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values * 3
+
+
+class Broken(torch.nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        values = values * 2
+        torch._dynamo.graph_break()
+        return values + 1
+
+
+class Skipped(torch.nn.Module):
+    @torch.compiler.disable
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values * 2
+
+
+def test_layers_that_run_eagerly_or_in_pieces_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    layers = CompiledLayers()
+    modules: dict[str, torch.nn.Module] = {"layers.0": Broken(), "layers.1": Skipped(), "layers.2": Whole()}
+    for name, module in modules.items():
+        layers.compile(module, name)
+        module(torch.ones(2))
+    report = layers.report()
+    assert report is not None
+    assert (report.layers, report.eager, report.broken) == (3, ["layers.1"], ["layers.0"])
+    assert report.graph_breaks
+    text = warning(report)
+    assert text is not None
+    assert "1 (layers.1) run eagerly" in text
+    assert "1 (layers.0) run as several graphs" in text
+    assert next(iter(report.graph_breaks)) in text
+
+
+def test_a_compiled_layer_offloads_its_inputs_and_keeps_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.autograd.graph import save_on_cpu
+
+    moved: list[int] = []
+
+    class Spy(save_on_cpu):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            pack = self.pack_hook
+            self.pack_hook = lambda tensor: (moved.append(tensor.numel()), pack(tensor))[1]
+
+    monkeypatch.setattr("sm_llm.worker.strategies.fsdp_memory.save_on_cpu", Spy)
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    spec = FsdpSpec(activation_checkpointing="full", offload_activations=True)
+    layer = wrap_layer(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 8)), 0, spec, keep_rng=False)
+    CompiledLayers().compile(computed_part(layer), "layer")
+    layer(torch.ones(3, 8, requires_grad=True)).sum().backward()
+    assert moved == [24], "its input alone"
