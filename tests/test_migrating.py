@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +144,15 @@ def fields(schema: dict[str, Any], path: list[str], root: dict[str, Any]) -> boo
     return found is not None and fields(found, path[1:], root)
 
 
+@cache
+def job_schema() -> dict[str, Any]:
+    return JobSpec.model_json_schema()
+
+
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`(task\.[a-z_.]+)`", PAGE))))
 def test_every_field_it_names_exists(path: str) -> None:
-    schema = JobSpec.model_json_schema()
     where = path.split(".")
-    assert fields(schema, where[:3] if where[:3] == ["task", "model", "config"] else where, schema)
+    assert fields(job_schema(), where[:3] if where[:3] == ["task", "model", "config"] else where, job_schema())
 
 
 def test_every_weakness_is_answered_by_a_test_that_exists() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -24,6 +27,8 @@ JOB = {
     },
 }
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
 
 def sm_llm(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``sm-llm`` in a process of its own."""
@@ -36,6 +41,23 @@ def sm_llm(*arguments: str, folder: Path | None = None) -> subprocess.CompletedP
         timeout=120,
         check=False,
     )
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """Run ``sm-llm`` in this process, where nothing depends on a process of its own."""
+    threshold = gc.get_threshold()
+
+    def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setenv("COLUMNS", "120")
+        monkeypatch.setattr(sys, "argv", ["sm-llm", *arguments])
+        with contextlib.chdir(folder or "."), pytest.raises(SystemExit) as ended:
+            cli.main()
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), printed.out, printed.err)
+
+    yield run
+    gc.set_threshold(*threshold)
 
 
 @pytest.fixture
@@ -57,21 +79,21 @@ def test_every_verb_is_one_python_function() -> None:
         assert function.__doc__
 
 
-def test_help_teaches_how_to_begin() -> None:
+def test_help_teaches_how_to_begin(command: Command) -> None:
     done = sm_llm("--help")
     assert done.returncode == 0
     for words in ("sm-llm fit tiny-local", "sm-llm plan", "sm-llm init", *cli.VERBS):
         assert words in done.stdout
     for verb in ("fit", "plan", "prepare", "logs", "init"):
-        assert "Example" in sm_llm(verb, "--help").stdout
+        assert "Example" in command(verb, "--help").stdout
 
 
-def test_a_plan_as_table_and_as_json(folder: Path) -> None:
-    table = sm_llm("plan", "job.yaml", folder=folder)
+def test_a_plan_as_table_and_as_json(command: Command, folder: Path) -> None:
+    table = command("plan", "job.yaml", folder=folder)
     assert table.returncode == 0, table.stderr
     for words in ("6,163,712 parameters", "4 steps", "torch.distributed.run", "FLOPs per token"):
         assert words in table.stdout
-    done = sm_llm("plan", "job.yaml", "task.max_steps=7", "--json", folder=folder)
+    done = command("plan", "job.yaml", "task.max_steps=7", "--json", folder=folder)
     (plan,) = json.loads(done.stdout)
     assert plan["derived"]["total_steps"] == 7
     assert done.stderr == ""
@@ -87,8 +109,10 @@ def test_a_dry_run_prints_what_would_be_submitted_and_writes_nothing(folder: Pat
 
 
 @pytest.mark.parametrize("verb", ["plan", "fit", "show"])
-def test_a_wrong_specification_is_one_message_without_a_traceback_and_exit_code_2(folder: Path, verb: str) -> None:
-    done = sm_llm(verb, "job.yaml", "task.optim.learning_rat=1e-3", "task.max_step=2", folder=folder)
+def test_a_wrong_specification_is_one_message_without_a_traceback_and_exit_code_2(
+    command: Command, folder: Path, verb: str
+) -> None:
+    done = command(verb, "job.yaml", "task.optim.learning_rat=1e-3", "task.max_step=2", folder=folder)
     assert done.returncode == 2
     assert done.stdout == ""
     assert "learning_rate" in done.stderr
@@ -96,8 +120,8 @@ def test_a_wrong_specification_is_one_message_without_a_traceback_and_exit_code_
     assert "Traceback" not in done.stderr
 
 
-def test_a_plan_error_is_a_message_and_exit_code_2(folder: Path) -> None:
-    done = sm_llm("fit", "job.yaml", "task.data.seq_length=100000", folder=folder)
+def test_a_plan_error_is_a_message_and_exit_code_2(command: Command, folder: Path) -> None:
+    done = command("fit", "job.yaml", "task.data.seq_length=100000", folder=folder)
     assert done.returncode == 2
     assert "max_position_embeddings" in done.stderr
     assert not (folder / "runs").exists()
@@ -109,39 +133,39 @@ def test_a_wrong_option_has_the_usage_exit_code() -> None:
     assert "--nonsense" in done.stderr
 
 
-def test_a_run_that_is_not_there_is_said_in_one_line(folder: Path) -> None:
+def test_a_run_that_is_not_there_is_said_in_one_line(command: Command, folder: Path) -> None:
     for verb in ("status", "logs", "metrics", "plot"):
-        done = sm_llm(verb, "nothing", folder=folder)
+        done = command(verb, "nothing", folder=folder)
         assert done.returncode == 1
         assert done.stderr.startswith("error: no run 'nothing'")
         assert done.stderr.count("\n") == 1
 
 
-def test_show_tells_where_every_value_came_from(folder: Path) -> None:
-    rows = json.loads(sm_llm("show", "job.yaml", "task.seed=3", "--json", folder=folder).stdout)
+def test_show_tells_where_every_value_came_from(command: Command, folder: Path) -> None:
+    rows = json.loads(command("show", "job.yaml", "task.seed=3", "--json", folder=folder).stdout)
     found = {row["path"]: (row["value"], row["origin"]) for row in rows}
     assert found["task.max_steps"][0] == 4
     assert "job.yaml" in found["task.max_steps"][1]
     assert found["task.seed"][0] == 3
     assert found["task.deterministic"] == (False, "default")
-    assert "task.max_steps" in sm_llm("show", "job.yaml", folder=folder).stdout
+    assert "task.max_steps" in command("show", "job.yaml", folder=folder).stdout
 
 
-def test_init_writes_a_copy_that_means_the_same_and_never_overwrites(folder: Path) -> None:
-    done = sm_llm("init", "tiny-local", "mine.yaml", folder=folder)
+def test_init_writes_a_copy_that_means_the_same_and_never_overwrites(command: Command, folder: Path) -> None:
+    done = command("init", "tiny-local", "mine.yaml", folder=folder)
     assert "sm-llm plan mine.yaml" in done.stdout
-    outputs = [sm_llm("plan", name, "--json", folder=folder).stdout for name in ("mine.yaml", "tiny-local")]
+    outputs = [command("plan", name, "--json", folder=folder).stdout for name in ("mine.yaml", "tiny-local")]
     mine, recipe = map(json.loads, outputs)
     assert [plan["digest"] for plan in mine] == [plan["digest"] for plan in recipe]
-    assert (folder / "mine.yaml").read_text() == sm_llm("init", "tiny-local").stdout
-    again = sm_llm("init", "tiny-local", "mine.yaml", folder=folder)
+    assert (folder / "mine.yaml").read_text() == command("init", "tiny-local").stdout
+    again = command("init", "tiny-local", "mine.yaml", folder=folder)
     assert again.returncode == 1
     assert "mine.yaml" in again.stderr
 
 
-def test_recipes_are_listed_with_what_they_do() -> None:
-    assert "tiny-local" in sm_llm("recipes").stdout
-    assert all(json.loads(sm_llm("recipes", "--json").stdout).values())
+def test_recipes_are_listed_with_what_they_do(command: Command) -> None:
+    assert "tiny-local" in command("recipes").stdout
+    assert all(json.loads(command("recipes", "--json").stdout).values())
 
 
 def test_prepare_takes_texts_and_overrides_and_exits_with_the_state(folder: Path) -> None:

@@ -15,6 +15,7 @@ from sm_llm.errors import SpecError
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.load import load
 from sm_llm.spec.yaml_text import from_typed
+from tests.fixtures.sampling import number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(VALUES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=number(60, whole=300), deadline=None)
 def test_HP07_any_value_survives_in_either_spelling(value: Any) -> None:
     """As the SageMaker SDK writes it, and as we do."""
     assert same(from_typed(json.dumps(value), "here").value, value)

@@ -18,6 +18,7 @@ from sm_llm.spec.load import Loaded, load
 from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.yaml_text import to_yaml
+from tests.fixtures.sampling import number
 
 JOB: dict[str, Any] = {
     "name": "small",
@@ -138,7 +139,7 @@ def test_HP05_false_stays_false(load_clean: Any) -> None:
     assert "expected true or false" in faults(load_clean, JOB, "task.data.shuffle=0")[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=number(25, whole=100), deadline=None)
 @given(
     st.dictionaries(
         st.text("abc", min_size=1, max_size=3),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
 from sm_llm.spec.yaml_text import from_typed, from_yaml, to_yaml
+from tests.fixtures.sampling import number
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=20)
@@ -98,7 +99,7 @@ def test_unquoted_override_text_is_kept_to_the_character(text: str) -> None:
     assert from_typed(text, "override").value == text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=number(60, whole=300), deadline=None)
 @given(VALUES)
 def test_what_is_written_is_read_back(value: object) -> None:
     text = to_yaml(value)
@@ -106,7 +107,7 @@ def test_what_is_written_is_read_back(value: object) -> None:
     assert from_yaml(f"key: {text}", "f").value == {"key": value}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=number(60, whole=200), deadline=None)
 @given(st.text(max_size=30))
 def test_quoted_text_is_text(value: str) -> None:
     read = from_typed(to_yaml(value), "o").value
