@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.fixtures.hub_double",
     "tests.fixtures.sagemaker_double",
     "tests.fixtures.diagnostics",
+    "tests.fixtures.preloaded",
 ]
 
 SHARING = {"test_worlds.py", "test_resume.py"}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+if TYPE_CHECKING:
+    from tests.fixtures.preloaded import Preloaded
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -14,7 +18,7 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 @pytest.mark.integration
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_notebook_runs(path: Path, tmp_path: Path, preloaded: Preloaded) -> None:
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
     errors = [o for c in notebook.cells for o in c.get("outputs", []) if o.output_type == "error"]

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.run import Run
+    from tests.fixtures.preloaded import Preloaded
 
 Fakes = Any
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fakes: Fakes) -> Fakes:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fakes: Fakes, preloaded: Preloaded) -> Fakes:
     """``fakes`` whose worker is the real one (``use`` was not called)."""
     monkeypatch.chdir(tmp_path)
     return fakes
@@ -38,7 +39,7 @@ def end(run: Run, seconds: float = 200.0) -> RunState:
     deadline = time.monotonic() + seconds
     while not (state := run.state).is_final:
         assert time.monotonic() < deadline, "\n".join(run.logs(tail=50))
-        time.sleep(0.2)
+        time.sleep(0.05)
     return state
 
 
@@ -75,9 +76,10 @@ def kill_everything(run: Run) -> None:
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
-def test_CK23_killed_at_a_random_step_the_same_launch_continues_bit_for_bit(runs: Fakes) -> None:
+def test_CK23_killed_at_a_random_step_the_same_launch_continues_bit_for_bit(runs: Fakes, preloaded: Preloaded) -> None:
     unbroken = runs.launch(*LONGER, "compute.processes_per_instance=2", new=True)
     assert end(unbroken) is RunState.COMPLETED
+    preloaded.off()  # whole process trees are killed
     broken = runs.launch(*LONGER, "compute.processes_per_instance=2", new=True)
     step = random.randint(6, 34)
     runs.wait_until(lambda: broken.status().progress.step >= step, seconds=100)
@@ -87,18 +89,6 @@ def test_CK23_killed_at_a_random_step_the_same_launch_continues_bit_for_bit(runs
     assert (again.uri, again.continued_attempt) == (broken.uri, 2)
     assert end(again) is RunState.COMPLETED, "\n".join(again.logs())
     assert exact(again) == exact(unbroken), f"killed at step {step}"
-
-
-@pytest.mark.integration
-def test_a_killed_rank_ends_the_job_on_both_nodes_within_15_seconds(runs: Fakes) -> None:
-    run = runs.launch("task.max_steps=100000", "compute.instance_count=2", "task.logging.every_steps=1")
-    runs.wait_until(lambda: run.status().progress.step >= 3, seconds=100)
-    agent = psutil.Process(int(run.attempts[-1].native_id)).children()[1]
-    agent.children()[0].kill()
-    began = time.monotonic()
-    assert end(run) is RunState.FAILED
-    assert time.monotonic() - began < 15
-    assert run.status().reason
 
 
 @pytest.mark.integration

@@ -16,6 +16,7 @@ from tests.fixtures.pipeline_interpreter import Interpreter
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.fixtures.preloaded import Preloaded
     from tests.fixtures.s3_server import S3Server
     from tests.fixtures.sagemaker_double import SageMakerDouble
 
@@ -56,7 +57,12 @@ def workflow(bucket: str) -> dict[str, Any]:
 @pytest.mark.integration
 @pytest.mark.timeout(1200)
 def test_steps_are_cached_and_what_follows_reads_what_exists(
-    s3_server: S3Server, sagemaker_double: SageMakerDouble, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_server: S3Server,
+    sagemaker_double: SageMakerDouble,
+    bucket: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    preloaded: Preloaded,
 ) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.setenv(name, s3_server.endpoint)

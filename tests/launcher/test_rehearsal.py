@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.run import Run
+    from tests.fixtures.preloaded import Preloaded
     from tests.fixtures.s3_server import S3Server
 
 TRAIN: dict[str, Any] = {
@@ -51,7 +52,9 @@ def losses(run: Run) -> dict[int, str]:
 
 
 @pytest.fixture
-def s3_home(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+def s3_home(
+    s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, preloaded: Preloaded
+) -> str:
     """Storage in S3; the toolkit, which knows nothing of our options, is told by AWS's own variable."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.endpoint)
@@ -153,8 +156,9 @@ def test_the_toolkit_trains_to_the_same_losses_as_the_local_backend(
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_SF07_term_to_the_toolkit_stops_the_training_in_order(s3_home: str) -> None:
+def test_SF07_term_to_the_toolkit_stops_the_training_in_order(s3_home: str, preloaded: Preloaded) -> None:
     """The toolkit dies of it and tells nobody; each node's watcher takes that for a request to stop."""
+    preloaded.off()
     steady = {"schedule": "constant", "warmup_steps": 0}
     run = api.launch(spec(s3_home, 2, 1, max_steps=4000, optim=steady), "backend.contract=sagemaker")
     try:
@@ -168,6 +172,7 @@ def test_SF07_term_to_the_toolkit_stops_the_training_in_order(s3_home: str) -> N
     reason = run.attempts[-1].reason or ""
     assert "the end of the training toolkit" in reason
     assert run.checkpoints()[-1].step > 4
+    preloaded.on()
     again = run.resume(f"task.max_steps={run.checkpoints()[-1].step + 2}")
     assert again.wait() is RunState.COMPLETED
 

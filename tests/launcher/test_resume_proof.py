@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,8 @@ from sm_llm.launcher.resume_proof import ResumeProof, prove_resume
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.fixtures.preloaded import Preloaded
 
 Fakes = Any
 GOOD: dict[str, Any] = {
@@ -63,14 +64,16 @@ def test_what_cannot_be_proved_is_refused_before_anything_starts(fakes: Fakes) -
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("processes", [1, 2])
-def test_doctor_proves_exact_resume(processes: int, fakes: Fakes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+def test_doctor_proves_exact_resume(processes: int, fakes: Fakes, preloaded: Preloaded, tmp_path: Path) -> None:
+    """With one process it is the same again, and every process is started as a user's is."""
+    if processes == 1:
+        preloaded.off()
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps(fakes.spec()))
     command = [sys.executable, "-m", "sm_llm.cli", "doctor", "--resume-proof", str(job), "--json"]
     command += [f"compute.processes_per_instance={processes}", "task.global_batch_size=4"]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=850, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=850, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     proof = json.loads(done.stdout)
     assert proof["ok"]

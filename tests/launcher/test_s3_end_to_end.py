@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.fixtures.preloaded import Preloaded
+
 Fakes = Any
 LONGER = ("task.max_steps=60", "task.checkpoint.every_steps=6", "task.logging.every_steps=20", "task.seed=4")
 PLANTED = f"planted-{secrets.token_hex(8)}"
@@ -55,6 +57,7 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     tmp_path: Path,
     elsewhere: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
+    preloaded: Preloaded,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HUB_TOKEN", PLANTED)
@@ -64,6 +67,7 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     assert unbroken.wait() is RunState.COMPLETED
 
     fit = ("fit", "job.yaml", *LONGER)
+    preloaded.off()  # whole process trees are killed
     first = sm_llm(*fit, "--no-wait")
     assert first.returncode == 0, first.stderr
     run = api.attach(storage=s3_fakes.storage)
@@ -71,6 +75,7 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     kill_everything(run)
     s3_fakes.wait_until(lambda: run.state is RunState.INTERRUPTED)
 
+    preloaded.on()
     again = sm_llm(*fit)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "continues as attempt 2 of an unfinished run in s3://" in again.stdout
@@ -105,7 +110,9 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_a_workflow_in_S3_prepares_and_trains(s3_fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workflow_in_S3_prepares_and_trains(
+    s3_fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Preloaded
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     for number in range(30):
