@@ -125,7 +125,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads the user's own defaults or caches, reaches a hub or starts a thread pool per core."""
+    """No test reads the user's own defaults or caches, reaches a hub or starts a thread pool per core.
+
+    Where a process has several threads all the same, those that wait sleep: on a busy machine they would use up
+    several times the computation's own CPU time by asking again and again.
+    """
     home = tmp_path_factory.getbasetemp() / "home"
     home.mkdir(exist_ok=True)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
@@ -133,3 +137,4 @@ def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     monkeypatch.setenv("HF_HOME", str(home / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
