@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, New, Overrides, Spec, Wait, carry_on, console, print_json
+from sm_llm.cli.options import AsJson, New, Overrides, Spec, Wait, carry_on, console, launched, print_json
 from sm_llm.errors import SmLlmError
+
+if TYPE_CHECKING:
+    from sm_llm.launcher.run import Run
 
 
 @app.command()
@@ -24,7 +27,8 @@ def fit(
 ) -> None:
     """Run a job or workflow, or continue it.
 
-    After an interruption the same command goes on from the newest checkpoint; --new starts another run.
+    After an interruption the same command continues from the newest checkpoint. Beside an unfinished run of the same
+    name whose specification differs it asks (in a terminal) or refuses; --new starts another run.
     Ctrl-C stops it cleanly. A closed terminal does not: the run goes on in the background.
 
     \b
@@ -38,7 +42,8 @@ def fit(
     if dry_run:
         print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
         return
-    carry_on(launch(spec, *overrides or (), new=new), wait=wait, as_json=as_json)
+    run = launched(lambda new: launch(spec, *overrides or (), new=new), new)
+    carry_on(run, wait=wait, as_json=as_json)
 
 
 @app.command()
@@ -128,15 +133,19 @@ def prepare(
     overrides = [it for it in sources if it.startswith(("task.", "compute.", "storage=", "environment.")) and "=" in it]
     texts = [it for it in sources if it not in overrides]
     held_out = f"task.validation_fraction={validation_fraction}"
-    run = start(
-        *texts,
-        seq_length=seq_length,
-        tokenizer=tokenizer,
-        name=name,
-        overrides=[held_out, *overrides],
-        new=new,
-        wait=False,
-    )
+
+    def begin(new: bool) -> Run:
+        return start(
+            *texts,
+            seq_length=seq_length,
+            tokenizer=tokenizer,
+            name=name,
+            overrides=[held_out, *overrides],
+            new=new,
+            wait=False,
+        )
+
+    run = launched(begin, new)
     carry_on(run, wait=wait, as_json=as_json)
 
 

@@ -88,6 +88,28 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
+def launched(launch: Callable[[bool], Run], new: bool) -> Run:
+    """The run that ``launch(new)`` starts or continues; beside another one that is unfinished, what the user chooses.
+
+    Without a terminal to ask in, ``UnfinishedRun`` is raised on.
+    """
+    from sm_llm.launcher.unfinished import UnfinishedRun
+
+    try:
+        return launch(new)
+    except UnfinishedRun as found:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise
+        typer.echo(str(found), err=True)
+        choices = "[c]ontinue it as it is, begin a [n]ew run, or [q]uit"
+        answer = typer.prompt(choices, default="q", err=True).strip().lower()[:1]
+        if answer == "c":
+            return found.run.resume()
+        if answer == "n":
+            return launch(True)
+        raise typer.Abort from None
+
+
 def carry_on(run: Run, *, wait: bool | None, as_json: bool) -> None:
     """Say what was started, watch it if wanted (None: if it is local), and leave with the exit code of its state."""
     from sm_llm.contract.states import EXIT_CODES

@@ -42,7 +42,7 @@ def convert(folder: Path, seq_length: int, vocab_size: int, scratch: Path | None
     lost. The result is kept under ``scratch`` (default: the temporary folder), made by the first process of a
     node that asks and shared by the others. Raises ``DataError`` naming file and line.
     """
-    files = _files(folder)
+    files = line_files(folder)
     scratch = scratch or Path(tempfile.gettempdir()) / "sm-llm"
     scratch.mkdir(parents=True, exist_ok=True)
     target = scratch / f"json-rows-{_digest(folder, files, seq_length, vocab_size)}"
@@ -70,7 +70,8 @@ def ragged_to_rows(values: Ids, lengths: Ids, seq_length: int, fill: int) -> tup
     return rows, real
 
 
-def _files(folder: Path) -> list[Path]:
+def line_files(folder: Path) -> list[Path]:
+    """The line files of a folder, in the order in which they are read. Raises ``DataError``."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder of line files")
     found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name.endswith(SUFFIXES)]

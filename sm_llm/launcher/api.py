@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.contract.run_home import home_of
 from sm_llm.contract.run_paths import STEPS
-from sm_llm.contract.states import RunState
-from sm_llm.launcher.find_runs import attach, ls, run_records
-from sm_llm.launcher.run import Run
+from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.storage.s3_client import one_client
-from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.uri import fill, join, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.contract.run_home import RunHome
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.plan import Plan, Source
+    from sm_llm.launcher.run import Run
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.load import Loaded
 
@@ -54,7 +51,8 @@ def launch(
     """Plan a job or workflow and start it.
 
     If the storage holds an unfinished run of the same name and specification that no process is running, that run
-    goes on as its next attempt (``run.continued_attempt`` tells); ``new`` starts another.
+    continues as its next attempt (``run.continued_attempt`` tells); ``new`` starts another. Values that change nothing
+    in the result (logging, retention, storage options, ...) make no other specification.
 
     Args:
         source: recipe name, YAML file, mapping or specification.
@@ -66,11 +64,13 @@ def launch(
 
     Raises:
         SpecError, PlanError: nothing was started or written.
+        UnfinishedRun: the newest run of this name is unfinished and of another specification, and ``new`` is not set.
         SubmitError: the same run is running, or the backend could not start it.
     """
     from sm_llm.launcher.begin import begin, proceed
     from sm_llm.launcher.plan import load_whole, plan_loaded
     from sm_llm.launcher.stage import mint_run_id
+    from sm_llm.launcher.unfinished import find_unfinished
 
     loaded = load_whole(source, overrides, fields)
     storage = storage_root(loaded.spec)
@@ -78,7 +78,7 @@ def launch(
         return _dry_run(loaded, plan_loaded(loaded), storage, mint_run_id(loaded.spec.name))
     with one_client():
         unfinished = None if new else find_unfinished(storage, loaded)
-        run = begin(loaded, storage) if unfinished is None else proceed(Run(unfinished), loaded)
+        run = begin(loaded, storage) if unfinished is None else proceed(unfinished[0], loaded, changes=unfinished[1])
     if wait:
         run.wait()
     return run
@@ -87,18 +87,6 @@ def launch(
 def storage_root(spec: JobSpec | WorkflowSpec) -> str:
     """The address below which the runs of a specification are kept, in full."""
     return parse(fill(spec.storage, run_name=spec.name)).uri
-
-
-def find_unfinished(storage: str, loaded: Loaded) -> RunHome | None:
-    """The newest run below ``storage`` with the specification's name and digest that has not completed."""
-    options = S3Options(**loaded.spec.storage_options.model_dump())
-    found = [
-        (record.created, home)
-        for home, record in run_records(storage, f"{loaded.spec.name}-", options)
-        if (record.name, record.spec_digest) == (loaded.spec.name, loaded.digest)
-    ]
-    newest_first = (home for _, home in sorted(found, key=lambda it: it[0], reverse=True))
-    return next((home for home in newest_first if Run(home).state is not RunState.COMPLETED), None)
 
 
 def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:

@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.contract.run_home import home_of
 from sm_llm.contract.states import RunState
-from sm_llm.errors import CheckpointError, StorageError, SubmitError
+from sm_llm.errors import CheckpointError, Fault, PlanError, StorageError, SubmitError
 from sm_llm.launcher.backends.registry import backend
+from sm_llm.launcher.continuity import assert_continues, assert_starts
 from sm_llm.launcher.input_places import assert_inputs_exist
 from sm_llm.launcher.inputs import anchored
 from sm_llm.launcher.plan import plan_loaded
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
+from sm_llm.spec.classes import FieldClass
+from sm_llm.spec.leaves import spec_differences
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     """
     plans = _plans(loaded, folder)
     assert_inputs_exist(plans)
+    assert_starts(plans)
     run_id = mint_run_id(loaded.spec.name)
     summaries = [plan.to_json() for plan in plans]
     record = new_record(
@@ -59,6 +63,7 @@ def proceed(run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequenc
     record = run.record
     plans = _plans(loaded, recorded_folder(record))
     assert_inputs_exist(plans, has_begun=True)
+    assert_continues(run, plans, resume if isinstance(resume, int) else None)
     number = record.next_attempt
 
     claimed = False
@@ -171,7 +176,21 @@ def resume(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: 
     else:
         _assert_checkpoint(run, step)
     loaded = recorded_spec(run.record, overrides, fields)
+    _assert_start_is_kept(run, loaded)
     return proceed(run, loaded, resume=wanted, changes=[*overrides, *(f"{key}={it}" for key, it in fields.items())])
+
+
+def _assert_start_is_kept(run: Run, loaded: Loaded) -> None:
+    """Raise ``PlanError`` for another ``task.start``: a run that has a checkpoint continues from it."""
+    found = spec_differences(recorded_spec(run.record).spec, loaded.spec)
+    remedy = "Leave it out, or begin a new run: sm-llm branch, rerun or fit --new"
+    faults = [
+        Fault(it.name, "has no effect on a run that has a checkpoint", it.now, remedy, loaded.origins.get(it.name, ""))
+        for it in found
+        if it.field_class is FieldClass.START
+    ]
+    if faults:
+        raise PlanError(faults)
 
 
 def _assert_begun(workflow: Run) -> None:

@@ -42,11 +42,18 @@ def _next(run: Run, status: Status) -> str:
     if status.state is RunState.COMPLETED_UNPUBLISHED:
         return f"Publish its result with: sm-llm finish {run.uri}"
     checkpoints = [it.step for it in run.checkpoints() if it.valid]
+    record = run.record
+    is_as_launched = not record.changes and record.made_from is None
     if checkpoints:
-        again = "Once the cause is mended, the" if status.state is RunState.FAILED else "The"
-        newest = f"from its newest checkpoint, step {checkpoints[-1]}"
-        return f"{again} same command continues it {newest}, and so does: sm-llm resume {run.uri}"
-    return "It has no checkpoint yet: the same command starts it from its beginning."
+        newest = f"it from its newest checkpoint, step {checkpoints[-1]}"
+        resume = f"sm-llm resume {run.uri}"
+        once = "Once the cause is fixed, " if status.state is RunState.FAILED else ""
+        text = f"the same command continues {newest}, and so does: {resume}" if is_as_launched else ""
+        text = text or f"continue {newest}, with: {resume}"
+        return once + text if once else text[0].upper() + text[1:]
+    if is_as_launched:
+        return "It has no checkpoint yet: the same command starts it from its beginning."
+    return f"It has no checkpoint yet. Begin anew with: sm-llm rerun {run.uri}"
 
 
 def _reached(status: Status) -> str:

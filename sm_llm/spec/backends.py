@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
+from sm_llm.spec.classes import PLACEMENT
 
 
 class VpcSpec(SpecModel):
@@ -21,11 +22,11 @@ class VpcSpec(SpecModel):
 class LocalBackend(SpecModel):
     """This machine, without docker: the container contract in the run's own folder, under torchrun."""
 
-    name: Literal["local"] = "local"
+    name: Annotated[Literal["local"], PLACEMENT] = "local"
     """The backend."""
-    contract: Literal["local", "sagemaker"] = "local"
+    contract: Annotated[Literal["local", "sagemaker"], PLACEMENT] = "local"
     """``sagemaker`` rehearses: what SageMaker would be sent runs here under its own training toolkit."""
-    threads_per_process: int | None = Field(default=None, ge=1)
+    threads_per_process: Annotated[int | None, PLACEMENT] = Field(default=None, ge=1)
     """CPU threads of each process; null shares the machine's cores out evenly."""
     stop_seconds: float = Field(default=120.0, gt=0)
     """Time from a request to stop until what still runs is killed; a checkpoint is begun only if it fits in."""
@@ -45,7 +46,7 @@ class InstanceGroup(SpecModel):
 class SageMakerBackend(SpecModel):
     """A SageMaker training job. null takes the user's default, then the defaults file of the SageMaker SDK."""
 
-    name: Literal["sagemaker"] = "sagemaker"
+    name: Annotated[Literal["sagemaker"], PLACEMENT] = "sagemaker"
     """The backend."""
     role: str | None = None
     """ARN of the IAM role that the job assumes."""
@@ -53,12 +54,12 @@ class SageMakerBackend(SpecModel):
     """AWS region; null leaves it to AWS's own settings."""
     bucket: str | None = None
     """Bucket for code bundles and job files; null keeps them in the storage."""
-    image: Literal["stock", "built"] = "stock"
+    image: Annotated[Literal["stock", "built"], PLACEMENT] = "stock"
     """``stock``: an AWS container, what it lacks is installed once per node; ``built``: ours, nothing is installed."""
-    image_version: str | None = None
+    image_version: Annotated[str | None, PLACEMENT] = None
     """Which image of the table: PyTorch's version, for Trainium that of the Neuron SDK; null takes the newest that we
     train with."""
-    image_uri: str | None = None
+    image_uri: Annotated[str | None, PLACEMENT] = None
     """Image to run, whatever the table of images says; ``built`` needs it."""
     wheelhouse: str | None = None
     """S3 prefix with wheels to install from; null asks the package index."""
@@ -84,7 +85,7 @@ class SageMakerBackend(SpecModel):
     """Training plan (reserved capacity) to run in."""
     max_retry_attempts: int | None = Field(default=None, ge=1)
     """How often SageMaker starts the job again after an internal server error; null never."""
-    instance_groups: list[InstanceGroup] = Field(default_factory=list)
+    instance_groups: Annotated[list[InstanceGroup], PLACEMENT] = Field(default_factory=list)
     """Nodes of several types, in place of compute.instance_type."""
     base_job_name: str | None = None
     """The job's name begins with this; null means the specification's name."""

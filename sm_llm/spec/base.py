@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
+
+from sm_llm.spec.classes import Declared
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -19,6 +21,9 @@ class SpecModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
+
+    fields_are: ClassVar[Declared | None] = None
+    """The class of fields that declare none themselves (``sm_llm.spec.classes``)."""
 
 
 @dataclass(frozen=True)

@@ -39,3 +39,6 @@ class CheckpointStart(SpecModel):
 
     checkpoint: Source
     """The run's folder, or ``RUN@step``."""
+    allow_other_data: bool = False
+    """Continue on other data, or in another order, than the checkpoint was trained on. Model, optimiser and step count
+    continue; samples are taken from the new order's position of that step on. Without it a difference is refused."""

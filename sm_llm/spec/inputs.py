@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
+from sm_llm.spec.classes import FREE
 
 
 class S3Input(SpecModel):
@@ -14,7 +15,7 @@ class S3Input(SpecModel):
 
     uri: str
     """``s3://bucket/prefix``."""
-    mode: Literal["File", "FastFile", "Pipe"] = "FastFile"
+    mode: Annotated[Literal["File", "FastFile", "Pipe"], FREE] = "FastFile"
     """``FastFile`` reads from S3 on demand, ``File`` copies all of it before the start. Pipe is not supported."""
 
 
@@ -27,7 +28,7 @@ class FileSystemInput(SpecModel):
     """The kind of file system."""
     directory_path: str = Field(pattern=r"^/")
     """The folder; for FSx for Lustre it begins with the mount name: /abcdefgh/data."""
-    access_mode: Literal["ro", "rw"] = "ro"
+    access_mode: Annotated[Literal["ro", "rw"], FREE] = "ro"
     """Read only, or read and write."""
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from sm_llm.spec.backends import BackendSpec, LocalBackend
 from sm_llm.spec.base import SpecModel
+from sm_llm.spec.classes import DATA, FREE, PLACEMENT
 from sm_llm.spec.compute import ComputeSpec
 from sm_llm.spec.inputs import Input
 from sm_llm.spec.storage import StorageOptions
@@ -17,24 +20,24 @@ DEFAULT_STORAGE = "./runs"
 class JobSpec(SpecModel):
     """One task, the machines it runs on and the storage its run lives in."""
 
-    name: str
+    name: Annotated[str, FREE]
     """Letters, digits and hyphens, at most 63; the run id starts with it."""
     task: Task
     """What the job does."""
-    compute: ComputeSpec = Field(default_factory=ComputeSpec)
+    compute: Annotated[ComputeSpec, PLACEMENT] = Field(default_factory=ComputeSpec)
     """Machines and processes."""
-    backend: BackendSpec = Field(default_factory=LocalBackend)
+    backend: Annotated[BackendSpec, FREE] = Field(default_factory=LocalBackend)
     """Where the job runs."""
-    storage: str = DEFAULT_STORAGE
+    storage: Annotated[str, FREE] = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""
-    storage_options: StorageOptions = Field(default_factory=StorageOptions)
+    storage_options: Annotated[StorageOptions, FREE] = Field(default_factory=StorageOptions)
     """How S3 is reached, for the storage and for every source in S3."""
-    inputs: dict[str, Input] = Field(default_factory=dict)
+    inputs: Annotated[dict[str, Input], DATA] = Field(default_factory=dict)
     """Named inputs; elsewhere in the task ``inputs.NAME[/sub/folder]`` refers to one. On SageMaker those in S3 or on a
     file system are input channels; places that the task names directly are read by the worker itself."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Annotated[dict[str, str], PLACEMENT] = Field(default_factory=dict)
     """Environment variables of the worker processes."""
-    secrets: dict[str, str] = Field(default_factory=dict)
+    secrets: Annotated[dict[str, str], FREE] = Field(default_factory=dict)
     """Environment variables of the worker by reference: NAME -> env:NAME, file:/PATH, secretsmanager:ARN, ssm:NAME or
     k8s:SECRET/KEY; only the worker reads the values."""
 
@@ -44,34 +47,34 @@ class StepSpec(SpecModel):
 
     task: Task
     """What the step does."""
-    after: list[str] = Field(default_factory=list)
+    after: Annotated[list[str], FREE] = Field(default_factory=list)
     """Earlier steps that must finish first, beside those that this step refers to."""
-    compute: ComputeSpec | None = None
+    compute: Annotated[ComputeSpec | None, PLACEMENT] = None
     """Machines and processes; null takes the workflow's."""
-    inputs: dict[str, Input] = Field(default_factory=dict)
+    inputs: Annotated[dict[str, Input], DATA] = Field(default_factory=dict)
     """Named inputs of this step."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Annotated[dict[str, str], PLACEMENT] = Field(default_factory=dict)
     """Environment variables of this step, over the workflow's."""
-    secrets: dict[str, str] = Field(default_factory=dict)
+    secrets: Annotated[dict[str, str], FREE] = Field(default_factory=dict)
     """Secrets of this step by reference, over the workflow's."""
 
 
 class WorkflowSpec(SpecModel):
     """Named steps in order. ``steps.NAME.output[/sub/folder]`` in a later step refers to what a step published."""
 
-    name: str
+    name: Annotated[str, FREE]
     """Letters, digits and hyphens; with a hyphen and a step's name at most 63."""
     steps: dict[str, StepSpec] = Field(min_length=1)
     """The steps by name; a step refers to earlier ones only."""
-    compute: ComputeSpec = Field(default_factory=ComputeSpec)
+    compute: Annotated[ComputeSpec, PLACEMENT] = Field(default_factory=ComputeSpec)
     """Machines and processes of steps that have none of their own."""
-    backend: BackendSpec = Field(default_factory=LocalBackend)
+    backend: Annotated[BackendSpec, FREE] = Field(default_factory=LocalBackend)
     """Where the steps run."""
-    storage: str = DEFAULT_STORAGE
+    storage: Annotated[str, FREE] = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""
-    storage_options: StorageOptions = Field(default_factory=StorageOptions)
+    storage_options: Annotated[StorageOptions, FREE] = Field(default_factory=StorageOptions)
     """How S3 is reached, for the storage and for every source in S3."""
-    environment: dict[str, str] = Field(default_factory=dict)
+    environment: Annotated[dict[str, str], PLACEMENT] = Field(default_factory=dict)
     """Environment variables of the worker processes of all steps."""
-    secrets: dict[str, str] = Field(default_factory=dict)
+    secrets: Annotated[dict[str, str], FREE] = Field(default_factory=dict)
     """Environment variables of all steps by reference, as in a job."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from sm_llm.spec.base import Source, SpecModel
+from sm_llm.spec.classes import MODEL
 
 
 class ModelSpec(SpecModel):
     """The architecture. Exactly one of ``preset`` and ``path``, unless ``start.pretrained`` brings it."""
 
-    preset: str | None = None
+    preset: Annotated[str | None, MODEL] = None
     """Name of a built-in architecture for training from scratch, e.g. ``llama-3.2-1b`` (``sm_llm.models.presets``)."""
-    path: Source | None = None
+    path: Annotated[Source | None, MODEL] = None
     """Folder or hub id whose ``config.json`` describes the model."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: Annotated[dict[str, Any], MODEL] = Field(default_factory=dict)
     """Overrides of single config fields. From scratch any field; with pretrained weights only the safe ones."""

@@ -31,6 +31,12 @@ def blocks(annotation: Any) -> tuple[type[SpecModel], ...]:
     return tuple(kind for kind in members(annotation) if isinstance(kind, type) and issubclass(kind, SpecModel))
 
 
+def child_blocks(annotation: Any) -> tuple[type[SpecModel], ...]:
+    """The specification classes among the alternatives, and among the items of a mapping or list of them."""
+    items = [get_args(kind)[-1] for kind in members(annotation) if get_origin(kind) in (dict, list, tuple)]
+    return (*blocks(annotation), *(block for item in items for block in child_blocks(item)))
+
+
 def tag(annotation: Any) -> str | None:
     """The key that tells the classes of a union apart (``kind``, ``format``), or None."""
     classes = blocks(annotation)

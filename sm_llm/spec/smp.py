@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
+from sm_llm.spec.classes import ORDER, PRECISION
 
 
 class SmpSpec(SpecModel):
@@ -34,7 +35,7 @@ class SmpSpec(SpecModel):
     """``full`` recomputes every decoder layer in the backward pass."""
     delayed_parameter_initialization: bool = True
     """Build the model without memory and fill in each shard on its own GPU; advised above about 60 billion weights."""
-    fp8: bool = False
+    fp8: Annotated[bool, PRECISION] = False
     """Matrix products in fp8 by TransformerEngine; on P5 only."""
     collectives: Literal["nccl", "smddp"] = "nccl"
     """Library of the all-gathers; smddp (SageMaker's own) on P4d and P4de only."""
@@ -42,7 +43,7 @@ class SmpSpec(SpecModel):
     """Warn when the allocator flushes its cache: then a higher shard degree or a smaller micro-batch is quicker."""
     allow_empty_shards: bool = False
     """Experimental: checkpoint tensors that do not divide over the shards."""
-    random_seed: int | None = Field(default=None, ge=0)
+    random_seed: Annotated[int | None, ORDER] = Field(default=None, ge=0)
     """Seed of tensor and expert parallel ranks; null takes the task's."""
 
     @property

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from sm_llm.spec.base import Source, SpecModel
 from sm_llm.spec.checkpoint import CheckpointSpec, CheckpointStart, PretrainedStart
+from sm_llm.spec.classes import BATCH, DATA, FREE, LENGTH, OPTIMISER, ORDER, PLACEMENT, PRECISION, SCHEDULE, START, WORK
 from sm_llm.spec.data import DataSpec
 from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.not_finite import NotFiniteSpec
@@ -59,45 +60,45 @@ class LoggingSpec(SpecModel):
 class TrainTask(SpecModel):
     """Train a causal language model."""
 
-    kind: Literal["train"] = "train"
+    kind: Annotated[Literal["train"], WORK] = "train"
     """The task kind."""
     model: ModelSpec = Field(default_factory=ModelSpec)
     """The architecture."""
-    tokenizer: Source | None = None
+    tokenizer: Annotated[Source | None, DATA] = None
     """Folder with the tokenizer that made the rows; published with the model, and checked against its vocabulary."""
     data: DataSpec
     """The rows."""
-    parallelism: Parallelism = Field(default_factory=FsdpSpec)
+    parallelism: Annotated[Parallelism, PLACEMENT] = Field(default_factory=FsdpSpec)
     """The training engine and how it spreads the model."""
-    micro_batch_size: int = Field(default=1, ge=1)
+    micro_batch_size: Annotated[int, PLACEMENT] = Field(default=1, ge=1)
     """Sequences in one forward pass of one data-parallel rank."""
-    global_batch_size: int | None = Field(default=None, ge=1)
+    global_batch_size: Annotated[int | None, BATCH] = Field(default=None, ge=1)
     """Sequences in one optimiser step; null means one micro-batch per rank."""
-    max_steps: int | None = Field(default=None, ge=1)
+    max_steps: Annotated[int | None, LENGTH] = Field(default=None, ge=1)
     """Length of training in optimiser steps; exactly one of max_steps, max_tokens, max_epochs."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Annotated[int | None, LENGTH] = Field(default=None, ge=1)
     """Length of training in tokens, rounded up to whole steps."""
-    max_epochs: float | None = Field(default=None, gt=0)
+    max_epochs: Annotated[float | None, LENGTH] = Field(default=None, gt=0)
     """Length of training in passes over the rows, rounded down to whole steps."""
-    optim: OptimSpec = Field(default_factory=OptimSpec)
+    optim: Annotated[OptimSpec, OPTIMISER] = Field(default_factory=OptimSpec)
     """Optimiser and learning rate."""
-    precision: PrecisionSpec = Field(default_factory=PrecisionSpec)
+    precision: Annotated[PrecisionSpec, PRECISION] = Field(default_factory=PrecisionSpec)
     """Number formats."""
-    validation: ValidationSpec = Field(default_factory=ValidationSpec)
+    validation: Annotated[ValidationSpec, SCHEDULE] = Field(default_factory=ValidationSpec)
     """When and on how much to validate."""
-    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    checkpoint: Annotated[CheckpointSpec, FREE] = Field(default_factory=CheckpointSpec)
     """When to save training state, and what to keep."""
-    logging: LoggingSpec = Field(default_factory=LoggingSpec)
+    logging: Annotated[LoggingSpec, FREE] = Field(default_factory=LoggingSpec)
     """How often to report, and the sample at the end."""
-    not_finite: NotFiniteSpec = Field(default_factory=NotFiniteSpec)
+    not_finite: Annotated[NotFiniteSpec, OPTIMISER] = Field(default_factory=NotFiniteSpec)
     """What happens when a loss or gradient is NaN or infinite."""
-    watchdog: WatchdogSpec = Field(default_factory=WatchdogSpec)
+    watchdog: Annotated[WatchdogSpec, FREE] = Field(default_factory=WatchdogSpec)
     """When a job that does not get on is ended."""
-    start: Literal["auto", "scratch"] | PretrainedStart | CheckpointStart = "auto"
+    start: Annotated[Literal["auto", "scratch"] | PretrainedStart | CheckpointStart, START] = "auto"
     """``auto`` (this run's newest commit, else scratch), ``scratch``, ``pretrained: URI`` or ``checkpoint: URI``."""
-    seed: int = Field(default=0, ge=0)
+    seed: Annotated[int, ORDER] = Field(default=0, ge=0)
     """Seed of initial weights, data order and dropout."""
-    deterministic: bool = False
+    deterministic: Annotated[bool, PRECISION] = False
     """Ask torch for deterministic kernels (bit-identical resume on a GPU; slower)."""
 
 
@@ -114,6 +115,8 @@ class TrainTokenizer(SpecModel):
 
 class PrepareTask(SpecModel):
     """Turn text into packed rows of token ids."""
+
+    fields_are: ClassVar = WORK
 
     kind: Literal["prepare"] = "prepare"
     """The task kind."""
@@ -142,6 +145,8 @@ class PrepareTask(SpecModel):
 class FetchTask(SpecModel):
     """Bring a model or data set of the Hugging Face hub into the run's storage: pinned, verified, by one process."""
 
+    fields_are: ClassVar = WORK
+
     kind: Literal["fetch"] = "fetch"
     """The task kind."""
     source: str
@@ -156,6 +161,8 @@ class FetchTask(SpecModel):
 
 class ConvertTask(SpecModel):
     """Convert weights between a Hugging Face folder and neuronx-distributed shards."""
+
+    fields_are: ClassVar = WORK
 
     kind: Literal["convert"] = "convert"
     """The task kind."""
@@ -182,6 +189,8 @@ class ConvertTask(SpecModel):
 class RegisterTask(SpecModel):
     """Register what a run has published as a version of a model on SageMaker: exactly its files, uncompressed."""
 
+    fields_are: ClassVar = WORK
+
     kind: Literal["register"] = "register"
     """The task kind."""
     model: str
@@ -195,16 +204,18 @@ class RegisterTask(SpecModel):
 class PrecompileTask(SpecModel):
     """Compile the graphs of a training on Trainium ahead of it, on as many nodes and with the same settings."""
 
-    kind: Literal["precompile"] = "precompile"
+    kind: Annotated[Literal["precompile"], WORK] = "precompile"
     """The task kind."""
     training: TrainTask
     """The training, exactly as it will run."""
-    extract_steps: int = Field(default=10, ge=1)
+    extract_steps: Annotated[int, WORK] = Field(default=10, ge=1)
     """Steps that are traced for their graphs."""
 
 
 class ScriptTask(SpecModel):
     """Run the user's own program, with data staged before it and its results published while it runs."""
+
+    fields_are: ClassVar = WORK
 
     kind: Literal["script"] = "script"
     """The task kind."""
@@ -217,7 +228,7 @@ class ScriptTask(SpecModel):
     args_style: Literal["--key value", "key=value", "flags", "file"] = "--key value"
     """How a mapping becomes arguments. ``flags`` is ``--key value`` where true is a bare ``--key`` and false is left
     out; ``file`` writes it as YAML and passes the file's path."""
-    parallelism: Parallelism | None = None
+    parallelism: Annotated[Parallelism | None, PLACEMENT] = None
     """Strategy whose image, parameters and environment the program gets; null is plain torchrun."""
     output_folder: str = "output"
     """Folder, relative to the program's working directory, that is published as the run's result."""

@@ -1,40 +1,83 @@
-"""Whether a checkpoint is continued as it began: the same order of data and the same course of the learning rate."""
+"""Whether a checkpoint is continued as what it is: the same model, order of data and course of the learning rate."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import CheckpointError, Fault
+from sm_llm.contract.identity import (
+    DATA_CONTENT,
+    TOKENIZER_CONTENT,
+    Identity,
+    differences,
+    identity,
+    is_partial,
+    recorded_identity,
+    refusals,
+)
+from sm_llm.data.content import data_digest, tokenizer_digest
+from sm_llm.errors import CheckpointError, DataError
+from sm_llm.spec.checkpoint import CheckpointStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_UNBOUNDED = ("constant", "plateau")
-"""Schedules that do not depend on how many steps there are."""
-_DATA = {
-    "global_batch_size": "task.global_batch_size",
-    "seq_length": "task.data.seq_length",
-    "rows": "task.data",
-    "seed": "task.seed",
-}
+    from sm_llm.worker.collectives import Agreement
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.job_setup import Setup
+    from sm_llm.worker.start import Start
 
 
-def check_continuation(
-    before: Mapping[str, Any], now: Mapping[str, Any], step: int, *, schedule_is_stated: bool
-) -> None:
-    """Compare a run's fingerprint (``Setup.fingerprint``) in its checkpoint of ``step`` with what it is now.
+def own_identity(context: WorkerContext, setup: Setup, control: Agreement) -> Identity:
+    """What this job's checkpoints are states of. A collective: every node reads its own copy of the data.
 
-    Raises ``CheckpointError``, all faults at once, if samples would be
-    repeated or left out, or if the schedule has another length and nobody stated that it shall
-    (``task.optim.schedule_steps``).
+    Raises ``DataError`` on all processes if one cannot read them, or if the nodes have different data.
     """
-    changed = {name: it for name, it in before.items() if name in now and now[name] != it}
-    faults = [_data_fault(name, changed[name], now[name]) for name in _DATA if name in changed]
-    if not schedule_is_stated and (fault := _schedule_fault(changed, now, step)) is not None:
-        faults.append(fault)
+    contents, error = None, None
+    if context.place.is_node_leader:
+        try:
+            contents = (data_digest(setup.task.data), tokenizer_digest(setup.task.tokenizer))
+        except DataError as caught:
+            error = caught
+    if fault := control.verdict(error):
+        raise DataError(str(fault))
+    found = {it for it in control.gather(contents) if it is not None}
+    if len(found) > 1:
+        raise DataError("task.data: the nodes have different training data or tokenizers. Give all of them the same")
+    data, tokenizer = found.pop()
+    return identity(
+        setup.task,
+        setup.config,
+        setup.derived,
+        setup.layout,
+        contents={DATA_CONTENT: data, TOKENIZER_CONTENT: tokenizer},
+        rows=setup.train.count,
+    )
+
+
+def check_continuation(context: WorkerContext, start: Start, now: Identity, setup: Setup) -> None:
+    """Compare a checkpoint with the job that is to continue it, before anything is built.
+
+    What differs and may is reported by name. Raises ``CheckpointError``, all faults at once, for another model, for
+    another order of data that nobody has asked for, and for a schedule of another length that nobody has stated.
+    """
+    found = differences(recorded_identity(start.meta), now)
+    task_start = setup.task.start
+    faults = refusals(
+        found,
+        now,
+        start.step,
+        is_own=start.is_own,
+        allow_other_data=isinstance(task_start, CheckpointStart) and task_start.allow_other_data,
+        is_stated=setup.task.optim.schedule_steps is not None,
+    )
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in faults)
-        raise CheckpointError(f"the checkpoint of step {step} cannot be continued like this:\n{listed}")
+        raise CheckpointError(f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}")
+    if is_partial(start.meta):
+        words = "was saved by an earlier release, which recorded neither model nor data: only numbers were compared"
+        context.notice(f"the checkpoint of step {start.step} {words}", "warning")
+    if found:
+        context.notice(f"continued with changes: {'; '.join(map(str, found))}")
 
 
 def check_strategy(
@@ -53,24 +96,3 @@ def check_strategy(
         )
     if reason := refusal(meta.get("job", {})):
         raise CheckpointError(f"{uri}: {reason}")
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Every number of a job that is not as it was, as ``name: before -> now``."""
-    return [f"{name}: {it} -> {now[name]}" for name, it in before.items() if name in now and now[name] != it]
-
-
-def _data_fault(name: str, before: Any, now: Any) -> Fault:
-    what = "the number of training rows" if name == "rows" else name
-    problem = f"{what} was {before} when it was saved: samples would be repeated or left out"
-    remedy = f"Set it to {before}" if name != "rows" else "Continue with the same rows"
-    return Fault(_DATA[name], problem, now, f"{remedy}, or train on in a new run: sm-llm branch")
-
-
-def _schedule_fault(changed: Mapping[str, Any], now: Mapping[str, Any], step: int) -> Fault | None:
-    if "schedule_steps" not in changed or (now["schedule"] in _UNBOUNDED and "warmup_steps" not in changed):
-        return None
-    before, after = changed["schedule_steps"], now["schedule_steps"]
-    problem = f"the {now['schedule']} schedule spanned {before} steps and would now span {after}: the rate would jump"
-    remedy = f"State task.optim.schedule_steps: {before} keeps its course after step {step}, {after} is the new one"
-    return Fault("task.optim.schedule_steps", problem, remedy=remedy)

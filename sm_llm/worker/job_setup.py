@@ -61,25 +61,6 @@ class Setup:
             world_size=self.derived.world_size,
         )
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What a checkpoint remembers of its job, to tell later whether it is continued as it began."""
-        optim = self.task.optim
-        return {
-            "total_steps": self.total_steps,
-            "schedule_steps": self.schedule_steps,
-            "warmup_steps": self.derived.warmup_steps,
-            "schedule": optim.schedule,
-            "learning_rate": optim.learning_rate,
-            "min_learning_rate": optim.min_learning_rate,
-            "decay_fraction": optim.decay_fraction,
-            "global_batch_size": self.derived.global_batch_size,
-            "seq_length": self.derived.seq_length,
-            "rows": self.train.count,
-            "seed": self.task.seed,
-            "compute": self.task.precision.compute,
-            **self.layout.degrees(),
-        }
-
 
 def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Setup:
     """Read the model's config, open the data and derive the numbers. Sources in ``task`` are local,

@@ -22,7 +22,7 @@ from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.retire import retire_after, retire_damaged
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.worker import random_state
-from sm_llm.worker.continuity import check_continuation, check_strategy, differences
+from sm_llm.worker.continuity import check_strategy
 from sm_llm.worker.restore import fetcher, rank_file, restored_folder
 from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.weights import InitialWeights, PretrainedWeights, WeightReader
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from sm_llm.storage.publish import Restored
     from sm_llm.worker.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.job_setup import Setup
     from sm_llm.worker.strategies.base import Strategy
 
 
@@ -223,16 +222,6 @@ def first_weights(context: WorkerContext, start: Start, config: Mapping[str, Any
     if weights.unread:
         context.notice(unread_sentence(weights.unread))
     return weights
-
-
-def compare(context: WorkerContext, start: Start, setup: Setup) -> None:
-    """Tell what is not as the checkpoint's job had it; for this run's own, refuse what would break its course."""
-    before, now = start.meta.get("job", {}), setup.fingerprint()
-    changes = differences(before, now)
-    if start.is_own:
-        check_continuation(before, now, start.step, schedule_is_stated=setup.task.optim.schedule_steps is not None)
-    if changes:
-        context.notice(f"continued with changes: {'; '.join(changes)}")
 
 
 def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, control: Agreement) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sm_llm.contract.events import AttemptStarted, Step
+from sm_llm.contract.identity import IDENTITY
 from sm_llm.data.loader import Batches
 from sm_llm.errors import CheckpointError, RunFailed
 from sm_llm.spec.tasks import TrainTask
@@ -17,6 +18,7 @@ from sm_llm.worker.break_down import break_down, break_step
 from sm_llm.worker.cadence import cadence
 from sm_llm.worker.checkpoint import Checkpointer
 from sm_llm.worker.collectives import Agreement
+from sm_llm.worker.continuity import check_continuation, own_identity
 from sm_llm.worker.deliver import deliver, is_delivered
 from sm_llm.worker.feed import forward_loss, global_targets
 from sm_llm.worker.finite import Action, FiniteWatch, GoBack, Tolerance, not_finite, poisoned
@@ -26,7 +28,7 @@ from sm_llm.worker.precision import settled
 from sm_llm.worker.profile import Profiler
 from sm_llm.worker.schedule import Plateau, learning_rate
 from sm_llm.worker.space import check_space
-from sm_llm.worker.start import Start, Starter, compare, first_weights, load_checkpoint
+from sm_llm.worker.start import Start, Starter, first_weights, load_checkpoint
 from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.strategies.compiled import warning
 from sm_llm.worker.strategies.registry import make_strategy
@@ -173,6 +175,9 @@ class Training:
     def begin(self) -> Start:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
         start = self.starter.choose()
+        self.identity = own_identity(self.context, self.setup, self.control)
+        if start.commit is not None:
+            check_continuation(self.context, start, self.identity, self.setup)
         random_state.seed_everything(self.task.seed, self.context.place.rank)
         weights = first_weights(self.context, start, self.setup.config, self.task.seed)
         self.strategy.build(self.setup.config, weights)
@@ -185,7 +190,6 @@ class Training:
         """Load the checkpoint of ``start``, if it is one, and open the data behind it."""
         stream: dict[str, Any] = {}
         if start.commit is not None:
-            compare(self.context, start, self.setup)
             stream = load_checkpoint(self.context, start, self.strategy, self.control)
             self.plateau.load(start.commit.meta["plateau"])
             if start.is_own:
@@ -290,7 +294,8 @@ class Training:
                 private["state_hash"] = state_hash(state, private)
             meta = {
                 "plateau": self.plateau.state(),
-                "job": self.setup.fingerprint(),
+                "job": self.setup.layout.degrees(),
+                IDENTITY: self.identity,
                 "spec_digest": self.context.job.spec_digest,
                 "versions": versions(),
             }

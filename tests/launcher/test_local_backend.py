@@ -130,7 +130,7 @@ def test_local_inputs_become_absolute_paths_and_channels(tmp_path: Path, monkeyp
     found = job.task.model_dump()
     assert found["model"]["path"] == str(tmp_path / "model")
     assert found["data"]["train"] == str(tmp_path / "rows")
-    assert found["start"] == {"checkpoint": f"{tmp_path / 'old'}@12"}
+    assert found["start"]["checkpoint"] == f"{tmp_path / 'old'}@12"
     assert found["tokenizer"] == "org/on-the-hub"
     assert channels["data_train"] == str(tmp_path / "rows")
     assert channels["model_path"] == str(tmp_path / "model")

@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from worker_jobs import train_task
+from worker_jobs import MODEL, train_task
 
 from sm_llm.storage import publish as publication
+from sm_llm.storage.find import commit_keys
+from sm_llm.storage.folder import FolderStore
+from sm_llm.storage.manifest import CommitManifest, decode, encode
 from sm_llm.worker import start as start_module
 from sm_llm.worker import train as train_module
 
@@ -18,6 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+OTHER_JOBS: dict[str, dict[str, Any]] = {
+    "layers": {"model": {"preset": "tiny", "config": {**MODEL, "num_hidden_layers": 1}}},
+    "heads": {"model": {"preset": "tiny", "config": {**MODEL, "num_attention_heads": 2}}},
+    "shuffle": {"data": {"shuffle": False}},
+}
+"""What a checkpoint cannot be continued by."""
 TAMPERINGS = ("truncated", "missing", "altered", "swapped")
 
 
@@ -92,6 +101,17 @@ def tamper(run: Path, step: int, how: str) -> None:
         shutil.copy(data_files(run, 6 if step == 12 else 12)[-1], file)
 
 
+def forget_identity(run: Path) -> None:
+    """Make the checkpoints of a run those of an earlier release, which recorded no identity."""
+    store = FolderStore(run)
+    for _, key in commit_keys(store):
+        body = store.get(key)
+        assert body is not None
+        commit = decode(body, CommitManifest)
+        meta = {name: it for name, it in commit.meta.items() if name != "identity"}
+        (run / key).write_bytes(encode(commit.model_copy(update={"meta": meta})))
+
+
 def of_world(harness: Any) -> None:
     """What the world size of ``harness`` runs."""
     three_legs(harness)
@@ -131,6 +151,18 @@ def requests(harness: Any) -> None:
     harness.run(copy_of_half(harness, "kept"), train_task(**longer, optim={"schedule_steps": 20}), attempt=2)
     harness.run(copy_of_half(harness, "new"), train_task(**longer, optim={"schedule_steps": 26}), attempt=2)
     harness.run(copy_of_half(harness, "batch"), train_task(global_batch_size=4), attempt=2, fails=True)
+    for name, change in OTHER_JOBS.items():
+        harness.run(copy_of_half(harness, name), train_task(**change), attempt=2, fails=True)
+    if dist.get_rank() == 0:
+        forget_identity(harness.folder / copy_of_half(harness, "old"))
+    dist.barrier()
+    harness.run("old/half", train_task(), attempt=2)
+    half = {"checkpoint": str(harness.folder / "half")}
+    harness.run("branch-refused", train_task(seed=5, start=half), fails=True)
+    harness.run("branch", train_task(seed=5, start={**half, "allow_other_data": True}))
+    harness.run(
+        "branch-model", train_task(start={**half, "allow_other_data": True}, **OTHER_JOBS["layers"]), fails=True
+    )
     verified = train_task(checkpoint={"every_steps": 6, "verify_state": True})
     harness.run("doubted", verified, break_at=9)
     with replaced(start_module, "state_hash", lambda *_: "another"):

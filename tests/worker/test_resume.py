@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from resume_configurations import TAMPERINGS
+from resume_configurations import OTHER_JOBS, TAMPERINGS
 from worker_jobs import events, exact_steps, losses, result_folder
 
 from sm_llm.storage.folder import FolderStore
@@ -119,6 +119,28 @@ def test_another_length_of_the_schedule_is_refused_unless_it_is_stated(world1: W
 
 def test_another_global_batch_size_is_refused(world1: World) -> None:
     assert max(exact_steps(world1.run("batch/half"))) == 12
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_JOBS))
+def test_F1_another_model_or_order_is_refused_before_it_is_built(name: str, world1: World) -> None:
+    run = world1.run(f"{name}/half")
+    assert max(exact_steps(run)) == 12, "nothing was trained"
+    assert starts(run) == [("scratch", 0), ("checkpoint", 12)]
+
+
+def test_F1_a_checkpoint_of_an_earlier_release_is_continued_and_says_what_was_not_compared(world1: World) -> None:
+    run = world1.run("old/half")
+    assert exact_steps(run) == exact_steps(world1.run("base"))
+    assert "recorded neither model nor data" in notices(run)
+
+
+def test_F1_another_run_continues_on_other_data_only_where_it_asks_for_them(world1: World) -> None:
+    assert events(world1.run("branch-refused"), "step") == []
+    assert events(world1.run("branch-model"), "step") == []
+    run = world1.run("branch")
+    assert set(exact_steps(run)) == set(range(13, 21))
+    assert "continued with changes: task.seed: 0 -> 5 (data order)" in notices(run)
+    assert exact_steps(run)[13] != exact_steps(world1.run("base"))[13]
 
 
 def test_a_restored_state_with_another_hash_is_refused(world1: World) -> None:

@@ -1,0 +1,173 @@
+"""What a checkpoint is a state of: model, data order and everything else that decides what training computes.
+
+Every commit of a checkpoint carries its identity (``meta["identity"]``): class -> name -> value, in the classes of
+``sm_llm.spec.classes``. A field whose value leads to something else is there as what it led to: the resolved config of
+the model, the digest of the data, the number of steps. Launcher and worker compare by it before anything is continued.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault
+from sm_llm.spec.classes import FieldClass
+from sm_llm.spec.leaves import Difference, leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from sm_llm.spec.derive import Derived
+    from sm_llm.spec.layout import Layout
+    from sm_llm.spec.tasks import TrainTask
+
+Identity = dict[str, dict[str, Any]]
+
+IDENTITY = "identity"
+"""The key in a commit's ``meta``."""
+DATA_CONTENT = "task.data.train (content)"
+TOKENIZER_CONTENT = "task.tokenizer (content)"
+ROWS = "task.data (number of rows)"
+TOTAL_STEPS, SCHEDULE_STEPS, WARMUP_STEPS = "total_steps", "task.optim.schedule_steps", "task.optim.warmup_steps"
+_SCHEDULE = "task.optim.schedule"
+_UNBOUNDED = ("constant", "plateau")
+"""Schedules that do not depend on how many steps there are."""
+_INERT = frozenset({"architectures", "dtype", "use_cache", "bos_token_id", "eos_token_id", "initializer_range"})
+"""Fields of a model's config that no step of a training that has begun depends on."""
+_COMPARED = frozenset(FieldClass) - {FieldClass.FREE, FieldClass.START, FieldClass.WORK}
+_OLD_NAMES = {
+    "total_steps": (FieldClass.SCHEDULE, TOTAL_STEPS),
+    "schedule_steps": (FieldClass.SCHEDULE, SCHEDULE_STEPS),
+    "warmup_steps": (FieldClass.SCHEDULE, WARMUP_STEPS),
+    "schedule": (FieldClass.SCHEDULE, _SCHEDULE),
+    "learning_rate": (FieldClass.SCHEDULE, "task.optim.learning_rate"),
+    "min_learning_rate": (FieldClass.SCHEDULE, "task.optim.min_learning_rate"),
+    "decay_fraction": (FieldClass.SCHEDULE, "task.optim.decay_fraction"),
+    "global_batch_size": (FieldClass.ORDER, "task.global_batch_size"),
+    "seq_length": (FieldClass.ORDER, "task.data.seq_length"),
+    "rows": (FieldClass.ORDER, ROWS),
+    "seed": (FieldClass.ORDER, "task.seed"),
+    "compute": (FieldClass.PRECISION, "task.precision.compute"),
+}
+"""Name in the fingerprint of checkpoints that carry no identity -> class and name here. The others are degrees."""
+
+
+def identity(
+    task: TrainTask,
+    config: Mapping[str, Any] | None,
+    derived: Derived | None,
+    layout: Layout | None = None,
+    *,
+    contents: Mapping[str, str | None],
+    rows: int | None,
+) -> Identity:
+    """The identity of a training.
+
+    Args:
+        task: the task; of its fields the resolved ones are left to the other arguments.
+        config: the model's canonical config, or None where it is not known yet.
+        derived: the derived numbers, or None. A number that is None in it is not known yet.
+        layout: the degrees of parallelism.
+        contents: ``DATA_CONTENT`` and ``TOKENIZER_CONTENT`` -> digest, as far as they are known.
+        rows: training rows, or None for a stream, or where they are not known yet.
+    """
+    found: Identity = {kind: {} for kind in sorted(_COMPARED)}
+    for leaf in leaves(task, "task"):
+        if leaf.declared and leaf.declared.field_class in _COMPARED and not leaf.declared.is_resolved:
+            found[leaf.declared.field_class][leaf.path] = leaf.value
+    if task.precision.compute == "auto":
+        del found[FieldClass.PRECISION]["task.precision.compute"]
+    kept = {f"task.model.config.{name}": it for name, it in (config or {}).items() if name not in _INERT}
+    found[FieldClass.MODEL] |= kept
+    found[FieldClass.ORDER] |= contents
+    if rows is not None:
+        found[FieldClass.ORDER][ROWS] = rows
+    if derived is not None:
+        _add_derived(found, derived)
+    if layout is not None:
+        found[FieldClass.PLACEMENT] |= layout.degrees()
+    plain: Identity = json.loads(json.dumps(found))
+    return plain
+
+
+def _add_derived(found: Identity, derived: Derived) -> None:
+    found[FieldClass.ORDER]["task.global_batch_size"] = derived.global_batch_size
+    steps = {
+        TOTAL_STEPS: derived.total_steps,
+        SCHEDULE_STEPS: derived.schedule_steps or derived.total_steps,
+        WARMUP_STEPS: derived.warmup_steps,
+    }
+    if derived.total_steps is not None:
+        found[FieldClass.SCHEDULE] |= steps
+
+
+def recorded_identity(meta: Mapping[str, Any]) -> Identity:
+    """The identity in a commit's ``meta``; of a checkpoint that has none, what its fingerprint (``job``) tells."""
+    if isinstance(recorded := meta.get(IDENTITY), dict):
+        return recorded
+    found: Identity = {}
+    for name, value in (meta.get("job") or {}).items():
+        kind, own = _OLD_NAMES.get(name, (FieldClass.PLACEMENT, name))
+        found.setdefault(kind, {})[own] = value
+    return found
+
+
+def differences(before: Identity, now: Identity) -> list[Difference]:
+    """Every value that both know and that differs, the classes that matter most first."""
+    return [
+        Difference(FieldClass(kind), name, value, now[kind][name])
+        for kind in FieldClass
+        for name, value in before.get(kind, {}).items()
+        if name in now.get(kind, {}) and now[kind][name] != value
+    ]
+
+
+def refusals(
+    found: Iterable[Difference], now: Identity, step: int, *, is_own: bool, allow_other_data: bool, is_stated: bool
+) -> list[Fault]:
+    """Why a checkpoint of ``step`` cannot be continued with these differences; each fault with the ways out.
+
+    ``is_own``: by the run that saved it. Its schedule may change its length only where ``task.optim.schedule_steps``
+    states it (``is_stated``). ``allow_other_data``: as ``start.allow_other_data`` asks.
+    """
+    listed = list(found)
+    faults = [_model_fault(it) for it in listed if it.field_class is FieldClass.MODEL]
+    if is_own or not allow_other_data:
+        faults += [_order_fault(it, is_own=is_own) for it in listed if it.field_class is FieldClass.ORDER]
+    if is_own and not is_stated and (fault := _schedule_fault(listed, now, step)) is not None:
+        faults.append(fault)
+    return faults
+
+
+def _model_fault(it: Difference) -> Fault:
+    remedy = (
+        f"Set it to {it.before}, or begin a new run: sm-llm fit --new, with start.pretrained if it shall begin from "
+        "published weights"
+    )
+    return Fault(
+        it.name, f"was {it.before} when the checkpoint was saved: it is a state of another model", it.now, remedy
+    )
+
+
+def _order_fault(it: Difference, *, is_own: bool) -> Fault:
+    problem = f"was {it.before} when the checkpoint was saved: samples would be repeated or left out"
+    is_content = it.name in (DATA_CONTENT, TOKENIZER_CONTENT, ROWS)
+    back = "Continue with the same data" if is_content else f"Set it to {it.before}"
+    branch = "sm-llm branch RUN task.start.allow_other_data=true" if is_own else "task.start.allow_other_data=true"
+    return Fault(it.name, problem, it.now, f"{back}, or train on with other data in a new run: {branch}")
+
+
+def _schedule_fault(found: list[Difference], now: Identity, step: int) -> Fault | None:
+    changed = {it.name: it for it in found}
+    schedule = now.get(FieldClass.SCHEDULE, {}).get(_SCHEDULE)
+    if SCHEDULE_STEPS not in changed or (schedule in _UNBOUNDED and WARMUP_STEPS not in changed):
+        return None
+    before, after = changed[SCHEDULE_STEPS].before, changed[SCHEDULE_STEPS].now
+    problem = f"the {schedule} schedule spanned {before} steps and would now span {after}: the rate would jump"
+    remedy = f"State task.optim.schedule_steps: {before} keeps its course after step {step}, {after} is the new one"
+    return Fault(SCHEDULE_STEPS, problem, remedy=remedy)
+
+
+def is_partial(meta: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint carries no identity: an earlier release saved it."""
+    return IDENTITY not in meta

@@ -1,0 +1,137 @@
+"""Checks, before anything is written, that a checkpoint can be continued by the job that is about to be launched."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.identity import (
+    DATA_CONTENT,
+    TOKENIZER_CONTENT,
+    differences,
+    identity,
+    recorded_identity,
+    refusals,
+)
+from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
+from sm_llm.launcher.checks import local_folder
+from sm_llm.spec.checkpoint import CheckpointStart
+from sm_llm.spec.data import JsonRowsData, RowsData, StreamData, SyntheticData
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.storage.uri import open_store, run_and_step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from sm_llm.contract.identity import Identity
+    from sm_llm.errors import Fault
+    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.run import Run
+    from sm_llm.spec.data import DataSpec
+    from sm_llm.storage.base import Store
+
+
+def assert_continues(run: Run, plans: Iterable[Plan], step: int | None = None) -> None:
+    """Raise ``PlanError`` if a run's own checkpoint, the newest or that of ``step``, is of another model, data order or
+    schedule than ``plans`` ask for. What only the job can see is left to its worker."""
+    own = run.steps
+    faults: list[Fault] = []
+    for plan in plans:
+        job = run if plan.step is None else own.get(plan.step)
+        if job is not None:
+            found = _faults(plan, job.home.store, job.id, step, is_own=True)
+            prefix = f"steps.{plan.step}." if plan.step else ""
+            faults += [replace(fault, path=f"{prefix}{fault.path}") for fault in found]
+    _refuse(faults, plans)
+
+
+def assert_starts(plans: Iterable[Plan]) -> None:
+    """The same for checkpoints of other runs that jobs start from (``task.start.checkpoint``)."""
+    faults: list[Fault] = []
+    for plan in plans:
+        task = plan.job.task
+        if isinstance(task, TrainTask) and isinstance(task.start, CheckpointStart):
+            place, step = run_and_step(task.start.checkpoint)
+            store = open_store(place, plan.job.storage_options.model_dump())
+            faults += _faults(plan, store, None, step, is_own=False)
+    _refuse(faults, plans)
+
+
+def _refuse(faults: list[Fault], plans: Iterable[Plan]) -> None:
+    origins = {path: origin for plan in plans for path, origin in plan.origins.items()}
+    if faults:
+        raise PlanError([replace(it, origin=origins.get(it.path, it.origin)) for it in faults])
+
+
+def _faults(plan: Plan, store: Store, run_id: str | None, step: int | None, *, is_own: bool) -> list[Fault]:
+    task = plan.job.task
+    if not isinstance(task, TrainTask):
+        return []
+    try:
+        meta = _meta(store, run_id, step)
+        if meta is None:
+            return []
+        now = planned_identity(plan, task)
+    except StorageError as error:
+        told = "the checkpoint cannot be compared from here, the job does so when it starts"
+        print(f"{store.uri}: {told}: {error}", file=sys.stderr)
+        return []
+    found = differences(recorded_identity(meta[1]), now)
+    if found and plan.job.backend.name != "local":  # of a local run the worker's own notice is seen at once
+        print(f"continues with changes: {'; '.join(map(str, found))}", file=sys.stderr)
+    return refusals(
+        found,
+        now,
+        meta[0],
+        is_own=is_own,
+        allow_other_data=isinstance(task.start, CheckpointStart) and task.start.allow_other_data,
+        is_stated=task.optim.schedule_steps is not None,
+    )
+
+
+def _meta(store: Store, run_id: str | None, step: int | None) -> tuple[int, dict[str, object]] | None:
+    from sm_llm.storage.publish import find_newest
+
+    try:
+        commit = find_newest(store, run_id=run_id, allow_step=None if step is None else lambda it: it == step).commit
+    except CheckpointError:  # none can be used: the worker tells it, and what to do
+        return None
+    return None if commit is None else (commit.step or 0, commit.meta)
+
+
+def planned_identity(plan: Plan, task: TrainTask) -> Identity:
+    """What a checkpoint of the planned training would be a state of, as far as this machine can tell."""
+    from sm_llm.launcher.model_facts import planned_config
+
+    try:
+        config = planned_config(task) if plan.model is not None else None
+    except SmLlmError:  # of the hub, which the job may reach
+        config = None
+    rows = task.data.rows if isinstance(task.data, SyntheticData) else plan.rows
+    return identity(task, config, plan.derived, contents=_contents(task), rows=rows)
+
+
+def _contents(task: TrainTask) -> dict[str, str | None]:
+    """Digests of what lies on this machine; of random tokens and of no tokenizer there is none to compare."""
+    from sm_llm.data.content import data_digest, tokenizer_digest
+
+    found: dict[str, str | None] = {}
+    data = _local_data(task.data)
+    tokenizer = local_folder(task.tokenizer)
+    try:
+        if data is not None:
+            found[DATA_CONTENT] = data_digest(data)
+        if task.tokenizer is None or (tokenizer is not None and tokenizer.is_dir()):
+            found[TOKENIZER_CONTENT] = tokenizer_digest(None if tokenizer is None else str(tokenizer))
+    except DataError as error:
+        raise StorageError(str(error)) from error
+    return found
+
+
+def _local_data(data: DataSpec) -> DataSpec | None:
+    """The data with its place on this machine, or None where its content cannot be read from here."""
+    if isinstance(data, RowsData | JsonRowsData):
+        folder = local_folder(data.train)
+        return None if folder is None or not folder.is_dir() else data.model_copy(update={"train": str(folder)})
+    return None if isinstance(data, StreamData) and data.data_files is not None else data

@@ -1,0 +1,105 @@
+"""Finds the unfinished run that a launch continues, or that it must not pass over in silence."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from sm_llm.contract.states import RunState
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.find_runs import run_records
+from sm_llm.launcher.run import Run
+from sm_llm.spec.classes import FieldClass
+from sm_llm.spec.leaves import spec_differences
+from sm_llm.spec.yaml_text import to_yaml
+from sm_llm.storage.s3_options import S3Options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm_llm.contract.run_home import RunHome
+    from sm_llm.contract.run_record import RunRecord
+    from sm_llm.spec.leaves import Difference
+    from sm_llm.spec.load import Loaded
+
+_NEVER_CONTINUED = frozenset({FieldClass.MODEL, FieldClass.ORDER, FieldClass.START, FieldClass.WORK})
+"""Classes of which a run keeps what it began with."""
+
+
+class UnfinishedRun(SubmitError):
+    """A launch would begin from zero beside an unfinished run of the same name and of another specification."""
+
+    def __init__(self, run: Run, text: str) -> None:
+        super().__init__(text)
+        self.run = run
+
+
+def find_unfinished(storage: str, loaded: Loaded) -> tuple[Run, list[str]] | None:
+    """The newest unfinished run below ``storage`` of the same name and specification, and the free values it gets.
+
+    A value that changes nothing in the result (``FieldClass.FREE``) makes no other specification; where such values
+    differ, the run continues with the new ones (``key.path=value``). None if there is no such run.
+
+    Raises ``UnfinishedRun`` if the newest run of this name is unfinished and of another specification, unless it has
+    nothing to continue from: then that is printed.
+    """
+    options = S3Options(**loaded.spec.storage_options.model_dump())
+    found = [it for it in run_records(storage, f"{loaded.spec.name}-", options) if it[1].name == loaded.spec.name]
+    newest_first = sorted(found, key=lambda it: (it[1].created, it[1].run_id), reverse=True)
+    for home, record in newest_first:
+        if _differences(record, loaded) == [] and Run(home).state is not RunState.COMPLETED:
+            return Run(home), _free_changes(record, loaded)
+    if newest_first:
+        _refuse_beside(*newest_first[0], loaded)
+    return None
+
+
+def _differences(record: RunRecord, loaded: Loaded) -> list[Difference] | None:
+    """What makes it another specification; None where another release wrote it in a form that we cannot read."""
+    if record.spec_digest == loaded.digest:
+        return []
+    try:
+        return spec_differences(record.load_spec(), loaded.spec)
+    except ValidationError:
+        return None
+
+
+def _free_changes(record: RunRecord, loaded: Loaded) -> list[str]:
+    if record.spec_digest == loaded.digest:
+        return []
+    named = spec_differences(record.load_spec(), loaded.spec, only_free=True)
+    return [f"{it.name}={to_yaml(it.now)}" for it in named if it.is_settable and it.name != "storage"]
+
+
+def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:
+    run = Run(home)
+    state = run.state
+    if state is RunState.COMPLETED:
+        return
+    found = _differences(record, loaded)
+    if found == []:
+        return
+    step = max((it.step for it in run.checkpoints() if it.valid), default=None)
+    done = [name for name, it in run.steps.items() if it.result is not None]
+    if step is None and not done and state.is_final:
+        told = f"{run.id} is {state.value}, without a checkpoint, and of another specification: a new run begins"
+        print(told, file=sys.stderr)
+        return
+    raise UnfinishedRun(run, _text(run, state, step, found, loaded))
+
+
+def _text(run: Run, state: RunState, step: int | None, found: Sequence[Difference] | None, loaded: Loaded) -> str:
+    at = "" if step is None else f" at step {step}"
+    lines = [f"{run.id} is unfinished ({state.value}){at}, and this specification differs from its own:"]
+    lines += [f"  - {it}" for it in found] if found is not None else ["  - another release wrote its record"]
+    if not state.is_final:
+        lines.append(f"Stop it first:                sm-llm stop {run.uri}")
+    lines.append(f"Continue it as it is:         sm-llm resume {run.uri}")
+    if found is not None and not {it.field_class for it in found} & _NEVER_CONTINUED:
+        changes = " ".join(shlex.quote(f"{it.name}={to_yaml(it.now)}") for it in found if it.is_settable)
+        lines.append(f"Continue it with the changes: sm-llm resume {run.uri} {changes}")
+    lines.append("Begin another run:            the same command with --new (in Python: new=True)")
+    return "\n".join(lines)

@@ -1,0 +1,147 @@
+"""What a checkpoint is a state of, and which differences end its continuation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.contract.identity import DATA_CONTENT, Identity, differences, identity, recorded_identity, refusals
+from sm_llm.models.config import model_config
+from sm_llm.spec.derive import derive_task
+from sm_llm.spec.job import JobSpec
+from sm_llm.spec.load import changed
+from sm_llm.spec.tasks import TrainTask
+
+CONFIG = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+TASK: dict[str, Any] = {
+    "kind": "train",
+    "model": {"preset": "tiny", "config": CONFIG},
+    "data": {"format": "synthetic", "seq_length": 16, "rows": 96},
+    "global_batch_size": 8,
+    "max_steps": 100,
+    "optim": {"warmup_steps": 5},
+    "precision": {"compute": "fp32"},
+}
+
+
+def of(*overrides: str, data: str = "one") -> Identity:
+    spec = changed(JobSpec.model_validate({"name": "job", "task": TASK}, strict=False), overrides).spec
+    task = spec.task  # type: ignore[union-attr]
+    assert isinstance(task, TrainTask)
+    config = model_config(preset=task.model.preset, path=None, pretrained=None, overrides=task.model.config)
+    return identity(task, config, derive_task(task, 1), contents={DATA_CONTENT: data}, rows=96)
+
+
+def refused(now: Identity, before: Identity | None = None, *, stated: bool = False, **how: Any) -> list[str]:
+    before = of() if before is None else before
+    asked = {"is_own": True, "allow_other_data": False, "is_stated": stated, **how}
+    return [str(it) for it in refusals(differences(before, now), now, 40, **asked)]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "task.model.config.num_hidden_layers=1",
+        "task.model.config.num_attention_heads=2",
+        "task.model.config.num_key_value_heads=4",
+        "task.model.config.rope_theta=500000",
+        "task.model.config.tie_word_embeddings=false",
+        "task.model.config.vocab_size=512",
+        "task.model.config.rms_norm_eps=1e-3",
+        "task.model.config.hidden_act=gelu",
+        "task.model.config.attention_dropout=0.5",
+    ],
+)
+def test_F1_another_model_is_refused_by_the_name_of_its_field(override: str) -> None:
+    (told,) = refused(of(override))
+    field = override.partition("=")[0].rpartition(".")[2]
+    assert field in told or field == "rope_theta"
+    assert "another model" in told
+    assert "sm-llm fit --new" in told
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "task.data.shuffle=false",
+        "task.data.seq_length=8",
+        "task.data.rows=97",
+        "task.seed=1",
+        "task.global_batch_size=4",
+    ],
+)
+def test_F1_another_order_of_data_is_refused_with_both_ways_out(override: str) -> None:
+    (told,) = refused(of(override))
+    assert override.partition("=")[0] in told
+    assert "Set it to" in told
+    assert "sm-llm branch RUN task.start.allow_other_data=true" in told
+
+
+def test_F1_data_that_were_edited_in_place_are_refused_and_another_place_is_not() -> None:
+    (told,) = refused(of(data="edited"))
+    assert DATA_CONTENT in told
+    assert "Continue with the same data" in told
+    assert refused(of("task.logging.every_steps=7")) == []
+
+
+def test_F1_other_data_are_for_another_run_that_asks_for_them() -> None:
+    now = of("task.seed=1", data="other")
+    assert len(refused(now, is_own=False)) == 2
+    assert refused(now, is_own=False, allow_other_data=True) == []
+    assert len(refused(now, is_own=True, allow_other_data=True)) == 2, "a run's own order cannot change"
+    model = of("task.model.config.num_hidden_layers=1")
+    assert len(refused(model, is_own=False, allow_other_data=True)) == 1, "nor can a checkpoint's model"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("task.optim.betas=[0.8, 0.9]", "task.optim.betas: [0.9, 0.95] -> [0.8, 0.9] (optimiser)"),
+        ("task.optim.weight_decay=0", "task.optim.weight_decay: 0.1 -> 0.0 (optimiser)"),
+        ("task.optim.learning_rate=1e-3", "task.optim.learning_rate: 0.0003 -> 0.001 (schedule)"),
+        ("task.precision.master=bf16", "task.precision.master: fp32 -> bf16 (precision)"),
+        ("task.parallelism.sharding=none", "task.parallelism.sharding: full -> none (placement)"),
+    ],
+)
+def test_F1_other_differences_are_named_and_not_refused(override: str, told: str) -> None:
+    overrides = [override, *(["task.precision.compute=bf16"] if "master" in override else [])]
+    now = of(*overrides)
+    assert told in [str(it) for it in differences(of(), now)]
+    assert refused(now) == []
+
+
+@pytest.mark.parametrize(
+    "override", ["task.logging.every_steps=1", "task.watchdog.enabled=false", "task.model.config.use_cache=false"]
+)
+def test_what_changes_nothing_is_not_a_difference(override: str) -> None:
+    assert differences(of(), of(override)) == []
+
+
+def test_a_value_that_is_spelt_in_another_way_is_the_same() -> None:
+    assert differences(of(), of("task.max_steps=null", f"task.max_tokens={100 * 8 * 16}")) == []
+    assert differences(of(), of("task.model.config.rope_theta=10000")) == []
+
+
+def test_a_schedule_of_another_length_must_be_stated() -> None:
+    (told,) = refused(of("task.max_steps=200"))
+    assert "the cosine schedule spanned 100 steps and would now span 200" in told
+    assert "task.optim.schedule_steps: 100 keeps its course after step 40, 200 is the new one" in told
+    assert refused(of("task.max_steps=200"), stated=True) == []
+    assert refused(of("task.max_steps=200"), is_own=False) == [], "a branch is for that"
+
+
+@pytest.mark.parametrize(("warmup", "count"), [(5, 0), (3, 1)])
+def test_a_constant_rate_has_no_length_but_its_warm_up_may(warmup: int, count: int) -> None:
+    constant = "task.optim.schedule=constant"
+    before = of(constant, "task.max_steps=60", f"task.optim.warmup_steps={warmup}")
+    assert len(refused(of(constant), before)) == count
+
+
+def test_checkpoints_of_earlier_releases_are_compared_in_what_they_know() -> None:
+    old = recorded_identity({"job": {"total_steps": 100, "seed": 7, "rows": 100, "world_size": 2}})
+    told = "\n".join(refused(of(), old))
+    assert "task.seed" in told
+    assert "was 7" in told
+    assert "number of rows" in told
+    assert differences(recorded_identity({}), of()) == []

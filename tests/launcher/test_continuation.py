@@ -1,0 +1,315 @@
+"""An unfinished run, really trained and killed, and everything that is asked of it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from sm_llm.contract.job_file import BREAK_ENVIRONMENT, JobFile
+from sm_llm.contract.states import RunState
+from sm_llm.errors import PlanError
+from sm_llm.launcher import api
+from sm_llm.launcher.closing import closing
+from sm_llm.launcher.run import Run
+from sm_llm.launcher.unfinished import UnfinishedRun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CONFIG = {
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LINES = [{"input_ids": [(row * 7 + token) % 300 for token in range(16)]} for row in range(40)]
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def spec(folder: Path, **task: Any) -> dict[str, Any]:
+    return {
+        "name": "broken",
+        "storage": str(folder / "runs"),
+        "task": {
+            "kind": "train",
+            "model": {"path": str(folder / "model")},
+            "data": {"format": "json_rows", "train": str(folder / "rows"), "seq_length": 16},
+            "micro_batch_size": 4,
+            "max_steps": 40,
+            "precision": {"compute": "fp32"},
+            "optim": {"learning_rate": 1e-3, "warmup_steps": 4},
+            "checkpoint": {"every_steps": 3},
+            **task,
+        },
+        "compute": {"processes_per_instance": 1},
+    }
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run that was killed before step 8; its newest checkpoint is of step 6."""
+    from sm_llm.models.config import both_spellings
+    from sm_llm.models.presets import preset
+
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "model").mkdir()
+    config = both_spellings({**preset("tiny").config, **CONFIG, "tie_word_embeddings": False})
+    (folder / "model/config.json").write_text(json.dumps(config))
+    (folder / "rows").mkdir()
+    (folder / "rows/part.json").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        patch.setenv(BREAK_ENVIRONMENT, "8")
+        run = api.launch(spec(folder))
+        ended(run)
+    assert [it.step for it in run.checkpoints()] == [3, 6], "\n".join(run.logs())
+    return folder
+
+
+@pytest.fixture
+def folder(killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it; places in its record are those of the copy."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    copy = tmp_path / "copy"
+    shutil.copytree(killed, copy, symlinks=True)
+    for name in ("run.json", "job.json"):
+        (file,) = copy.glob(f"runs/*/{name}")
+        file.write_text(file.read_text().replace(str(killed), str(copy)))
+    return copy
+
+
+def run_of(folder: Path) -> Run:
+    (found,) = (folder / "runs").iterdir()
+    return Run(found)
+
+
+def state_of(run: Run) -> tuple[bytes, bytes, list[str]]:
+    """Record, job file and the names of everything below the run's folder."""
+    names = sorted(str(path.relative_to(run.root)) for path in run.root.rglob("*"))
+    return run.paths.record.read_bytes(), run.paths.job_file.read_bytes(), names
+
+
+def edit_model(folder: Path, name: str = "model", **changes: Any) -> str:
+    config = json.loads((folder / "model/config.json").read_text())
+    if "rope_theta" in changes:
+        changes["rope_parameters"] = {"rope_type": "default", "rope_theta": changes["rope_theta"]}
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 1},
+        {"num_attention_heads": 2, "head_dim": 24},
+        {"num_key_value_heads": 4},
+        {"rope_theta": 5e5},
+        {"tie_word_embeddings": True},
+    ],
+    ids=lambda it: next(iter(it)),
+)
+def test_F1_a_resume_with_another_model_is_refused_and_writes_nothing(folder: Path, changes: dict[str, Any]) -> None:
+    run = run_of(folder)
+    before = state_of(run)
+    with pytest.raises(PlanError) as told:
+        run.resume(f"task.model.path={edit_model(folder, 'other', **changes)}")
+    field = "rope_parameters" if "rope_theta" in changes else next(iter(changes))
+    assert f"task.model.config.{field}" in str(told.value)
+    assert state_of(run) == before
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("task.data.shuffle=false", "task.data.shuffle"),
+        ("task.seed=3", "task.seed"),
+        ("task.global_batch_size=8", "task.global_batch_size"),
+        ("task.max_steps=8000", "task.optim.schedule_steps"),
+        ("task.data={format: synthetic, seq_length: 16, rows: 40}", "task.data.format"),
+        ("task.start=scratch", "task.start"),
+    ],
+)
+def test_A3_a_refused_resume_leaves_record_digest_and_job_file(folder: Path, override: str, words: str) -> None:
+    run = run_of(folder)
+    before = state_of(run)
+    with pytest.raises(PlanError, match=words):
+        run.resume(override)
+    assert state_of(run) == before
+
+
+def test_F1_rows_of_another_folder_and_rows_edited_in_place_are_refused_and_renamed_ones_are_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(folder)
+    (folder / "other").mkdir()
+    (folder / "other/part.json").write_text("".join(json.dumps(line) + "\n" for line in reversed(LINES)))
+    before = state_of(run)
+    with pytest.raises(PlanError, match=r"task\.data\.train \(content\)"):
+        run.resume(f"task.data.train={folder / 'other'}")
+    rows = folder / "rows/part.json"
+    text = rows.read_text()
+    rows.write_text(text.replace("[7, ", "[8, ", 1))
+    with pytest.raises(PlanError, match=r"task\.data\.train \(content\)"):
+        api.launch(spec(folder))
+    assert state_of(run) == before
+    rows.write_text(text)
+    (folder / "rows").rename(folder / "moved")
+    monkeypatch.setenv(BREAK_ENVIRONMENT, "8,10")
+    again = run.resume(f"task.data.train={folder / 'moved'}", "task.optim.betas=[0.8, 0.9]")
+    ended(again)
+    from sm_llm.contract.events import read_events
+
+    told = [it["message"] for it in read_events(again.events) if it["kind"] == "notice"]
+    assert "continued with changes: task.optim.betas: [0.9, 0.95] -> [0.8, 0.9] (optimiser)" in told
+    assert again.checkpoints()[-1].step == 9
+
+
+def test_F1_a_branch_on_other_data_asks_for_them(folder: Path) -> None:
+    run = run_of(folder)
+    with pytest.raises(PlanError, match=r"task\.start\.allow_other_data=true"):
+        run.branch("task.seed=3")
+    with pytest.raises(PlanError, match="another model"):
+        run.branch(f"task.model.path={edit_model(folder, 'other', num_hidden_layers=1)}")
+    with pytest.raises(PlanError, match=r"task\.start\.allow_other_data=true"):
+        api.launch(spec(folder, seed=3, start={"checkpoint": run.uri}), new=True)
+    assert len(list((folder / "runs").iterdir())) == 1
+
+
+def test_F2_after_a_refused_resume_the_run_is_resumed_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(folder)
+    with pytest.raises(PlanError):
+        run.resume("task.max_steps=8000")
+    monkeypatch.setenv(BREAK_ENVIRONMENT, "8,10")
+    again = api.launch(spec(folder))
+    assert (again.uri, again.continued_attempt) == (run.uri, 2)
+    assert JobFile.read(again.paths.job_file).spec.task.max_steps == 40  # type: ignore[union-attr]
+    assert ended(again) is not RunState.COMPLETED
+    assert again.checkpoints()[-1].step == 9
+
+
+def ended(run: Run) -> RunState:
+    deadline = time.monotonic() + 200
+    while not (state := run.state).is_final:
+        assert time.monotonic() < deadline, "\n".join(run.logs(tail=50))
+        time.sleep(0.1)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("override", "continues"),
+    [
+        ("task.optim.learning_rate=5e-4", True),
+        ("task.optim.betas=[0.8, 0.9]", True),
+        ("compute.instance_count=2", True),
+        ("task.seed=3", False),
+        ("task.model.config={rms_norm_eps: 1e-3}", False),
+    ],
+)
+def test_F3_fit_beside_an_unfinished_run_of_another_specification_is_refused(
+    folder: Path, override: str, continues: bool
+) -> None:
+    run = run_of(folder)
+    before = state_of(run)
+    with pytest.raises(UnfinishedRun) as told:
+        api.launch(spec(folder), override)
+    words = str(told.value)
+    name = override.partition("=")[0].removesuffix(".config")
+    for expected in (run.id, "at step 6", name, f"sm-llm resume {run.uri}", "--new"):
+        assert expected in words
+    assert ("Continue it with the changes" in words) is continues
+    assert told.value.run.uri == run.uri
+    assert state_of(run) == before
+    assert len(list((folder / "runs").iterdir())) == 1
+
+
+def test_F3_what_changes_nothing_in_the_result_continues_the_run_and_is_recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BREAK_ENVIRONMENT, "8,7")
+    run = run_of(folder)
+    free = ("task.logging.every_steps=2", "task.watchdog.stall_factor=30.0", "task.checkpoint.keep_last=5")
+    again = api.launch(spec(folder), *free, "task.logging.sinks.tensorboard={}")
+    assert (again.uri, again.continued_attempt) == (run.uri, 2)
+    assert set(free) <= set(again.record.changes[2])
+    assert again.record.spec["task"]["logging"]["every_steps"] == 2
+    assert again.record.spec_digest == JobFile.read(again.paths.job_file).spec_digest
+    ended(again)
+    assert [it.start.step for it in again.attempts if it.start] == [0, 6]
+
+
+def test_A2_the_closing_text_of_a_run_that_was_resumed_with_changes_is_true(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BREAK_ENVIRONMENT, "8,7")
+    assert "same command continues it from its newest checkpoint, step 6" in closing_text(run_of(folder))
+    again = run_of(folder).resume("task.optim.learning_rate=5e-4")
+    ended(again)
+    text = closing_text(again)
+    assert "same command" not in text
+    assert f"sm-llm resume {again.uri}" in text
+    with pytest.raises(UnfinishedRun, match=r"learning_rate: 0\.0005 -> 0\.001 \(schedule\)"):
+        api.launch(spec(folder))
+
+
+def closing_text(run: Run) -> str:
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as captured:
+        closing(run, console, None)
+    return captured.get()
+
+
+def test_A2_a_run_without_a_checkpoint_is_named_and_a_new_one_begins(
+    fakes: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fakes.use("sys.exit(1)")
+    first = fakes.launch()
+    fakes.end(first)
+    fakes.use("put(8); put(None)")
+    second = fakes.launch("task.seed=1")
+    assert fakes.end(second) is RunState.COMPLETED
+    assert f"{first.id} is failed, without a checkpoint, and of another specification" in capsys.readouterr().err
+    third = fakes.launch("task.seed=2")
+    fakes.end(third)
+    assert capsys.readouterr().err == "", "the newest one is completed"
+
+
+def test_A2_in_a_terminal_fit_asks(folder: Path) -> None:
+    """Only somebody at a terminal is asked; here nobody answers but with q."""
+    (folder / "job.yaml").write_text(yaml.safe_dump(spec(folder)))
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "sm_llm.cli", "fit", str(folder / "job.yaml"), "task.optim.eps=1e-6"]
+    fit = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower)
+    os.close(follower)
+    told = b""
+    while b"[q]uit" not in told:
+        told += os.read(leader, 4096)
+    os.write(leader, b"q\n")
+    with contextlib.suppress(OSError):  # the other end is closed
+        while more := os.read(leader, 4096):
+            told += more
+    assert fit.wait(60) == 1
+    os.close(leader)
+    assert b"is unfinished" in told
+    assert len(list((folder / "runs").iterdir())) == 1
+    piped = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
+    assert piped.returncode == 1
+    assert "task.optim.eps: 1e-08 -> 1e-06 (optimiser)" in piped.stderr
+    assert "[q]uit" not in piped.stderr
