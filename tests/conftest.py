@@ -111,7 +111,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("left out of this run")
         for name, count in sorted(_left_out.items()):
             terminalreporter.line(f"{name}: {count}")
-        terminalreporter.line('run them with: pytest -m "integration or exhaustive" (on an NVIDIA GPU: pytest -m gpu)')
+        terminalreporter.line(
+            'run them with: pytest -m integration, pytest -m "exhaustive or not gpu" (all but gpu), pytest -m gpu'
+        )
 
 
 @pytest.hookimpl(trylast=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import durations
+from tests import durations, mutations
 
 pytestmark = pytest.mark.integration
 
@@ -77,9 +78,10 @@ def test_sweep_of_integration_tests(suite: Path) -> None:
     sampled = run(suite, SWEEP, "-v", "-n", "0", "-m", "integration")
     assert len(cases(sampled)) == 2
     assert re.search(r"--sample-seed 20\d{6}\)", sampled)
-    whole = run(suite, SWEEP, "-v", "-n", "0", "-s", "-m", "integration or exhaustive")
-    assert len(cases(whole)) == 20 + 17
+    whole = run(suite, SWEEP, "-v", "-n", "0", "-s", "-m", "exhaustive or not gpu")
+    assert len(cases(whole)) == 20 + 20
     assert "sweeps: every case" in whole
+    assert len(re.search(r"picked ([\d ]+)", whole)[1].split()) == 20  # type: ignore[index]
 
 
 PASSES = """
@@ -187,6 +189,17 @@ def test_failure_shows_files_logs_and_requests(suite: Path) -> None:
 
 def test_table_is_of_the_measured_durations() -> None:
     assert durations.table(durations.read()) in (TESTS / "README.md").read_text()
+
+
+@pytest.mark.parametrize("fault", mutations.FAULTS, ids=[fault.module for fault in mutations.FAULTS])
+def test_deliberate_faults_fit_the_code(fault: mutations.Fault, tmp_path: Path) -> None:
+    """``python -m tests.mutations`` tries them; each is in a module of its own and names tests that exist."""
+    (tmp_path / "sm_llm" / fault.module).parent.mkdir(parents=True)
+    shutil.copy(TESTS.parent / "sm_llm" / fault.module, tmp_path / "sm_llm" / fault.module)
+    mutations.spoil(tmp_path, fault)
+    compile((tmp_path / "sm_llm" / fault.module).read_text(), fault.module, "exec")
+    assert all((TESTS / name).is_file() for name in fault.tests.split())
+    assert [other.module for other in mutations.FAULTS].count(fault.module) == 1
 
 
 def test_durations_are_read_from_reports(suite: Path) -> None:
