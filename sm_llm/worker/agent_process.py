@@ -1,7 +1,8 @@
 """The transfer agent's own process: runs functions of storage for a trainer, out of the way of its threads.
 
-``python -m sm_llm.worker.agent_process DESCRIPTOR GRACE_SECONDS``, started by ``worker.transfer_agent``. Requests and
-answers are pickles between two processes of one user. It imports neither torch nor the trainer's own script.
+``python -m sm_llm.worker.agent_process DESCRIPTOR WORKING_SECONDS ABORT_SECONDS``, started by
+``worker.transfer_agent``. Requests and answers are pickles between two processes of one user. It imports neither torch
+nor the trainer's own script.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 NICENESS = 10
 ABORT_SECONDS = 8.0
 """How long an upload that is broken off may take to remove its parts from the store, before this process ends."""
+ENDED = 0
+"""The exit code of a process that ended because its owner or its time did, and not by a crash."""
 _PROGRESS_SECONDS = 0.5
 
 
@@ -34,19 +37,23 @@ class _Ended(BaseException):
 
 def working_seconds(grace_seconds: float) -> float:
     """How long after SIGTERM work may go on: what is left then is for breaking it off."""
-    return grace_seconds - min(ABORT_SECONDS, grace_seconds / 4)
+    return grace_seconds - abort_seconds(grace_seconds)
 
 
-def main(descriptor: int, grace_seconds: float) -> None:
-    """Answer requests until the owner ends, or until SIGTERM is nearly ``grace_seconds`` ago.
+def abort_seconds(grace_seconds: float) -> float:
+    """How much of the time after SIGTERM is kept for breaking work off."""
+    return min(ABORT_SECONDS, grace_seconds / 4)
+
+
+def main(descriptor: int, working: float, aborting: float) -> None:
+    """Answer requests until the owner ends, or until SIGTERM is ``working`` seconds ago.
 
     A platform's SIGTERM reaches this process, too. It does not stop work by itself: the owner may still want its last
-    checkpoint. Whatever has not ended when the time is nearly over is broken off.
+    checkpoint. Whatever has not ended then is broken off, which may take ``aborting`` seconds.
     """
     os.nice(NICENESS)
-    seconds = working_seconds(grace_seconds)
-    signal.signal(signal.SIGALRM, _end)
-    signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, seconds))
+    signal.signal(signal.SIGALRM, lambda *_: _end(aborting))
+    signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, working))
     for number in (signal.SIGINT, signal.SIGUSR1):  # the owner decides what these mean
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(descriptor)
@@ -58,13 +65,13 @@ def main(descriptor: int, grace_seconds: float) -> None:
             function, arguments, named = requests.get()
             answers.send(*_result(function, arguments, named, answers.count))
     except (_Ended, OSError):
-        os._exit(0)  # threads of a transfer may still wait for the store
+        os._exit(ENDED)  # threads of a transfer may still wait for the store
 
 
-def _end(*_: object) -> None:
+def _end(aborting: float) -> None:
     """In the main thread, where transfers run: they take it for an interruption. Comes once."""
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    timer = threading.Timer(ABORT_SECONDS, os._exit, (1,))
+    timer = threading.Timer(aborting, os._exit, (ENDED,))
     timer.daemon = True
     timer.start()
     raise _Ended
@@ -119,4 +126,4 @@ class _Answers:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))

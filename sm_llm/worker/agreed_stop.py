@@ -61,6 +61,7 @@ class Stopper:
         self._work: dist.Work | None = None
         self.grace_seconds = min(context.job.spec.backend.stop_seconds, torchrun_seconds())
         context.agent.grace_seconds = self.grace_seconds
+        context.agent.is_stopping = lambda: context.requests.reason is not None
 
     def announce(self) -> None:
         """Say so if torchrun leaves less time than the job asks for."""

@@ -71,7 +71,6 @@ def main(
     try:
         frame.work(kind, watched)
     except Stopping as stopping:
-        frame.tell_stop(stopping.record)
         return EXIT_CODES[stopping.record.state]
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -114,9 +113,17 @@ class Frame:
                     probe_kernels(context)
                 secrets = secrets_at_hand(context.job.spec.secrets, warn=partial(context.notice, level="warning"))
                 with secrets as context.hidden, feeding(context), self.watching(context, watched):
-                    _task(kind)(context, stage_inputs(context))
+                    self.run_task(kind, context)
             finally:
                 context.close()
+
+    def run_task(self, kind: str, context: WorkerContext) -> None:
+        """The task. A stop is recorded before anything closes, which may take longer than the grace time."""
+        try:
+            _task(kind)(context, stage_inputs(context))
+        except Stopping as stopping:
+            self.tell_stop(stopping.record)
+            raise
 
     @contextmanager
     def watching(self, context: WorkerContext, watched: bool) -> Iterator[None]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Progress, Store
 
 _Result = TypeVar("_Result")
+_EXIT_SECONDS = 1.0
+"""What a process may need to end beside the time for its uploads."""
 
 
 class TransferAgent:
@@ -33,7 +35,11 @@ class TransferAgent:
     def __init__(self) -> None:
         self.grace_seconds = 120.0
         """How long after SIGTERM the process may live; for one that begins later."""
+        self.is_stopping: Callable[[], bool] = lambda: False
+        """Whether the owner has to end soon, too."""
         self._calls = threading.Lock()
+        self._starts = threading.Lock()
+        """Held while a process starts, so that ``end`` finds it."""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._connection: Connection | None = None
@@ -55,17 +61,23 @@ class TransferAgent:
         """``function(store, *arguments, progress=…, **named)``; function, arguments and result can be pickled.
 
         Raises what the function raises. A process that crashes is started anew, and the work is done again, once:
-        what is moved and checked twice is the same. Raises ``StorageError`` if it crashes again, or after ``end``.
+        what is moved and checked twice is the same. One that ended since the grace time of both is nearly over is not:
+        no time is left to break another upload off. Raises ``StorageError`` then, after a second crash and after
+        ``end``.
         """
         if not is_s3(store.uri):
             return function(store, *arguments, progress=progress, **named)
         with self._calls:
             request = function, (store, *arguments), named
+            code: int | None = None
             for _ in range(2):
+                if self._ended:
+                    break
                 try:
                     answer, value = self._ask(request, progress)
                 except (EOFError, OSError):
                     code = self._bury()
+                    self._ended = self._ended or (code == agent_process.ENDED and self.is_stopping())
                     continue
                 if answer == "failed":
                     raise value
@@ -74,9 +86,10 @@ class TransferAgent:
         raise StorageError(f"{store.uri}: the transfer agent is gone: {reason}")
 
     def _ask(self, request: Any, progress: Progress) -> tuple[str, Any]:
-        if self._ended:
-            raise EOFError
-        connection = self._connection or self._start()
+        with self._starts:
+            if self._ended:
+                raise EOFError
+            connection = self._connection or self._start()
         connection.send(request)
         while True:
             answer, value = connection.recv()
@@ -86,7 +99,8 @@ class TransferAgent:
 
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", agent_process.__name__, str(theirs.fileno()), str(self.grace_seconds)]
+        times = agent_process.working_seconds(self.grace_seconds), agent_process.abort_seconds(self.grace_seconds)
+        command = [sys.executable, "-m", agent_process.__name__, str(theirs.fileno()), *map(str, times)]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with theirs:
             self._process = subprocess.Popen(
@@ -106,10 +120,9 @@ class TransferAgent:
         self._process = self._connection = self._socket = None
         return code
 
-    @staticmethod
-    def _wait(process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
         try:
-            process.wait(agent_process.ABORT_SECONDS + 2)
+            process.wait(agent_process.abort_seconds(self.grace_seconds) + _EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -120,7 +133,9 @@ class TransferAgent:
         May come from another thread than ``call``.
         """
         self._ended = True
-        if (process := self._process) is None or (pipe := self._socket) is None:
+        with self._starts:
+            process, pipe = self._process, self._socket
+        if process is None or pipe is None:
             return
         try:
             pipe.shutdown(socket.SHUT_RDWR)

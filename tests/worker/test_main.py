@@ -10,12 +10,16 @@ from worker_jobs import events, job_environment, job_file, train_task
 
 from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
+from sm_llm.contract.states import EXIT_CODES, RunState
+from sm_llm.contract.stopped import StopRecord
 from sm_llm.errors import StorageError
 from sm_llm.spec.tasks import PrepareTask, TrainTask
 from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import open_store
+from sm_llm.worker import prepare
 from sm_llm.worker.context import Place, WorkerContext
 from sm_llm.worker.main import main
+from sm_llm.worker.stop import Stopping
 from sm_llm.worker.sync import stage, stage_inputs
 
 REPOSITORY = Path(__file__).parents[2]
@@ -91,6 +95,22 @@ def test_our_own_mistake_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest
     assert main("prepare", environ) == 1
     assert "Traceback" in failure(environ)
     assert "ZeroDivisionError: ours" in failure(environ)
+
+
+def test_a_stop_is_recorded_before_anything_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ, _ = prepare_context(tmp_path, str(text_folder(tmp_path)))
+    record, seen = StopRecord(reason="SIGTERM to rank 0", step=3), []
+
+    def stop(*_: object) -> None:
+        raise Stopping(record)
+
+    def close(_: WorkerContext) -> None:
+        seen.append(StopRecord.read(ContainerPaths(Path(environ["SAGEMAKER_BASE_DIR"])).stopped))
+
+    monkeypatch.setattr(prepare, "run", stop)
+    monkeypatch.setattr(WorkerContext, "close", close)
+    assert main("prepare", environ) == EXIT_CODES[RunState.STOPPED]
+    assert seen == [record]
 
 
 def test_the_first_failing_process_of_a_node_is_the_one_that_is_told(tmp_path: Path) -> None:
