@@ -34,6 +34,11 @@ class RowsInfo:
         return asdict(self)
 
 
+def is_far_smaller(tokenizer: int, vocabulary: int) -> bool:
+    """Whether a model's vocabulary is more than a tokenizer's that was rounded up for the hardware."""
+    return vocabulary - tokenizer > max(128, vocabulary // 10)
+
+
 def is_dataset(folder: Path) -> bool:
     """Whether ``folder`` is one saved split (``Dataset.save_to_disk``)."""
     return (folder / STATE).is_file() and (folder / DATASET_INFO).is_file()

@@ -79,7 +79,7 @@ def _folder(folder: Path, notice: Callable[[str], None]) -> list[SourceFile]:
         raise DataError(f"{folder}: a saved dataset with several splits ({splits}); name one, e.g. {folder}/train")
     if is_dataset(folder):
         return [SourceFile(folder, "dataset", sum(p.stat().st_size for p in folder.glob("*.arrow")))]
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _hidden(path, folder)]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not is_hidden(path, folder)]
     files = [_single(path) for path in paths if _kind(path)]
     others = sorted({path.suffix or path.name for path in paths if not _kind(path)})
     if not files:
@@ -87,10 +87,13 @@ def _folder(folder: Path, notice: Callable[[str], None]) -> list[SourceFile]:
         raise DataError(f"{folder}: {found} found; readable are {', '.join(sorted(SUFFIXES))}")
     if others:
         notice(f"{folder}: {len(paths) - len(files)} files of other kinds left out ({', '.join(others)})")
+    if hidden := sum(path.is_file() and is_hidden(path, folder) for path in folder.rglob("*")):
+        notice(f"{folder}: {hidden} hidden files left out (names that begin with . or _)")
     return files
 
 
-def _hidden(path: Path, folder: Path) -> bool:
+def is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a file below ``folder`` is one that programs keep for themselves (``.x``, ``_SUCCESS``)."""
     return any(part.startswith((".", "_")) for part in path.relative_to(folder).parts)
 
 

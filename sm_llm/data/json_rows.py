@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import gzip
 import hashlib
@@ -18,7 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
-from sm_llm.data.describe import is_dataset
+from sm_llm.data.compressed import whole_gzip
+from sm_llm.data.describe import is_dataset, read_json, write_json
+from sm_llm.data.files import is_hidden
 from sm_llm.data.rows_writer import RowsWriter
 from sm_llm.errors import DataError
 
@@ -30,6 +33,8 @@ Ids = npt.NDArray[np.int64]
 SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
 BLOCK_BYTES = 16_000_000
 ROWS_PER_SHARD = 100_000
+_FILES = "files.json"
+"""Beside a conversion's rows: which files they come from, and how many of them have nothing to learn from."""
 _OBJECT = re.compile(rb"\s*\{")
 _SCHEMA = pa.schema([("input_ids", pa.list_(pa.int64())), ("attention_mask", pa.list_(pa.int64()))])
 
@@ -39,8 +44,9 @@ def convert(folder: Path, seq_length: int, vocab_size: int, scratch: Path | None
 
     Every line is an object with ``input_ids`` and, if some of it is padding, ``attention_mask`` of equal length.
     Shorter lines are padded to ``seq_length`` with mask 0; longer ones are cut into several rows, so no token is
-    lost. The result is kept under ``scratch`` (default: the temporary folder), made by the first process of a
-    node that asks and shared by the others. Raises ``DataError`` naming file and line.
+    lost. A mask must be ones, then zeros: attention itself does not see it. The result is kept under ``scratch``
+    (default: the temporary folder), made by the first process of a node that asks and shared by the others.
+    Raises ``DataError`` naming file and line.
     """
     files = line_files(folder)
     scratch = scratch or Path(tempfile.gettempdir()) / "sm-llm"
@@ -48,7 +54,7 @@ def convert(folder: Path, seq_length: int, vocab_size: int, scratch: Path | None
     target = scratch / f"json-rows-{_digest(folder, files, seq_length, vocab_size)}"
     with _locked(target.with_suffix(".lock")):
         if not is_dataset(target):
-            _write(files, target, seq_length, vocab_size)
+            _write(folder, files, target, seq_length, vocab_size)
     return target
 
 
@@ -75,15 +81,53 @@ def line_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder of line files")
     found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name.endswith(SUFFIXES)]
+    found = [path for path in found if not is_hidden(path, folder)]
     if not found:
         others = sorted({path.suffix or path.name for path in folder.rglob("*") if path.is_file()})
         raise DataError(f"{folder}: no file ends in {', '.join(SUFFIXES)} (found: {', '.join(others) or 'nothing'})")
     return found
 
 
+def left_out(folder: Path) -> list[str]:
+    """What to report of files in the folder that are not read."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    hidden = sum(is_hidden(path, folder) for path in paths)
+    others = sum(not is_hidden(path, folder) and not path.name.endswith(SUFFIXES) for path in paths)
+    found = [(hidden, "hidden files (names that begin with . or _)"), (others, "files of other kinds")]
+    return [f"{folder}: {count} {what} left out" for count, what in found if count]
+
+
+class Places:
+    """Where the rows of a conversion were written: ``place(row)`` is ``file:line``."""
+
+    def __init__(self, folder: Path, converted: Path, seq_length: int) -> None:
+        self._folder = folder
+        self._seq_length = seq_length
+        self._facts = read_json(converted / _FILES)
+
+    @property
+    def notices(self) -> list[str]:
+        """What to report of the rows."""
+        empty = self._facts["without_targets"]
+        return [f"{self._folder}: {empty:,} rows have no label to learn from"] if empty else []
+
+    def place(self, row: int) -> str:
+        """Reads the file again up to the row: for messages only."""
+        name, first = next((name, first) for name, first in reversed(self._facts["files"]) if first <= row)
+        rest = row - first
+        for first_line, block in _blocks(self._folder / name):
+            for number, line in enumerate(block.split(b"\n"), first_line):
+                if line.strip():
+                    ids, mask = _values(json.loads(line))
+                    rest -= max(-(-sum(mask) // self._seq_length), min(1, len(ids)))
+                    if rest < 0:
+                        return f"{self._folder / name}:{number}"
+        return f"{self._folder / name}: row {row}"
+
+
 def _digest(folder: Path, files: list[Path], seq_length: int, vocab_size: int) -> str:
     facts = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    text = json.dumps([str(folder.resolve()), facts, seq_length, vocab_size])
+    text = json.dumps([_FILES, str(folder.resolve()), facts, seq_length, vocab_size])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -95,18 +139,21 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(files: list[Path], target: Path, seq_length: int, vocab_size: int) -> None:
+def _write(folder: Path, files: list[Path], target: Path, seq_length: int, vocab_size: int) -> None:
     temporary = target.with_suffix(".tmp")
     if temporary.is_dir():
         shutil.rmtree(temporary)
     with RowsWriter(temporary, seq_length, vocab_size, ("attention_mask",), ROWS_PER_SHARD) as writer:
-        padded = False
+        padded, empty, firsts = False, 0, []
         for path in files:
+            firsts.append([path.relative_to(folder).as_posix(), writer.rows])
             for ids, mask in _file_rows(path, seq_length, vocab_size):
                 padded = padded or not bool(mask.all())
+                empty += int((~mask[:, 1:].any(axis=1)).sum())
                 writer.write(ids.astype(np.int32), mask)
         if writer.rows == 0:
-            raise DataError(f"{files[0].parent}: {len(files)} files hold no rows")
+            raise DataError(f"{folder}: {len(files)} files hold no rows")
+        write_json(temporary / _FILES, {"files": firsts, "without_targets": empty})
         writer.finish("train", padded)
     temporary.replace(target)
 
@@ -114,26 +161,32 @@ def _write(files: list[Path], target: Path, seq_length: int, vocab_size: int) ->
 def _file_rows(path: Path, seq_length: int, vocab_size: int) -> Iterator[tuple[Ids, npt.NDArray[np.bool_]]]:
     for first_line, block in _blocks(path):
         parsed = _parse(block)
-        if parsed is None or not _is_sound(*parsed[:2], vocab_size):
-            raise DataError(_explain(path, first_line, block, vocab_size))
+        if parsed is None or not _is_sound(*parsed, vocab_size):
+            parsed = _parse_slowly(path, first_line, block, vocab_size)
         ids, mask, lengths = parsed
-        rows, real = ragged_to_rows(ids, lengths, seq_length, fill=0)
+        rows, inside = ragged_to_rows(ids, lengths, seq_length, fill=0)
         kept, _ = ragged_to_rows(mask, lengths, seq_length, fill=0)
-        yield rows, real & (kept != 0)
+        real = inside & (kept != 0)
+        # Where a long line is cut, what follows its last real token holds nothing.
+        pieces = -(-lengths // seq_length)
+        wanted = np.asarray(real.any(axis=1))
+        wanted[(np.cumsum(pieces) - pieces)[pieces > 0]] = True
+        yield rows[wanted], real[wanted]
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """(1-based number of the first line, whole lines of about ``BLOCK_BYTES``)."""
-    try:
-        with cast("BinaryIO", gzip.open(path) if path.name.endswith(".gz") else path.open("rb")) as stream:
-            line = 1
-            while block := stream.read(BLOCK_BYTES):
-                block += stream.readline()
-                if not block.isspace():
-                    yield line, block
-                line += block.count(b"\n")
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: not a whole gzip file ({error}). Fetch it again") from error
+    with whole_gzip(path) as reached, path.open("rb") as raw:
+        stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if path.name.endswith(".gz") else raw
+        while block := stream.read(BLOCK_BYTES):
+            block += stream.readline()
+            first_line = reached.number + 1
+            lines = block.count(b"\n")
+            if first_line == 1:
+                block = block.removeprefix(codecs.BOM_UTF8)
+            if block and not block.isspace():
+                yield first_line, block
+            reached.number += lines
 
 
 def _parse(block: bytes) -> tuple[Ids, Ids, Ids] | None:
@@ -164,30 +217,61 @@ def _ragged(column: Any) -> tuple[Ids, Ids]:
     return np.asarray(values.fill_null(-1), np.int64), lengths
 
 
-def _is_sound(ids: Ids, mask: Ids, vocab_size: int) -> bool:
-    return bool((ids >= 0).all() and (ids < vocab_size).all() and (mask >= 0).all())
+def _is_sound(ids: Ids, mask: Ids, lengths: Ids, vocab_size: int) -> bool:
+    if (ids < 0).any() or (ids >= vocab_size).any() or (mask < 0).any() or (mask > 1).any():
+        return False
+    rises = np.flatnonzero(mask[1:] > mask[:-1]) + 1
+    return bool(np.isin(rises, np.cumsum(lengths)).all())  # only where the next line begins
 
 
-def _explain(path: Path, first_line: int, block: bytes, vocab_size: int) -> str:
-    """Which line is wrong, and why: the slow way, taken only to say so."""
+def _parse_slowly(path: Path, first_line: int, block: bytes, vocab_size: int) -> tuple[Ids, Ids, Ids]:
+    """Line by line: for masks of true and false, and to name the line that is wrong with a ``DataError``."""
+    rows = []
     for number, line in enumerate(block.split(b"\n"), first_line):
-        if line.strip() and (problem := _problem(line, vocab_size)):
-            return f"{path}:{number}: {problem}"
-    return f"{path}:{first_line}: a line from here on is not a row of token ids"
+        if line.strip():
+            row, problem = _row(line, vocab_size)
+            if row is None:
+                raise DataError(f"{path}:{number}: {problem}")
+            rows.append(row)
+    flat = [np.array([item for row in rows for item in row[column]], np.int64) for column in (0, 1)]
+    return flat[0], flat[1], np.array([len(ids) for ids, _ in rows], np.int64)
 
 
-def _problem(line: bytes, vocab_size: int) -> str | None:
+def _row(line: bytes, vocab_size: int) -> tuple[tuple[list[int], list[int]] | None, str]:
+    """(ids and mask, ""), or (None, what is wrong)."""
     try:
         row = json.loads(line)
     except ValueError as error:
-        return f"not JSON ({error})"
+        return None, f"not JSON ({error})"
+    except RecursionError:
+        return None, "not a row of token ids (it is nested too deeply)"
+    problem = _problem(row, vocab_size)
+    return (None, problem) if problem else (_values(row), "")
+
+
+def _values(row: dict[str, Any]) -> tuple[list[int], list[int]]:
+    ids = row["input_ids"]
+    given = row.get("attention_mask")
+    return ids, [1] * len(ids) if given is None else [int(item) for item in given]
+
+
+def _problem(row: Any, vocab_size: int) -> str:
     if not isinstance(row, dict):
         return f"a JSON object is expected, found {type(row).__name__}"
     ids = row.get("input_ids")
     if not isinstance(ids, list) or not all(type(item) is int for item in ids):
         return f"input_ids must be a list of whole numbers; fields found: {', '.join(row) or 'none'}"
     mask = row.get("attention_mask")
-    if mask is not None and (not isinstance(mask, list) or len(mask) != len(ids) or None in mask):
+    known = (0, 1, False, True)
+    if mask is not None and (
+        not isinstance(mask, list) or len(mask) != len(ids) or any(it not in known for it in mask)
+    ):
         return f"attention_mask must be a list of 0 and 1 as long as input_ids ({len(ids)})"
+    rise = next((at for at in range(1, len(ids)) if mask and mask[at] > mask[at - 1]), None)
+    if rise is not None:
+        return (
+            f"attention_mask must be ones, then zeros, but is 0 before position {rise}: tokens there would be attended "
+            "to all the same. Put the padding behind the text, or leave it out"
+        )
     wrong = next((item for item in ids if not 0 <= item < vocab_size), None)
-    return None if wrong is None else f"token id {wrong} lies outside the vocabulary of {vocab_size} tokens"
+    return "" if wrong is None else f"token id {wrong} lies outside the vocabulary of {vocab_size} tokens"

@@ -79,11 +79,15 @@ def _rows(
 ) -> Source:
     from sm_llm.data.rows import RowsFolder, RowsSource
 
+    shuffle = data.shuffle and split == "train"
     if isinstance(data, JsonRowsData):
-        from sm_llm.data.json_rows import convert
+        from sm_llm.data.json_rows import Places, convert, left_out
 
-        folder = convert(folder, data.seq_length, vocab_size, scratch)
-    source = RowsSource(RowsFolder.open(folder), vocab_size, seed, data.shuffle and split == "train")
+        converted = convert(folder, data.seq_length, vocab_size, scratch)
+        places = Places(folder, converted, data.seq_length)
+        notices = [*left_out(folder), *places.notices]
+        return RowsSource(RowsFolder.open(converted), vocab_size, seed, shuffle, locate=places.place, notices=notices)
+    source = RowsSource(RowsFolder.open(folder), vocab_size, seed, shuffle)
     if source.seq_length != data.seq_length:
         raise DataError(
             f"data.seq_length: rows in {folder} hold {source.seq_length} tokens, the job asks for {data.seq_length}. "

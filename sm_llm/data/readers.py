@@ -9,6 +9,7 @@ import re
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
+from sm_llm.data.compressed import whole_gzip
 from sm_llm.data.describe import data_files
 from sm_llm.data.documents import BATCH_DOCUMENTS
 from sm_llm.errors import DataError
@@ -39,11 +40,10 @@ def _read_jsonl(path: Path, text_field: str, collector: Collector) -> Iterator[t
 
 
 def _read_jsonl_gz(path: Path, text_field: str, collector: Collector) -> Iterator[tuple[int, Any, float]]:
-    with path.open("rb") as raw, gzip.open(raw) as stream:
-        try:
-            yield from _json_lines(cast("BinaryIO", stream), raw, path, text_field, collector)
-        except (EOFError, gzip.BadGzipFile) as error:
-            raise DataError(f"{path}: not a whole gzip file ({error}). Fetch it again") from error
+    with path.open("rb") as raw, gzip.open(raw) as stream, whole_gzip(path) as reached:
+        for found in _json_lines(cast("BinaryIO", stream), raw, path, text_field, collector):
+            reached.number = found[0]
+            yield found
 
 
 def _json_lines(
@@ -55,7 +55,7 @@ def _json_lines(
             continue
         try:
             row = json.loads(line)
-        except ValueError:  # also UnicodeDecodeError
+        except (ValueError, RecursionError):  # also UnicodeDecodeError
             collector.reject("invalid_json", number)
             continue
         if not isinstance(row, dict):

@@ -15,6 +15,8 @@ from sm_llm.data.source import IGNORED, Batch
 from sm_llm.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from sm_llm.data.order import Ints
 
 Array = npt.NDArray[Any]
@@ -86,14 +88,27 @@ class RowsFolder:
 class RowsSource:
     """Rows of a folder as training batches; padding (``attention_mask`` 0) is masked in the labels."""
 
-    def __init__(self, folder: RowsFolder, vocab_size: int, seed: int, shuffle: bool) -> None:
+    def __init__(
+        self,
+        folder: RowsFolder,
+        vocab_size: int,
+        seed: int,
+        shuffle: bool,
+        *,
+        locate: Callable[[int], str] | None = None,
+        notices: Sequence[str] = (),
+    ) -> None:
+        self.notices = tuple(notices)
+        """What to report about the rows."""
+        self.tokenizer_size = folder.info.vocab_size
+        self.vocab_size = vocab_size
+        self._locate = locate
         self.count = len(folder)
         self.seq_length = folder.seq_length
         self.padded = folder.info.padded if folder.info.padded is not None else len(folder.columns) > 1
         self.seed = seed
         self.shuffle = shuffle
         self._folder = folder
-        self._vocab_size = vocab_size
         highest = folder.info.max_id
         if highest is not None and highest >= vocab_size:
             raise DataError(
@@ -108,17 +123,34 @@ class RowsSource:
         self._check_range(ids, indices)
         labels = taken["labels"].astype(np.int64) if "labels" in taken else ids
         if "attention_mask" in taken:
+            self._check_mask(taken["attention_mask"], indices)
             labels = np.where(taken["attention_mask"] == 0, IGNORED, labels)
         return Batch(ids, labels)
 
+    def place(self, row: int) -> str:
+        """Where a row was written, for messages."""
+        if self._locate is not None:
+            return self._locate(row)
+        return f"{self._folder.folder / self._folder.file_of(row)}: row {row}"
+
+    def _check_mask(self, mask: Array, indices: Ints) -> None:
+        """Attention does not see the mask: it is causal, so padding may only follow the text."""
+        wrong = ((mask != 0) & (mask != 1)).any(axis=1) | (mask[:, 1:] > mask[:, :-1]).any(axis=1)
+        if wrong.any():
+            place = self.place(int(indices[np.flatnonzero(wrong)[0]]))
+            raise DataError(
+                f"{place}: attention_mask must be ones, then zeros: tokens masked before others would be attended to "
+                "all the same. Put the padding behind the text, or mask single labels with -100 in a column labels"
+            )
+
     def _check_range(self, ids: Ints, indices: Ints) -> None:
-        if ids.min() >= 0 and ids.max() < self._vocab_size:
+        if ids.min() >= 0 and ids.max() < self.vocab_size:
             return
-        row, position = np.argwhere((ids < 0) | (ids >= self._vocab_size))[0]
+        row, position = np.argwhere((ids < 0) | (ids >= self.vocab_size))[0]
         index = int(indices[row])
         raise DataError(
             f"{self._folder.folder / self._folder.file_of(index)}: row {index} holds token id {ids[row, position]} "
-            f"at position {position}; the model's vocabulary has {self._vocab_size} tokens"
+            f"at position {position}; the model's vocabulary has {self.vocab_size} tokens"
         )
 
 
@@ -139,6 +171,8 @@ def _view(column: pa.Array, name: str, path: Path) -> Array:
     if not (pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)):
         raise DataError(f"{path}: column {name} holds {column.type}, not lists of integers")
     values = column.flatten()
+    if name == "attention_mask" and pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
     if not pa.types.is_integer(values.type) or column.null_count or values.null_count:
         raise DataError(f"{path}: column {name} must hold lists of integers without nulls, found {column.type}")
     length, remainder = divmod(len(values), len(column))

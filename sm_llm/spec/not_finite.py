@@ -10,7 +10,10 @@ from sm_llm.spec.base import SpecModel
 
 
 class NotFiniteSpec(SpecModel):
-    """The update of such a step is never applied, whatever the policy, so the trained state stays sound."""
+    """The update of such a step is never applied, whatever the policy, so the trained state stays sound.
+
+    A step whose global batch has no label to learn from is one of them: ``stop`` fails, the others skip it.
+    """
 
     policy: Literal["stop", "skip", "rollback"] = "stop"
     """``stop`` fails the job; ``skip`` goes on with the next step; ``rollback`` goes back to the newest checkpoint,

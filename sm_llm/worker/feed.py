@@ -48,6 +48,13 @@ def global_targets(
     return total / (layout.world_size // layout.data)  # as many processes have counted the same rows
 
 
+def loss_share(layout: Layout, targets: torch.Tensor | int) -> torch.Tensor | float:
+    """What a token's loss weighs in the step: the parts of the loss by its ``targets``, if there are any."""
+    if isinstance(targets, int):
+        return layout.loss_parts / max(targets, 1)
+    return layout.loss_parts / targets.clamp(min=1)
+
+
 def forward_loss(strategy: Strategy, batch: Batch) -> torch.Tensor:
     """Sum of a batch's token losses (``Strategy.loss_sum``)."""
     ids, labels = to_device(batch, strategy.device)

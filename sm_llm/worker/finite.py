@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sm_llm.errors import DataError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,6 +38,21 @@ def not_finite(norm: torch.Tensor) -> torch.Tensor:
     return torch.isfinite(norm).logical_not().to(torch.float32)
 
 
+NOT_FINITE = 1.0
+NO_TARGETS = 2.0
+"""Flags of a step whose update is not applied."""
+
+
+def flag_of(norm: torch.Tensor, targets: torch.Tensor | int) -> torch.Tensor:
+    """0 (fp32, on the device of ``norm``) for a step to apply, else why not: ``NOT_FINITE`` or ``NO_TARGETS``.
+
+    A step without ``targets`` has no label that counts in its whole global batch. The host does not wait.
+    """
+    if isinstance(targets, int):
+        return not_finite(norm) if targets else torch.full_like(norm, NO_TARGETS, dtype=torch.float32)
+    return torch.where(targets == 0, NO_TARGETS, not_finite(norm))
+
+
 class FiniteWatch:
     """Reads the flags of all steps, in order, a fixed number of steps late: all processes learn at the same step.
 
@@ -47,6 +64,7 @@ class FiniteWatch:
         self._lag = lag if self._is_cuda else 0
         self._slots = torch.zeros(self._lag + 1, pin_memory=self._is_cuda)
         self._pending: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self._without_targets: list[int] = []
 
     def note(self, step: int, flag: torch.Tensor) -> None:
         """Begin to read the flag of ``step``. ``bad_steps`` comes before the next one."""
@@ -66,9 +84,17 @@ class FiniteWatch:
             step, flag, event = self._pending.popleft()
             if event is not None:
                 event.synchronize()
-            if flag.item():
+            kind = flag.item()
+            if kind == NO_TARGETS:
+                self._without_targets.append(step)
+            elif kind:
                 bad.append(step)
         return bad
+
+    def without_targets(self) -> list[int]:
+        """Steps without a label to learn from, of those that ``bad_steps`` has read since the last call."""
+        found, self._without_targets = self._without_targets, []
+        return found
 
 
 class Action(Enum):
@@ -88,8 +114,25 @@ class Tolerance:
         self._last: int | None = None
         self._went_back = 0
         self._repeated: set[int] = set()
+        self._empty = 0
+        self._empty_in_a_row = 0
+        self._last_empty: int | None = None
         self.message = ""
         """What to tell about the last judgement."""
+
+    def judge_empty(self, steps: Sequence[int]) -> None:
+        """``steps`` had no label to learn from: count them, or raise ``DataError`` if the policy is to stop."""
+        self._empty += len(steps)
+        self._empty_in_a_row = self._empty_in_a_row + 1 if steps[0] - 1 == self._last_empty else 1
+        self._empty_in_a_row += len(steps) - 1
+        self._last_empty = steps[-1]
+        listed = ", ".join(map(str, steps))
+        self.message = f"step {listed}: the global batch has no label to learn from"
+        if self._spec.policy == "stop":
+            raise DataError(self.message)
+        if self._empty_in_a_row >= self._spec.limit:
+            raise DataError(f"{self.message}; {self._empty_in_a_row} in a row, which is task.not_finite.limit")
+        self.message += f"; skipped, {self._empty} so far"
 
     def judge(self, bad: Sequence[int], known: Sequence[Step] = ()) -> Action:
         """What to do about the ``bad`` steps, ascending and not empty; ``known`` may hold their numbers."""

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sm_llm.data import soundness
 from sm_llm.data.loader import AnySource, open_source
+from sm_llm.data.source import Source
 from sm_llm.errors import Fault, SpecError
 from sm_llm.models.config import model_config
 from sm_llm.models.parallel import parallel_faults
@@ -22,7 +24,6 @@ from sm_llm.worker.metrics import Costs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.data.source import Source
     from sm_llm.spec.layout import Layout
     from sm_llm.spec.tasks import TrainTask
 
@@ -38,6 +39,8 @@ class Setup:
     validation: Source | None
     derived: Derived
     total_steps: int
+    warnings: tuple[str, ...] = ()
+    """What about the data is probably not meant."""
 
     @property
     def schedule_steps(self) -> int:
@@ -75,11 +78,17 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
     vocab_size = family(config).vocab_size(config)
     train = open_source(task.data, "train", vocab_size, task.seed, task.tokenizer, scratch)
     validation = open_source(task.data, "validation", vocab_size, task.seed, task.tokenizer, scratch)
+    warnings: list[str] = []
+    if isinstance(train, Source):
+        soundness.check_targets(train, "task.data.train")
+        warnings = soundness.warnings(train)
+    if validation is not None:
+        soundness.check_targets(validation, "task.data.validation", task.validation.max_rows)
     derived = derive_task(task, layout.world_size, train.count, node_size=node_size)
     if derived.total_steps is None:
         fault = Fault("task.max_epochs", "a stream has no epochs", task.max_epochs, "Set max_steps or max_tokens")
         raise SpecError([fault])
-    return Setup(task, layout, config, train, validation, derived, derived.total_steps)
+    return Setup(task, layout, config, train, validation, derived, derived.total_steps, tuple(warnings))
 
 
 def _model_config(task: TrainTask) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ class StepBuffer:
             losses /= self._copies
         rows = torch.cat([losses.unsqueeze(1), self._values[:count, 1:]], dim=1).tolist()
         steps = [
-            Step(step, loss / targets, norm, rate, int(targets))
+            Step(step, loss / targets if targets else math.nan, norm, rate, int(targets))
             for (step, rate), (loss, norm, targets) in zip(self._recorded, rows, strict=True)
         ]
         self._recorded.clear()

@@ -10,7 +10,9 @@ import torch
 from sm_llm.contract.events import AttemptStarted, Step
 from sm_llm.contract.identity import IDENTITY
 from sm_llm.data.loader import Batches
-from sm_llm.errors import CheckpointError, RunFailed
+from sm_llm.data.soundness import name_rows, rows_of_step
+from sm_llm.data.source import Source
+from sm_llm.errors import CheckpointError, DataError, RunFailed
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker import random_state
 from sm_llm.worker.agreed_stop import Stopper
@@ -20,8 +22,8 @@ from sm_llm.worker.checkpoint import Checkpointer
 from sm_llm.worker.collectives import Agreement
 from sm_llm.worker.continuity import check_continuation, own_identity
 from sm_llm.worker.deliver import deliver, is_delivered
-from sm_llm.worker.feed import forward_loss, global_targets
-from sm_llm.worker.finite import Action, FiniteWatch, GoBack, Tolerance, not_finite, poisoned
+from sm_llm.worker.feed import forward_loss, global_targets, loss_share
+from sm_llm.worker.finite import Action, FiniteWatch, GoBack, Tolerance, flag_of, poisoned
 from sm_llm.worker.job_setup import Setup, set_up
 from sm_llm.worker.metrics import Meter, StepBuffer
 from sm_llm.worker.precision import settled
@@ -136,6 +138,8 @@ class Training:
     def heed_flags(self, *, settle: bool) -> None:
         """Act on steps that were not finite, as far as they are known; ``settle`` makes them all known."""
         bad = self.finite.bad_steps(settle=settle)
+        if empty := self.finite.without_targets():
+            self.heed_empty(empty)
         if not bad:
             return
         action = self.tolerance.judge(bad, self.flush())
@@ -147,6 +151,21 @@ class Training:
         self.context.notice(self.tolerance.message, "warning")
         if action is Action.GO_BACK:
             raise GoBack
+
+    def heed_empty(self, steps: Sequence[int]) -> None:
+        """Skip or refuse ``steps`` that had no label to learn from, naming their rows."""
+        try:
+            self.tolerance.judge_empty(steps)
+        except DataError as error:
+            with self.context.pulse.during("checkpoint"):
+                self.checkpointer.finish()
+            places = ""
+            if isinstance(self.setup.train, Source):
+                rows = rows_of_step(self.setup.train, steps[0], self.setup.derived.global_batch_size)
+                places = f" ({name_rows(self.setup.train, rows)})"
+            remedy = "Leave these rows out, or set task.not_finite.policy=skip, and resume"
+            raise DataError(f"{error}{places}. {remedy}") from None
+        self.context.notice(self.tolerance.message, "warning")
 
     def go_back(self) -> int:
         """Continue from this run's newest checkpoint, in this very attempt; returns its step."""
@@ -171,6 +190,8 @@ class Training:
             f"attempt {self.context.job.attempt}: {world_size} processes on {name} in {self.task.precision.compute}, "
             f"{self.setup.total_steps} steps of {self.setup.derived.tokens_per_step:,} tokens"
         )
+        for doubt in self.setup.warnings:
+            self.context.notice(doubt, "warning")
 
     def begin(self) -> Start:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
@@ -222,7 +243,7 @@ class Training:
         """One optimiser step. Its loss is the mean over all labels of the global batch that count.
 
         Gradients are averaged over the parts of the loss, so each part is scaled by their number. A step that is not
-        finite changes nothing. Nothing here waits for the device.
+        finite, or has no label that counts, changes nothing. Nothing here waits for the device.
         """
         device, layout = self.strategy.device, self.strategy.layout
         targets = global_targets(micro_batches, padded=self.setup.train.padded, layout=layout, device=device)
@@ -230,12 +251,12 @@ class Training:
         for number, batch in enumerate(micro_batches, start=1):
             with self.strategy.accumulate(last=number == len(micro_batches)):
                 loss = forward_loss(self.strategy, batch)
-                torch.autograd.backward(loss, poisoned(loss, layout.loss_parts / targets))
+                torch.autograd.backward(loss, poisoned(loss, loss_share(layout, targets)))
             loss_sum += loss.detach()
         norm = self.strategy.clip_grad_norm(self.task.optim.max_grad_norm)
-        rate, bad = self.learning_rate(step), not_finite(norm)
-        self.strategy.update(rate, bad)
-        self.finite.note(step, bad)
+        rate, flag = self.learning_rate(step), flag_of(norm, targets)
+        self.strategy.update(rate, flag.clamp(max=1.0))
+        self.finite.note(step, flag)
         self.steps.record(step, loss_sum, norm, targets, rate)
         if self.steps.is_full:
             self.flush()
