@@ -20,6 +20,7 @@ pytest_plugins = [
     "tests.fixtures.sagemaker_double",
     "tests.fixtures.diagnostics",
     "tests.fixtures.preloaded",
+    "tests.fixtures.old_stack",
 ]
 
 SHARING = {"test_worlds.py", "test_resume.py"}

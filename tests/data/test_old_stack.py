@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.fixtures.old_stack import PINS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PINS = {"datasets": "2.19.2", "numpy": "1.26.4", "pyarrow": "19.0.1", "tokenizers": "0.19.1", "transformers": "4.44.2"}
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,7 +32,11 @@ def read(job: dict[str, Any], site: Path | None = None) -> dict[str, Any]:
 @pytest.mark.integration
 @pytest.mark.timeout(900)
 def test_both_stacks_read_the_same(
-    tmp_path: Path, run_prepare: Callable[..., Any], write_jsonl: Callable[..., Path], texts: list[str]
+    tmp_path: Path,
+    run_prepare: Callable[..., Any],
+    write_jsonl: Callable[..., Path],
+    texts: list[str],
+    old_stack: Path,
 ) -> None:
     source = write_jsonl(tmp_path / "text.jsonl", [{"text": text} for text in texts])
     run_prepare(
@@ -47,11 +52,7 @@ def test_both_stacks_read_the_same(
     write_jsonl(tmp_path / "lines" / "a.json", lines)
     job = {"out": str(tmp_path / "out"), "json": str(tmp_path / "lines"), "text": str(source), "texts": texts[:50]}
     new = read({**job, "scratch": str(tmp_path / "new"), "legs": [60]})
-    site = tmp_path / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site)]
-    pins = [*(f"{name}=={version}" for name, version in PINS.items()), "huggingface_hub==0.29.3"]
-    subprocess.run([*install, *pins], check=True)
-    old = read({**job, "scratch": str(tmp_path / "old"), "legs": [7, 30, 23]}, site)
+    old = read({**job, "scratch": str(tmp_path / "old"), "legs": [7, 30, 23]}, old_stack)
     assert old.pop("versions") == PINS
     assert new.pop("versions")["datasets"].startswith("5.")
     assert old == new

@@ -130,10 +130,6 @@ def by_transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def by_transformers_444(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def by_transformers_444(tmp_path_factory: pytest.TempPathFactory, old_stack: Path) -> dict[str, Any]:
     """The same by transformers 4.44.2, installed beside."""
-    site = tmp_path_factory.mktemp("site")
-    pins = ["transformers==4.44.2", "tokenizers==0.19.1", "huggingface_hub==0.29.3"]
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site), *pins]
-    subprocess.run(install, check=True)
-    return describe(tmp_path_factory.mktemp("models-444"), str(site))
+    return describe(tmp_path_factory.mktemp("models-444"), str(old_stack))
