@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, New, Overrides, Spec, Wait, carry_on, console, launched, print_json
+from sm_llm.cli.options import AsJson, New, Overrides, Spec, Wait, carry_on, console, launched, print_json, typed
 from sm_llm.errors import SmLlmError
 
 if TYPE_CHECKING:
@@ -129,8 +129,9 @@ def prepare(
       sm-llm prepare a.jsonl b.parquet --seq-length 2048 --tokenizer my-tokenizer task.text_field=body
     """
     from sm_llm.launcher.api import prepare as start
+    from sm_llm.spec.overrides import is_override
 
-    overrides = [it for it in sources if it.startswith(("task.", "compute.", "storage=", "environment.")) and "=" in it]
+    overrides = typed([it for it in sources if is_override(it)])
     texts = [it for it in sources if it not in overrides]
     held_out = f"task.validation_fraction={validation_fraction}"
 

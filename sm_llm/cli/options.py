@@ -21,9 +21,18 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.run import Run
 
+
+def typed(overrides: list[str] | None) -> list[str]:
+    """Overrides as the command line gives them: their values say that they came from there."""
+    from sm_llm.spec.overrides import CommandLine
+
+    return [CommandLine(it) for it in overrides or ()]
+
+
 Spec = Annotated[str, typer.Argument(metavar="RECIPE|FILE", help="Name of a recipe, or a YAML file.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]", help="e.g. task.optim.learning_rate=1e-4")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]", help="e.g. task.optim.learning_rate=1e-4", callback=typed),
 ]
 RunName = Annotated[
     str | None,

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.load import Loaded
+    from sm_llm.spec.overrides import Override
 
 __all__ = ["attach", "launch", "load_spec", "ls", "prepare"]
 
 
-def load_spec(source: Source, *overrides: str, **fields: Any) -> JobSpec | WorkflowSpec:
+def load_spec(source: Source, *overrides: Override, **fields: Any) -> JobSpec | WorkflowSpec:
     """The merged, checked specification of a recipe, YAML file, mapping or object. Raises ``SpecError``."""
     from sm_llm.spec.load import load
 
@@ -32,17 +33,22 @@ def load_spec(source: Source, *overrides: str, **fields: Any) -> JobSpec | Workf
 
 @overload
 def launch(
-    source: Source, *overrides: str, wait: bool = ..., dry_run: Literal[False] = ..., new: bool = ..., **fields: Any
+    source: Source,
+    *overrides: Override,
+    wait: bool = ...,
+    dry_run: Literal[False] = ...,
+    new: bool = ...,
+    **fields: Any,
 ) -> Run: ...
 
 
 @overload
-def launch(source: Source, *overrides: str, dry_run: Literal[True], **fields: Any) -> list[Submission]: ...
+def launch(source: Source, *overrides: Override, dry_run: Literal[True], **fields: Any) -> list[Submission]: ...
 
 
 def launch(
     source: Source,
-    *overrides: str,
+    *overrides: Override,
     wait: bool = False,
     dry_run: bool = False,
     new: bool = False,
@@ -113,7 +119,7 @@ def prepare(
     seq_length: int,
     tokenizer: str | None = None,
     name: str = "prepare",
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Override] = (),
     wait: bool = True,
     new: bool = False,
     **fields: Any,

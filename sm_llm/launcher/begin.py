@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.contract.run_home import home_of
+from sm_llm.contract.run_paths import STEPS
 from sm_llm.contract.states import RunState
 from sm_llm.errors import CheckpointError, Fault, PlanError, StorageError, SubmitError
 from sm_llm.launcher.backends.registry import backend
@@ -21,6 +22,7 @@ from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
 from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.leaves import spec_differences
+from sm_llm.spec.overrides import texts, without_step
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_record import RunRecord
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.load import Loaded
+    from sm_llm.spec.overrides import Override
 
 Resume = int | Literal["newest"] | None
 
@@ -140,7 +143,7 @@ def recorded_folder(record: RunRecord) -> Path | None:
 
 
 def recorded_spec(
-    record: RunRecord, overrides: Sequence[str] = (), fields: Mapping[str, Any] | None = None, *, start: str = ""
+    record: RunRecord, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None, *, start: str = ""
 ) -> Loaded:
     """The record's specification with ``overrides`` merged in; values keep the origin that the record tells.
 
@@ -160,13 +163,12 @@ def recorded_spec(
     return replace(loaded, origins=origins)
 
 
-def resume(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: int | None) -> Run:
+def resume(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> Run:
     """Continue ``run`` from its newest checkpoint or that of ``step``; see ``Run.resume``."""
     if (state := run.state) in (RunState.RUNNING, RunState.RESTARTING):
         raise SubmitError(f"{run.id} is {state.value}. Stop it first: sm-llm stop {run.uri}")
     if state is RunState.COMPLETED:
-        remedy = f"Train on from its last checkpoint in a new run: sm-llm branch {run.uri} task.max_steps=..."
-        raise SubmitError(f"{run.id} is completed, there is nothing left to resume. {remedy}")
+        raise SubmitError(f"{run.id} is completed, there is nothing left to resume.{_longer(run)}")
     wanted: Resume = "newest" if step is None else step
     if run.kind == "workflow":
         if step is not None:
@@ -175,9 +177,21 @@ def resume(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: 
         wanted = None
     else:
         _assert_checkpoint(run, step)
-    loaded = recorded_spec(run.record, overrides, fields)
+    loaded = recorded_spec(run.record, _own(run, overrides), fields)
     _assert_start_is_kept(run, loaded)
-    return proceed(run, loaded, resume=wanted, changes=[*overrides, *(f"{key}={it}" for key, it in fields.items())])
+    return proceed(run, loaded, resume=wanted, changes=texts(overrides, fields))
+
+
+def _longer(run: Run) -> str:
+    """How to train on from the last checkpoint of a completed training."""
+    job = run.job
+    task = job.record.spec.get("task", {})
+    lengths = {name: task.get(name) for name in ("max_steps", "max_tokens", "max_epochs")}
+    given = next(((name, value) for name, value in lengths.items() if value is not None), None)
+    if job.kind != "train" or given is None or not any(it.valid for it in job.checkpoints()):
+        return ""
+    twice = f"task.{given[0]}={2 * given[1]:g}" if isinstance(given[1], float) else f"task.{given[0]}={2 * given[1]}"
+    return f" Train on from its last checkpoint in a new run: sm-llm branch {run.uri} {twice}"
 
 
 def _assert_start_is_kept(run: Run, loaded: Loaded) -> None:
@@ -230,12 +244,12 @@ def finish(run: Run) -> Run:
     return resume(run, (), {}, None)
 
 
-def rerun(run: Run, overrides: Sequence[str], fields: Mapping[str, Any]) -> Run:
+def rerun(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any]) -> Run:
     """Repeat ``run`` as a new one, from its record; see ``Run.rerun``."""
-    return _new_from(run, recorded_spec(run.record, overrides, fields))
+    return _new_from(run, recorded_spec(run.record, _own(run, overrides), fields))
 
 
-def branch(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: int | None) -> Run:
+def branch(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> Run:
     """Begin a new run from a checkpoint of ``run``; see ``Run.branch``."""
     job = run.job
     if job.kind != "train":
@@ -243,7 +257,13 @@ def branch(run: Run, overrides: Sequence[str], fields: Mapping[str, Any], step: 
     begins = _assert_checkpoint(job, step)
     _pin(job, begins)
     start = f"{job.uri}@{_assert_checkpoint(job, begins)}"  # it may have been collected before it was pinned
-    return _new_from(job, recorded_spec(job.record, overrides, fields, start=start))
+    return _new_from(job, recorded_spec(job.record, _own(job, overrides), fields, start=start))
+
+
+def _own(run: Run, overrides: Sequence[Override]) -> Sequence[Override]:
+    """Changes by the run's own paths: a workflow's step is a job, and may be changed by its path in the workflow."""
+    above, _, step = run.uri.rpartition("/")
+    return without_step(overrides, step) if above.endswith(f"/{STEPS}") else overrides
 
 
 def _pin(job: Run, step: int) -> None:

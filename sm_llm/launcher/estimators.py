@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.plan import Plan, Source
     from sm_llm.spec.load import Loaded
+    from sm_llm.spec.overrides import Override
 
 _MAPPINGS = ("environment", "hyperparameters")
 """Arguments of which the job has entries of its own; what a user gives comes on top."""
 _OPT_OUT = ("SageMaker", "PythonSDK", "Modules", "TelemetryOptOut")
 
 
-def distribution(spec: Source, *overrides: str, **fields: Any) -> dict[str, Any]:
+def distribution(spec: Source, *overrides: Override, **fields: Any) -> dict[str, Any]:
     """The ``distribution`` argument of the SDK's estimators for a job: torchrun, SMP v2 or Neuron's torchrun.
 
     For who builds an estimator himself. Raises ``SpecError``.
@@ -40,7 +41,11 @@ def distribution(spec: Source, *overrides: str, **fields: Any) -> dict[str, Any]
 
 
 def estimator(
-    spec: Source, *overrides: str, sagemaker_session: Any = None, fields: Mapping[str, Any] | None = None, **kwargs: Any
+    spec: Source,
+    *overrides: Override,
+    sagemaker_session: Any = None,
+    fields: Mapping[str, Any] | None = None,
+    **kwargs: Any,
 ) -> Any:
     """A ``sagemaker.pytorch.PyTorch`` for a job of the sagemaker backend; ``fit()`` starts what ``launch`` would.
 

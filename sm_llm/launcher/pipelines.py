@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.plan import Source
+    from sm_llm.spec.overrides import Override
 
 __all__ = ["Register", "StepState", "build_pipeline", "definition", "logs", "start", "status", "stop", "upsert"]
 
@@ -35,7 +36,7 @@ _EXECUTION = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d*:pipeline/.
 
 def definition(
     workflow: Source,
-    *overrides: str,
+    *overrides: Override,
     variables: Mapping[str, str] | None = None,
     register: Register | None = None,
     cache_days: int | None = 30,
@@ -66,7 +67,7 @@ def definition(
 
 def upsert(
     workflow: Source,
-    *overrides: str,
+    *overrides: Override,
     variables: Mapping[str, str] | None = None,
     register: Register | None = None,
     cache_days: int | None = 30,
@@ -186,7 +187,7 @@ def stop(execution: str, *, connect: Any = Account) -> None:
 
 def build_pipeline(
     workflow: Source,
-    *overrides: str,
+    *overrides: Override,
     variables: Mapping[str, str] | None = None,
     register: Register | None = None,
     cache_days: int | None = 30,

@@ -21,6 +21,7 @@ from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask,
 if TYPE_CHECKING:
     from sm_llm.spec.compute import ComputeSpec
     from sm_llm.spec.load import FaultySpec, Loaded
+    from sm_llm.spec.overrides import Override
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ class Plan:
         return ", ".join(parts)
 
 
-def plan(source: Source, *overrides: str, **fields: Any) -> list[Plan]:
+def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
     """Plan a job (one Plan) or a workflow (one per step, in order). Nothing is started or written.
 
     Args:
@@ -102,7 +103,7 @@ def plan(source: Source, *overrides: str, **fields: Any) -> list[Plan]:
     return plan_loaded(load_whole(source, overrides, fields))
 
 
-def load_whole(source: Source, overrides: Sequence[str] = (), fields: Mapping[str, Any] | None = None) -> Loaded:
+def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:
     """``spec.load.load``; where the specification is faulty, its ``SpecError`` tells the faults of the plan as well."""
     from sm_llm.spec.load import FaultySpec, load
 

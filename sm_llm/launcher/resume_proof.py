@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.plan import Source
     from sm_llm.launcher.run import Run
     from sm_llm.spec.load import Loaded
+    from sm_llm.spec.overrides import Override
 
 DEFAULT_STEPS = 24
 FEWEST_STEPS = 6
@@ -80,7 +81,7 @@ class ResumeProof:
 
 
 def prove_resume(
-    source: Source, *overrides: str, steps: int = DEFAULT_STEPS, tell: Callable[[str], None] = lambda _: None
+    source: Source, *overrides: Override, steps: int = DEFAULT_STEPS, tell: Callable[[str], None] = lambda _: None
 ) -> ResumeProof:
     """Run the first ``steps`` steps of a training job twice on its backend, once broken by SIGKILL twice, and compare.
 

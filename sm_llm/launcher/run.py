@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_record import Attempt, RunRecord
     from sm_llm.launcher.backends.base import Backend
     from sm_llm.launcher.status import Status
+    from sm_llm.spec.overrides import Override
     from sm_llm.storage.publish import CheckpointInfo
 
 POLL_SECONDS = 0.5
@@ -213,7 +214,7 @@ class Run:
             time.sleep(POLL_SECONDS)
         return state
 
-    def resume(self, *overrides: str, step: int | None = None, **fields: Any) -> Run:
+    def resume(self, *overrides: Override, step: int | None = None, **fields: Any) -> Run:
         """Continue an interrupted, stopped or failed run from its newest checkpoint, or from that of ``step``.
 
         With ``step`` the later checkpoints are taken back: the run goes on as if they had never been. ``overrides``
@@ -237,13 +238,13 @@ class Run:
 
         return finish(self)
 
-    def rerun(self, *overrides: str, **fields: Any) -> Run:
+    def rerun(self, *overrides: Override, **fields: Any) -> Run:
         """Repeat this run as a new one, from its record alone: the same specification, digest and input folders."""
         from sm_llm.launcher.begin import rerun
 
         return rerun(self, overrides, fields)
 
-    def branch(self, *overrides: str, step: int | None = None, **fields: Any) -> Run:
+    def branch(self, *overrides: Override, step: int | None = None, **fields: Any) -> Run:
         """Begin a new run from this run's newest checkpoint, or from that of ``step``, which this run then keeps.
 
         Raises ``CheckpointError`` if there is no such checkpoint.

@@ -186,7 +186,11 @@ def _length_faults(task: TrainTask) -> Iterator[Fault]:
     given = {name: value for name, value in lengths.items() if value is not None}
     if len(given) != 1:
         problem = f"give exactly one of {', '.join(lengths)}"
-        remedy = f"Keep one and set the others to null, e.g. task.{next(iter(given))}=null" if given else ""
+        ways = [
+            " ".join(f"task.{other}=null" for other in given if other != kept) + f" keeps {kept}"
+            for kept in reversed(given)
+        ]
+        remedy = f"Keep one and set the others to null, e.g. {', '.join(ways)}"
         yield Fault("task.max_steps", problem, given, remedy) if given else Fault("task.max_steps", problem)
     elif task.max_epochs is not None and isinstance(task.data, StreamData):
         yield Fault("task.max_epochs", "a stream has no known length", task.max_epochs, "Use max_steps or max_tokens")

@@ -14,7 +14,8 @@ from sm_llm.spec.defaults import Defaults, read_defaults, with_account
 from sm_llm.spec.digest import spec_digest
 from sm_llm.spec.faults import did_you_mean, validate
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.overrides import parse_fields, parse_overrides
+from sm_llm.spec.machine import with_local_gpus
+from sm_llm.spec.overrides import Override, in_step, parse_fields, parse_overrides
 from sm_llm.spec.recipes import recipe_files
 from sm_llm.spec.secrets import conceal
 from sm_llm.spec.tree import Path, Tree, from_python
@@ -46,7 +47,7 @@ class FaultySpec(SpecError):
 
 def load(
     source: SpecSource,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Override] = (),
     fields: Mapping[str, Any] | None = None,
     *,
     environ: Mapping[str, str] = os.environ,
@@ -63,10 +64,11 @@ def load(
             a plan could still look for more.
     """
     defaults = read_defaults(environ, config_file)
-    return _merged(_with_defaults(read_source(source), defaults), overrides, fields or {}, defaults)
+    tree = _with_defaults(read_source(source), defaults)
+    return _merged(tree, overrides, fields or {}, defaults, environ)
 
 
-def changed(spec: JobSpec, overrides: Sequence[str]) -> Loaded:
+def changed(spec: JobSpec, overrides: Sequence[Override]) -> Loaded:
     """A whole specification with ``overrides`` merged in and checked; nothing of this machine's defaults is read.
 
     Raises ``SpecError``.
@@ -74,13 +76,26 @@ def changed(spec: JobSpec, overrides: Sequence[str]) -> Loaded:
     return _merged(from_python(spec, "job.json"), overrides, {}, Defaults())
 
 
-def _merged(tree: Tree, overrides: Sequence[str], fields: Mapping[str, Any], defaults: Defaults) -> Loaded:
+def _merged(
+    tree: Tree,
+    overrides: Sequence[Override],
+    fields: Mapping[str, Any],
+    defaults: Defaults,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """``environ`` is this machine's, where what a job leaves out may follow from it."""
     kind: type[JobSpec] | type[WorkflowSpec] = WorkflowSpec if "steps" in tree.value else JobSpec
     typed, faults = parse_overrides(overrides)
     given, field_faults = parse_fields(fields)
-    for path, value in [*typed, *given]:
-        tree.put(path, value, kind)
+    for written, value in [*typed, *given]:
+        path, fault = in_step(written, tree.value) if kind is WorkflowSpec else (written, None)
+        if fault is None:
+            tree.put(path, value, kind)
+        else:
+            faults.append(replace(fault, origin=value.origin(())))
     with_account(tree, defaults)
+    if environ is not None:
+        with_local_gpus(tree, environ)
     concealed = conceal(tree)
     spec, type_faults = validate(kind, tree)
     told = {fault.path for fault in concealed}

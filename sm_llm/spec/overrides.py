@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.faults import did_you_mean
+from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
+from sm_llm.spec.schema import dotted_paths, knows
 from sm_llm.spec.tree import Path, Tree, from_python
 from sm_llm.spec.yaml_text import from_typed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 OVERRIDE_ORIGIN = "override"
 FIELD_ORIGIN = "Python argument"
 
+Override = str | Mapping[str, Any]
+"""A change: ``key.path=value`` with a YAML value, or a mapping of dotted or nested keys to Python values."""
 
-def parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
-    """Paths and values of ``key.path=value`` texts, in order, and a fault for each that is not one."""
+
+class CommandLine(str):
+    """An override that was typed in a shell: its values' origin says so."""
+
+    __slots__ = ()
+    origin = "command line"
+
+
+def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
+    """Paths and values of overrides, in order, and a fault for each that is not one."""
     parsed, faults = [], []
     for text in overrides:
+        if isinstance(text, Mapping):
+            fields, wrong = parse_fields(text)
+            parsed += fields
+            faults += wrong
+            continue
+        if not isinstance(text, str):
+            remedy = "Write 'task.max_steps=100' or {'task.max_steps': 100}"
+            problem = f"an override is text or a mapping, not of type {type(text).__name__}"
+            faults.append(Fault(repr(text), problem, remedy=remedy))
+            continue
         key, equals, value = text.partition("=")
         path = _path(key)
         if not (equals and path and not key.startswith("-")):
             faults.append(Fault(key or text, "an override is written key.path=value", text, _example(key, equals)))
             continue
         try:
-            parsed.append((path, from_typed(value, OVERRIDE_ORIGIN)))
+            origin = text.origin if isinstance(text, CommandLine) else OVERRIDE_ORIGIN
+            parsed.append((path, from_typed(value, origin)))
         except SpecError as error:
             faults += [replace(fault, path=key) for fault in error.faults]
     return parsed, faults
@@ -44,6 +69,49 @@ def parse_fields(fields: Mapping[str, Any]) -> tuple[list[tuple[Path, Tree]], li
         else:
             faults.append(Fault(key, "a field is named by a dotted path such as task.max_steps"))
     return parsed, faults
+
+
+def is_override(text: str) -> bool:
+    """Whether a word among others changes a job: ``key.path=value``, where the key is a job's."""
+    key, equals, _ = text.partition("=")
+    return bool(equals) and key.partition(".")[0] in JobSpec.model_fields
+
+
+def texts(overrides: Sequence[Override], fields: Mapping[str, Any]) -> list[str]:
+    """Changes as a record lists them."""
+    given = [*(it for it in overrides if isinstance(it, Mapping)), fields]
+    return [*(str(it) for it in overrides if isinstance(it, str)), *(f"{k}={v}" for it in given for k, v in it.items())]
+
+
+def without_step(overrides: Sequence[Override], step: str) -> list[Override]:
+    """Changes to a job that was a step of a workflow: ``steps.<step>.task.x=1`` is its own ``task.x=1``."""
+    prefix = f"steps.{step}."
+
+    def own(override: Override) -> Override:
+        if isinstance(override, str):
+            return type(override)(override.removeprefix(prefix))
+        return {key.removeprefix(prefix): value for key, value in override.items()}
+
+    return [own(it) for it in overrides]
+
+
+def in_step(path: Path, workflow: Mapping[str, Any]) -> tuple[Path, Fault | None]:
+    """A change of a workflow by its whole path: ``task.x`` is that of the only step whose task has an x.
+
+    ``workflow`` is unchecked. Where several steps have it, or none, the path stays and a fault says what to write.
+    """
+    steps = workflow.get("steps")
+    if path[0] in WorkflowSpec.model_fields or path[0] not in StepSpec.model_fields or not isinstance(steps, Mapping):
+        return path, None
+    having = [str(name) for name, step in steps.items() if knows(StepSpec, step, path)]
+    key = ".".join(path)
+    if len(having) == 1:
+        return ("steps", having[0], *path), None
+    if having:
+        remedy = f"Write {' or '.join(f'steps.{name}.{key}' for name in having)}"
+        return path, Fault(key, f"several steps have it: {', '.join(having)}", remedy=remedy)
+    known = {".".join(it) for step in steps.values() for it in dotted_paths(StepSpec, step)}
+    return path, Fault(key, "unknown key: no step has it", remedy=did_you_mean(key, sorted(known)))
 
 
 def _path(key: str) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from sm_llm.spec.base import SpecModel
@@ -82,6 +82,20 @@ def child(annotation: Any, value: Any, key: str) -> Any:
         if get_origin(kind) in (dict, list, tuple):
             return get_args(kind)[-1]
     return Any
+
+
+def knows(annotation: Any, value: Any, path: Sequence[str]) -> bool:
+    """Whether the schema has a place for ``path`` in a value of type ``annotation``; free mappings have all."""
+    if not path:
+        return True
+    inner = value.get(path[0]) if isinstance(value, Mapping) else None
+    if block := block_for(annotation, value):
+        field = block.model_fields.get(path[0])
+        usual = default_block(field) if field and inner is None else None
+        return field is not None and knows(usual or field.annotation, inner, path[1:])
+    if classes := blocks(annotation):
+        return any(knows(kind, value, path) for kind in classes)
+    return annotation is Any or any(get_origin(kind) in (dict, list, tuple) for kind in members(annotation))
 
 
 def dotted_paths(annotation: Any, value: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

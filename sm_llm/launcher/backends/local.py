@@ -22,10 +22,11 @@ from sm_llm.launcher.review import Review
 from sm_llm.launcher.source_faults import local_program_faults
 from sm_llm.spec.backends import LocalBackend as LocalOptions
 from sm_llm.spec.inputs import FileSystemInput
+from sm_llm.spec.machine import Machine, this_machine
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from sm_llm.contract.job_file import JobFile
     from sm_llm.contract.run_home import RunHome
@@ -33,24 +34,6 @@ if TYPE_CHECKING:
     from sm_llm.launcher.logs import LogFilter
     from sm_llm.launcher.plan import Plan
     from sm_llm.spec.job import JobSpec
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What this machine offers: CPU cores we may use, and GPU ids as ``CUDA_VISIBLE_DEVICES`` spells them."""
-
-    cpus: int
-    gpus: tuple[str, ...] = ()
-
-
-def this_machine(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> Machine:
-    """Cores of this process's affinity mask and the visible NVIDIA devices; loads no CUDA library."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return Machine(cpus, tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")))
-    numbers = sorted(int(path.name[6:]) for path in devices.glob("nvidia[0-9]*") if path.name[6:].isdigit())
-    return Machine(cpus, tuple(str(index) for index in range(len(numbers))))
 
 
 @dataclass(frozen=True)
@@ -88,8 +71,24 @@ class LocalBackend:
         return [Fault("compute", f"{wanted} processes need {wanted} GPUs, this machine has {gpus}", wanted, remedy)]
 
     def review(self, plan: Plan) -> Review:
-        """Nothing more: all is known from the job alone."""
-        return Review()
+        """Nothing is wrong beyond the job itself. The devices it computes on are a fact to show."""
+        return Review(facts={"devices": self._devices_in_words(plan)} if starts_ranks(plan.job.task) else {})
+
+    def _devices_in_words(self, plan: Plan) -> str:
+        """``2 of 4 GPUs``, and why, or the CPU."""
+        job, gpus = plan.job, len(self.machine.gpus)
+        if (own := job.environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+            return f"CUDA_VISIBLE_DEVICES={own}, as environment says" if own else "CPU, as environment says"
+        if not gpus:
+            return "CPU (no NVIDIA GPU is visible)"
+        used = min(gpus, job.compute.world_size)
+        derived = plan.origins.get("compute.processes_per_instance", "").startswith("this machine")
+        why = " (compute.processes_per_instance is not set)" if derived else ""
+        return (
+            f"all {gpus} visible GPUs{why}"
+            if used == gpus > 1
+            else f"{used} of {gpus} visible GPU{'s' if gpus > 1 else ''}{why}"
+        )
 
     def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
         """The command of every node, with ``<run>`` for the folder and id that are minted at launch."""
