@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
@@ -10,6 +11,12 @@ PACKAGES = ("sm_llm", "torch", "transformers", "tokenizers", "numpy", "pyarrow",
 
 def versions() -> dict[str, str]:
     """Installed versions of Python and the packages that compute; absent ones are left out."""
+    return dict(_versions())
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Read once: every save records them, and reading them takes tens of milliseconds."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -10,13 +10,18 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_jobs import MODEL, search_path
+
+from tests.fixtures.preloaded import ADDRESS, FOLDER
+
+if TYPE_CHECKING:
+    from tests.fixtures.preloaded import ForkServer
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ def launch(
     size: int,
     prepared: dict[str, Path],
     *,
+    environ: dict[str, str] | None = None,
     script: str = "run_configurations.py",
     name: str = "",
     seconds: float = 480,
@@ -46,13 +52,28 @@ def launch(
     for place, source in prepared.items():
         shutil.copytree(source, folder / place / source.name)  # a run keeps its name: its commits hold it
     program = Path(__file__).with_name(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
+    command = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     done = subprocess.run(
-        [*command, str(program), str(folder)], env=environ, capture_output=True, text=True, timeout=seconds
+        [*command, str(program), str(folder)], env={**os.environ, **(environ or own_start())}, capture_output=True, text=True, timeout=seconds
     )
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return World(size, folder, json.loads((folder / "results.json").read_text()))
+
+
+def own_start() -> dict[str, str]:
+    """Variables of programs that start as a user's do."""
+    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> dict[str, str]:
+    """Variables of programs that the fork server starts; those of the hub's library are every test's."""
+    hub = {"HF_HOME": str(tmp_path_factory.getbasetemp() / "home" / "hf"), "HF_HUB_OFFLINE": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", hub["HF_HOME"])
+        address = fork_server.address
+    search = os.pathsep.join([str(FOLDER / "preload_hook"), search_path()])
+    return {**own_start(), **hub, "PYTHONPATH": search, ADDRESS: address}
 
 
 @pytest.fixture(scope="session")
@@ -63,18 +84,18 @@ def worlds_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def world2(worlds_root: Path) -> World:
-    return launch(worlds_root, 2, {})
+def world2(worlds_root: Path, forks: dict[str, str]) -> World:
+    return launch(worlds_root, 2, {}, environ=forks)
 
 
 @pytest.fixture(scope="session")
-def world1(worlds_root: Path, world2: World) -> World:
-    return launch(worlds_root, 1, {"from-2": world2.run("half")})
+def world1(worlds_root: Path, world2: World, forks: dict[str, str]) -> World:
+    return launch(worlds_root, 1, {"from-2": world2.run("half")}, environ=forks)
 
 
 @pytest.fixture(scope="session")
-def world4(worlds_root: Path, world1: World) -> World:
-    return launch(worlds_root, 4, {"from-1": world1.run("half")})
+def world4(worlds_root: Path, world1: World, forks: dict[str, str]) -> World:
+    return launch(worlds_root, 4, {"from-1": world1.run("half")}, environ=forks)
 
 
 def write_padded_rows(folder: Path) -> None:

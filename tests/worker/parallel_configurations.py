@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_jobs import train_task
 
-LEAN = {"checkpoint": {"every_steps": 20}, "validation": {"every_steps": 20}}
+LEAN = {"checkpoint": {"every_steps": 10}, "validation": {"every_steps": 10}}
 """These jobs are about their steps."""
 
 DEGREES: dict[int, dict[str, dict[str, Any]]] = {
@@ -96,20 +96,20 @@ def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
         (place / "config.json").write_text(json.dumps({**SMALL, **FAMILIES[name]}))
     if dist.is_initialized():
         dist.barrier()
-    return train_task(model={"preset": None, "path": str(place), "config": {}}, max_steps=6, **LEAN, **changes)
+    return train_task(model={"preset": None, "path": str(place), "config": {}}, max_steps=4, **LEAN, **changes)
 
 
 def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
     """Rows of different lengths, so that processes count different numbers of labels; ``name`` is of ``degrees``."""
     rows = str(harness.folder.parent / "padded")
     data = {"format": "json_rows", "seq_length": 32, "train": rows, "shuffle": True}
-    harness.run(f"padded-{name}", train_task(data=data, max_steps=6, parallelism=degrees))
+    harness.run(f"padded-{name}", train_task(data=data, max_steps=4, parallelism=degrees))
 
 
 def dealt_anew(harness: Any, degrees: dict[str, Any]) -> None:
     """Saved by plain FSDP, continued with other degrees, and back."""
-    harness.run("dealt", train_task(), break_at=13)
-    harness.run("dealt", train_task(parallelism=degrees), attempt=2, break_at=19)
+    harness.run("dealt", train_task(), break_at=7)
+    harness.run("dealt", train_task(parallelism=degrees), attempt=2, break_at=10)
     if dist.get_rank() == 0:
         shutil.copytree(harness.folder / "dealt", harness.folder / "for-others" / "dealt")
     dist.barrier()
@@ -125,7 +125,7 @@ def empty_shards(harness: Any) -> None:
         (place / "config.json").write_text(json.dumps(narrow))
     dist.barrier()
     task = train_task(
-        model={"preset": None, "path": str(place), "config": {}}, max_steps=8, checkpoint={"every_steps": 3}
+        model={"preset": None, "path": str(place), "config": {}}, max_steps=5, checkpoint={"every_steps": 3}
     )
     harness.run("narrow", task)
     harness.run("narrow-broken", task, break_at=5)

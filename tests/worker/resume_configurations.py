@@ -71,7 +71,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def copy_of_half(harness: Any, place: str, change: Callable[[Path], None] = lambda run: None) -> str:
-    """The run that stopped before step 13, with checkpoints 6 and 12, once more (a run keeps its name)."""
+    """The run that stopped before step 7, with checkpoints 3 and 6, once more (a run keeps its name)."""
     name = f"{place}/half"
     if dist.get_rank() == 0:
         shutil.copytree(harness.folder / "half", harness.folder / name)
@@ -98,7 +98,7 @@ def tamper(run: Path, step: int, how: str) -> None:
         body[len(body) // 2] ^= 1
         file.write_bytes(body)
     else:  # another checkpoint's file of the same name and size
-        shutil.copy(data_files(run, 6 if step == 12 else 12)[-1], file)
+        shutil.copy(data_files(run, 3 if step == 6 else 6)[-1], file)
 
 
 def forget_identity(run: Path) -> None:
@@ -119,25 +119,25 @@ def of_world(harness: Any) -> None:
 
 
 def three_legs(harness: Any) -> None:
-    verified = train_task(checkpoint={"every_steps": 6, "verify_state": True})
-    harness.run("legs", verified, break_at=9)  # mid-epoch: an epoch has 12 steps
-    harness.run("legs", verified, attempt=2, break_at=20)
+    verified = train_task(checkpoint={"every_steps": 3, "verify_state": True})
+    harness.run("legs", verified, break_at=5)  # mid-epoch: an epoch has 6 steps
+    harness.run("legs", verified, attempt=2, break_at=10)
     harness.run("legs", verified, attempt=3)
 
 
 def one(harness: Any) -> None:
     """On a single process: what happens to files and to requests."""
     for how in TAMPERINGS:
-        harness.run(copy_of_half(harness, how, lambda run, how=how: tamper(run, 12, how)), train_task(), attempt=2)
+        harness.run(copy_of_half(harness, how, lambda run, how=how: tamper(run, 6, how)), train_task(), attempt=2)
 
     def ruin(run: Path) -> None:
-        tamper(run, 12, "missing")
-        tamper(run, 6, "altered")
+        tamper(run, 6, "missing")
+        tamper(run, 3, "altered")
 
     harness.run(copy_of_half(harness, "ruined", ruin), train_task(), attempt=2, fails=True)
     harness.run("ruined/half", train_task(start="scratch"), attempt=3)
-    harness.run(copy_of_half(harness, "wanted-6"), train_task(), attempt=2, resume=6)
-    harness.run(copy_of_half(harness, "wanted-7"), train_task(), attempt=2, resume=7, fails=True)
+    harness.run(copy_of_half(harness, "wanted-3"), train_task(), attempt=2, resume=3)
+    harness.run(copy_of_half(harness, "wanted-4"), train_task(), attempt=2, resume=4, fails=True)
     harness.run("wanted-none", train_task(), resume="newest", fails=True)
     if dist.get_rank() == 0:
         shutil.copytree(harness.folder / "half", harness.folder / "stranger")
@@ -146,10 +146,10 @@ def one(harness: Any) -> None:
 
 
 def requests(harness: Any) -> None:
-    longer: dict[str, Any] = {"max_steps": 26}
+    longer: dict[str, Any] = {"max_steps": 13}
     harness.run(copy_of_half(harness, "longer"), train_task(**longer), attempt=2, fails=True)
-    harness.run(copy_of_half(harness, "kept"), train_task(**longer, optim={"schedule_steps": 20}), attempt=2)
-    harness.run(copy_of_half(harness, "new"), train_task(**longer, optim={"schedule_steps": 26}), attempt=2)
+    harness.run(copy_of_half(harness, "kept"), train_task(**longer, optim={"schedule_steps": 10}), attempt=2)
+    harness.run(copy_of_half(harness, "new"), train_task(**longer, optim={"schedule_steps": 13}), attempt=2)
     harness.run(copy_of_half(harness, "batch"), train_task(global_batch_size=4), attempt=2, fails=True)
     for name, change in OTHER_JOBS.items():
         harness.run(copy_of_half(harness, name), train_task(**change), attempt=2, fails=True)
@@ -163,31 +163,31 @@ def requests(harness: Any) -> None:
     harness.run(
         "branch-model", train_task(start={**half, "allow_other_data": True}, **OTHER_JOBS["layers"]), fails=True
     )
-    verified = train_task(checkpoint={"every_steps": 6, "verify_state": True})
-    harness.run("doubted", verified, break_at=9)
+    verified = train_task(checkpoint={"every_steps": 3, "verify_state": True})
+    harness.run("doubted", verified, break_at=5)
     with replaced(start_module, "state_hash", lambda *_: "another"):
         harness.run("doubted", verified, attempt=2, fails=True)
 
 
 def two(harness: Any) -> None:
     """On two processes: only one of them sees what is wrong."""
-    with poison({9: "gradient"}):
+    with poison({5: "gradient"}):
         harness.run("nan-stop", train_task(), fails=True)
     harness.run("nan-stop", train_task(), attempt=2)
     skip = train_task(not_finite={"policy": "skip", "limit": 3})
-    with poison({9: "loss", 15: "gradient"}):
+    with poison({5: "loss", 8: "gradient"}):
         harness.run("nan-skip", skip)
-        harness.run("nan-skip-broken", skip, break_at=14)
+        harness.run("nan-skip-broken", skip, break_at=7)
         harness.run("nan-skip-broken", skip, attempt=2)
-    with poison({9: "loss", 10: "gradient", 11: "loss"}):
+    with poison({5: "loss", 6: "gradient", 7: "loss"}):
         harness.run("nan-limit", skip, fails=True)
-    rollback = train_task(not_finite={"policy": "rollback"}, checkpoint={"every_steps": 6, "verify_state": True})
-    with poison({15: "gradient"}, times=1):
+    rollback = train_task(not_finite={"policy": "rollback"}, checkpoint={"every_steps": 3, "verify_state": True})
+    with poison({8: "gradient"}, times=1):
         harness.run("nan-back", rollback)
-    with poison({15: "gradient"}):
+    with poison({8: "gradient"}):
         harness.run("nan-back-again", rollback)
-        harness.run("nan-15", skip)
-    with poison({3: "loss"}):
+        harness.run("nan-8", skip)
+    with poison({2: "loss"}):
         harness.run("nan-nowhere", rollback, fails=True)
     find: Callable[..., Any] = (lambda *_, **__: None) if dist.get_rank() else publication.restore
     with replaced(start_module.publication, "restore", find):

@@ -5,6 +5,7 @@ Every process runs every configuration. Rank 0 writes results.json: what tests c
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import debug
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -25,30 +25,25 @@ from worker_jobs import job_environment, job_file, result_folder, train_task
 from sm_llm.worker import train as train_module
 from sm_llm.worker.main import main
 from sm_llm.worker.strategies.fsdp import FsdpStrategy
-from sm_llm.worker.strategies.fsdp_mesh import make_meshes
+from sm_llm.worker.strategies import fsdp_mesh
 
 
 class Broken(Exception):
     """Stands for a crash in the middle of a run."""
 
 
-def forget_meshes() -> None:
-    """As a process of its own would begin: DTensor keeps results of operations under meshes that compare equal.
-
-    Else tensors of this job would go through process groups of an earlier one, besides its own over the same processes.
-    """
-    clear = getattr(debug, "_clear_sharding_prop_cache", None)
-    if clear is not None:
-        clear()
-
-
 class Harness:
-    """Runs jobs below one folder and collects what they cannot tell through their run folders."""
+    """Runs jobs below one folder and collects what they cannot tell through their run folders.
+
+    Jobs of equal shape share one mesh. DTensor keeps results of operations under meshes that compare equal: with a mesh
+    per job it would mix process groups of an earlier job with this one's.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.world = dist.get_world_size()
         self.results: dict[str, Any] = {}
+        fsdp_mesh.init_device_mesh = functools.cache(fsdp_mesh.init_device_mesh)
 
     def close(self) -> None:
         """Write what was collected to ``results.json``, and leave with the others."""
@@ -69,20 +64,18 @@ class Harness:
     ) -> None:
         """One attempt; ``break_at`` raises before that step is taken. Notes which rows every step has seen."""
         run = self.folder / name
-        forget_meshes()
         dist.barrier()
         job = job_file(task, run, self.world, attempt).model_copy(update={"resume": resume})
         environ = job_environment(job)
         dist.barrier()
         original = train_module.Training.take_step
-        samples = self.results.setdefault("samples", {}).setdefault(name, {})
+        rows: dict[int, list[int]] = {}
 
         def take_step(training: train_module.Training, step: int, batches: Any) -> None:
             if step == break_at:
                 training.checkpointer.finish()
                 raise Broken(f"step {step}")
-            rows = training.control.gather([zlib.crc32(row.tobytes()) for batch in batches for row in batch.input_ids])
-            samples[step] = sorted(row for of_rank in rows for row in of_rank)
+            rows[step] = [zlib.crc32(row.tobytes()) for batch in batches for row in batch.input_ids]
             original(training, step, batches)
 
         train_module.Training.take_step = take_step  # type: ignore[method-assign]
@@ -90,7 +83,15 @@ class Harness:
             code = main("train", environ)
         finally:
             train_module.Training.take_step = original  # type: ignore[method-assign]
+        self.note_samples(name, rows)
         assert code == (1 if fails or break_at is not None else 0), f"{name}: exit code {code}"
+
+    def note_samples(self, name: str, rows: dict[int, list[int]]) -> None:
+        """Which rows all processes together have seen at every step."""
+        of_ranks: list[Any] = [None] * self.world
+        dist.all_gather_object(of_ranks, rows)
+        samples = self.results.setdefault("samples", {}).setdefault(name, {})
+        samples |= {step: sorted(row for seen in of_ranks for row in seen.get(step, ())) for step in rows}
 
 
 class SpyStrategy(FsdpStrategy):
@@ -118,7 +119,7 @@ class ShardedAlone(FsdpStrategy):
 
     def setup(self) -> None:
         super().setup()
-        self._meshes = make_meshes(self.device.type, self.layout)
+        self._meshes = fsdp_mesh.make_meshes(self.device.type, self.layout)
 
 
 def _hash(tensor: torch.Tensor) -> str:
@@ -141,26 +142,26 @@ def common(harness: Harness) -> None:
     harness.results["initial"] = SpyStrategy.hashes
     harness.results["equal_shards"] = SpyStrategy.equal_shards
     padded = {"format": "json_rows", "seq_length": 32, "train": str(harness.folder.parent / "padded"), "shuffle": True}
-    harness.run("padded", train_task(data=padded, max_steps=6))
-    harness.run("broken", train_task(), break_at=15)
+    harness.run("padded", train_task(data=padded, max_steps=4))
+    harness.run("broken", train_task(), break_at=8)
     harness.run("broken", train_task(), attempt=2)
-    harness.run("half", train_task(), break_at=13)
+    harness.run("half", train_task(), break_at=7)
 
 
 def one(harness: Harness) -> None:
     """On a single process."""
-    harness.run("wide", train_task(micro_batch_size=4, global_batch_size=4))
-    harness.run("accumulated", train_task(micro_batch_size=1, global_batch_size=4))
+    harness.run("wide", train_task(micro_batch_size=4, global_batch_size=4, max_steps=4))
+    harness.run("accumulated", train_task(micro_batch_size=1, global_batch_size=4, max_steps=4))
     bf16 = train_task(precision={"compute": "bf16"})
     harness.run("bf16", bf16)
     with_strategy(ShardedAlone, lambda: harness.run("bf16-sharded", bf16))
     harness.run("bf16-master", train_task(precision={"compute": "bf16", "master": "bf16"}))
-    harness.run("bf16-broken", bf16, break_at=9)
+    harness.run("bf16-broken", bf16, break_at=5)
     harness.run("bf16-broken", bf16, attempt=2)
     harness.run(
         "plateau", train_task(optim={"schedule": "plateau", "plateau_patience": 0}, validation={"every_steps": 2})
     )
-    harness.run("synchronous", train_task(checkpoint={"every_steps": 6, "async_save": False}))
+    harness.run("synchronous", train_task(checkpoint={"every_steps": 3, "async_save": False}))
 
 
 def two(harness: Harness) -> None:
@@ -171,10 +172,10 @@ def two(harness: Harness) -> None:
     untied = train_task()
     untied["model"] = {**untied["model"], "config": {**untied["model"]["config"], "tie_word_embeddings": False}}
     harness.run("untied", untied)
-    branch = {"checkpoint": f"{harness.folder / 'half'}@6"}
+    branch = {"checkpoint": f"{harness.folder / 'half'}@3"}
     harness.run("branch", train_task(start=branch))
     start = {"pretrained": str(result_folder(harness.folder / "untied"))}
-    fields = {"start": start, "model": {"preset": None, "config": {}}, "max_steps": 4}
+    fields = {"start": start, "model": {"preset": None, "config": {}}, "max_steps": 2}
     harness.run("pretrained", train_task(**fields))
     harness.run("pretrained-split", train_task(parallelism={"tensor_parallel_degree": 2}, **fields))
 

@@ -1,4 +1,4 @@
-"""Jobs of strategy smp on the contract double; ``torchrun … smp_configurations.py FOLDER``, the double on PYTHONPATH.
+"""Jobs of strategy smp on the contract double; ``torchrun … smp_configurations.py FOLDER``.
 
 Every process runs every configuration; rank 0 writes results.json, with the calls that the double has recorded.
 """
@@ -6,6 +6,7 @@ Every process runs every configuration; rank 0 writes results.json, with the cal
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from run_configurations import Harness
 from worker_jobs import MODEL, result_folder, train_task
 
-LEAN = {"checkpoint": {"every_steps": 20}, "validation": {"every_steps": 20}}
+LEAN = {"checkpoint": {"every_steps": 10}, "validation": {"every_steps": 10}}
 SMP = {"strategy": "smp", "hybrid_shard_degree": 2, "activation_checkpointing": "none"}
 PLACES: dict[str, dict[str, Any]] = {
     "sharded": {},
@@ -50,18 +51,18 @@ class SmpHarness(Harness):
 def two(harness: Any) -> None:
     for name, degrees in PLACES.items():
         harness.run(name, task(parallelism=degrees, **LEAN))
-    harness.run("whole", task(checkpoint={"every_steps": 6, "verify_state": True}, validation={"every_steps": 6}))
-    harness.run("broken", task(checkpoint={"every_steps": 6, "verify_state": True}), break_at=15)
-    harness.run("broken", task(checkpoint={"every_steps": 6, "verify_state": True}), attempt=2)
+    harness.run("whole", task(checkpoint={"every_steps": 3, "verify_state": True}, validation={"every_steps": 3}))
+    harness.run("broken", task(checkpoint={"every_steps": 3, "verify_state": True}), break_at=8)
+    harness.run("broken", task(checkpoint={"every_steps": 3, "verify_state": True}), attempt=2)
     tied = {**MODEL, "tie_word_embeddings": True}
-    harness.run("tied", task(model={"preset": "tiny", "config": tied}, max_steps=4, **LEAN))
-    drawn = task(parallelism={"fp8": True}, max_steps=4, **LEAN)  # the library draws the weights of its own layers
+    harness.run("tied", task(model={"preset": "tiny", "config": tied}, max_steps=2, **LEAN))
+    drawn = task(parallelism={"fp8": True}, max_steps=2, **LEAN)  # the library draws the weights of its own layers
     harness.run("drawn", drawn)
     start = {"pretrained": str(result_folder(harness.folder / "sharded"))}
     for name, fp8 in (("pretrained", False), ("pretrained-fp8", True)):
-        fields = {"start": start, "model": {"preset": None, "config": {}}, "max_steps": 4, **LEAN}
+        fields = {"start": start, "model": {"preset": None, "config": {}}, "max_steps": 2, **LEAN}
         harness.run(name, task(parallelism={"fp8": fp8}, **fields))
-    harness.run("left", task(), break_at=13)
+    harness.run("left", task(), break_at=7)
     harness.run("left", train_task(), attempt=2, fails=True)
     harness.run("left", task(parallelism={"hybrid_shard_degree": 1}), attempt=3, fails=True)
 
@@ -74,7 +75,15 @@ def four(harness: Any) -> None:
     harness.run("left", task(), attempt=4)
 
 
+def use_double() -> None:
+    """What a process with the double's folder on PYTHONPATH does at its start; a forked one has started before."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures" / "smp_double"))
+    sys.modules.pop("sitecustomize", None)  # that of another folder
+    import_module("sitecustomize")
+
+
 def run_all(folder: Path) -> None:
+    use_double()
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     harness = SmpHarness(folder)

@@ -50,11 +50,11 @@ def run(folder: Path, task: dict[str, Any], attempt: int = 1) -> int:
 
 
 def break_and_continue(folder: Path, task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise before step 15, with the checkpoint of step 12 published, and go on."""
+    """Raise before step 8, with the checkpoint of step 6 published, and go on."""
     original = train.Training.take_step
 
     def take_step(training: train.Training, step: int, batches: Any) -> None:
-        if step == 15:
+        if step == 8:
             training.checkpointer.finish()
             raise RuntimeError("broken on purpose")
         original(training, step, batches)
@@ -63,7 +63,7 @@ def break_and_continue(folder: Path, task: dict[str, Any], monkeypatch: pytest.M
         patch.setattr(train.Training, "take_step", take_step)
         assert run(folder, task) == 1
     assert run(folder, task, attempt=2) == 0
-    assert [event["step"] for event in events(folder, "start_chosen")] == [0, 12]
+    assert [event["step"] for event in events(folder, "start_chosen")] == [0, 6]
 
 
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
@@ -72,7 +72,7 @@ def test_a_deterministic_job_resumes_bit_for_bit(compute: str, tmp_path: Path, m
     assert run(tmp_path / "whole", task) == 0
     break_and_continue(tmp_path / "broken", task, monkeypatch)
     assert exact_steps(tmp_path / "broken") == exact_steps(tmp_path / "whole")
-    assert [event["step"] for event in events(tmp_path / "broken", "state_verified")] == [12]
+    assert [event["step"] for event in events(tmp_path / "broken", "state_verified")] == [6]
 
 
 def test_without_determinism_the_restored_state_is_bit_identical_and_losses_agree_as_unbroken_ones_do(
@@ -82,21 +82,21 @@ def test_without_determinism_the_restored_state_is_bit_identical_and_losses_agre
     for name in ("whole", "again"):
         assert run(tmp_path / name, task) == 0
     break_and_continue(tmp_path / "broken", task, monkeypatch)
-    assert [event["step"] for event in events(tmp_path / "broken", "state_verified")] == [12]
+    assert [event["step"] for event in events(tmp_path / "broken", "state_verified")] == [6]
     whole, again, broken = (losses(tmp_path / name) for name in ("whole", "again", "broken"))
     usual = max(abs(whole[step] - again[step]) for step in whole)
     assert max(abs(whole[step] - broken[step]) for step in whole) <= max(4 * usual, 1e-3)
 
 
 def test_a_gradient_that_is_not_finite_is_masked_on_the_device_and_told(tmp_path: Path) -> None:
-    with poison({9: "gradient"}):
+    with poison({5: "gradient"}):
         assert run(tmp_path / "stop", train_task(precision={"compute": "bf16"})) == 1
     assert run(tmp_path / "stop", train_task(precision={"compute": "bf16"}), attempt=2) == 0
-    assert [event["step"] for event in events(tmp_path / "stop", "start_chosen")] == [0, 6]
+    assert [event["step"] for event in events(tmp_path / "stop", "start_chosen")] == [0, 3]
     skip = train_task(precision={"compute": "bf16"}, not_finite={"policy": "skip"})
-    with poison({9: "loss", 15: "gradient"}):
+    with poison({5: "loss", 8: "gradient"}):
         assert run(tmp_path / "skip", skip) == 0
-    assert {step for step, loss in losses(tmp_path / "skip").items() if not math.isfinite(loss)} == {9}
+    assert {step for step, loss in losses(tmp_path / "skip").items() if not math.isfinite(loss)} == {5}
 
 
 def test_flags_are_read_late_and_nothing_waits_for_the_device() -> None:

@@ -5,42 +5,31 @@ What the double has no arithmetic for (tensor, context and expert parallelism, f
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import World, launch
+from conftest import launch
 from plain_loop import plain_losses
 from smp_configurations import LEAN, PLACES
 from worker_jobs import events, exact_steps, losses, result_folder, train_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
+
+    from conftest import World
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-DOUBLE = Path(__file__).parents[1] / "fixtures" / "smp_double"
 
 
 @pytest.fixture(scope="session")
-def on_double() -> Iterator[None]:
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOUBLE), before]))
-    yield
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+def smp2(worlds_root: Path, forks: dict[str, str]) -> World:
+    return launch(worlds_root, 2, {}, environ=forks, script="smp_configurations.py", name="smp-2")
 
 
 @pytest.fixture(scope="session")
-def smp2(worlds_root: Path, on_double: None) -> World:
-    return launch(worlds_root, 2, {}, script="smp_configurations.py", name="smp-2")
-
-
-@pytest.fixture(scope="session")
-def smp4(worlds_root: Path, smp2: World, on_double: None) -> World:
-    return launch(worlds_root, 4, {"": smp2.run("left")}, script="smp_configurations.py", name="smp-4")
+def smp4(worlds_root: Path, smp2: World, forks: dict[str, str]) -> World:
+    left = {"": smp2.run("left")}
+    return launch(worlds_root, 4, left, environ=forks, script="smp_configurations.py", name="smp-4")
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +59,7 @@ def test_losses_are_those_of_a_plain_loop(name: str, plain: dict[int, float], sm
 
 def test_CK22_a_broken_run_continues_bit_for_bit_with_its_sharded_optimiser(smp2: World) -> None:
     assert exact_steps(smp2.run("broken")) == exact_steps(smp2.run("whole"))
-    assert [event["step"] for event in events(smp2.run("broken"), "start_chosen")] == [0, 12]
+    assert [event["step"] for event in events(smp2.run("broken"), "start_chosen")] == [0, 6]
     assert events(smp2.run("broken"), "state_verified"), "the hash of what every process restored was compared"
 
 
@@ -91,7 +80,7 @@ def test_copies_of_shards_learn_the_same_and_continue_what_one_copy_left(plain: 
     assert difference(smp4.run("in-memory"), plain) < 1e-4
     assert difference(smp4.run("bf16"), plain) < 2e-2
     assert difference(smp4.run("left"), plain) < 1e-4
-    assert [event["step"] for event in events(smp4.run("left"), "start_chosen")] == [0, 12]
+    assert [event["step"] for event in events(smp4.run("left"), "start_chosen")] == [0, 6]
 
 
 @pytest.mark.parametrize("name", ["sharded", "tied", "drawn", "pretrained-fp8"])
@@ -113,7 +102,7 @@ def test_CV14_a_checkpoint_names_parameters_as_hugging_face_does_whatever_wraps_
 
     from sm_llm.worker.names import WRAPPER_WORDS
 
-    [data] = (smp2.run("offloaded") / "ckpt" / "step-00000020").glob("*/data")
+    [data] = (smp2.run("offloaded") / "ckpt" / "step-00000010").glob("*/data")
     keys = FileSystemReader(data).read_metadata().state_dict_metadata
     assert "tp0.ep0.fsdp1.model.model.layers.1.mlp.down_proj.weight" in keys
     assert not [key for key in keys if not WRAPPER_WORDS.isdisjoint(key.split("."))]

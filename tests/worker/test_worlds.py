@@ -34,8 +34,8 @@ def world(request: pytest.FixtureRequest) -> World:
 
 def test_every_step_is_an_event(world: World) -> None:
     assert list(losses(world.run("base"))) == list(range(1, STEPS + 1))
-    assert [event["step"] for event in events(world.run("base"), "throughput")] == [7, 14, 20]
-    assert [event["step"] for event in events(world.run("base"), "validation")] == [10, 20]
+    assert [event["step"] for event in events(world.run("base"), "throughput")] == [4, 8, 10]
+    assert [event["step"] for event in events(world.run("base"), "validation")] == [5, 10]
     assert {event["tokens"] for event in events(world.run("base"), "step")} == {8 * 31}
 
 
@@ -68,7 +68,7 @@ def test_initial_weights_are_bit_equal_on_any_number_of_processes(world: World, 
 def test_CK27_a_broken_run_equals_an_unbroken_one_bit_for_bit(world: World) -> None:
     assert exact_steps(world.run("broken")) == exact_steps(world.run("base"))
     starts = [(event["source"], event["step"]) for event in events(world.run("broken"), "start_chosen")]
-    assert starts == [("scratch", 0), ("checkpoint", 12)]
+    assert starts == [("scratch", 0), ("checkpoint", 6)]
 
 
 @pytest.mark.parametrize(("name", "run"), [("world1", "from-2/half"), ("world4", "from-1/half")])
@@ -76,15 +76,15 @@ def test_CK30_another_number_of_processes_continues(
     name: str, run: str, world1: World, request: pytest.FixtureRequest
 ) -> None:
     world: World = request.getfixturevalue(name)
-    assert events(world.run(run), "start_chosen")[-1]["step"] == 12
+    assert events(world.run(run), "start_chosen")[-1]["step"] == 6
     continued = {event["step"]: event["loss"] for event in events(world.run(run), "step") if event["attempt"] == 2}
-    expected = {step: loss for step, loss in losses(world1.run("base")).items() if step > 12}
+    expected = {step: loss for step, loss in losses(world1.run("base")).items() if step > 6}
     assert largest_difference(continued, expected) < 1e-4
 
 
 def test_the_policy_keeps_the_newest_checkpoints_and_the_final_result(world: World) -> None:
     store = FolderStore(world.run("base"))
-    assert [(info.step, info.valid) for info in list_checkpoints(store)] == [(12, True), (18, True), (20, True)]
+    assert [(info.step, info.valid) for info in list_checkpoints(store)] == [(6, True), (9, True), (10, True)]
     final = find_final(store, run_id="base")
     assert final is not None
     assert final.save.world_size == world.size
@@ -139,9 +139,9 @@ def test_plateau_follows_validation(world1: World) -> None:
 
 def test_a_branch_continues_another_run_and_leaves_it_alone(world2: World) -> None:
     branch = world2.run("branch")
-    assert exact_steps(branch) == {k: v for k, v in exact_steps(world2.run("base")).items() if k > 6}
+    assert exact_steps(branch) == {k: v for k, v in exact_steps(world2.run("base")).items() if k > 3}
     chosen = events(branch, "start_chosen")[0]
-    assert (chosen["source"], chosen["step"]) == ("checkpoint", 6)
+    assert (chosen["source"], chosen["step"]) == ("checkpoint", 3)
     assert chosen["digest"] is not None
 
 

@@ -20,7 +20,7 @@ MODEL = {
     "num_key_value_heads": 2,
     "vocab_size": 256,
 }
-STEPS = 20
+STEPS = 10
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -30,19 +30,19 @@ def search_path() -> str:
 
 
 def train_task(**changes: Any) -> dict[str, Any]:
-    """A small fp32 job: 8 sequences of 32 random tokens a step, 20 steps, both saves and validations on the way."""
+    """A small fp32 job: 8 sequences of 32 random tokens a step, 10 steps, both saves and validations on the way."""
     task: dict[str, Any] = {
         "kind": "train",
         "model": {"preset": "tiny", "config": MODEL},
-        "data": {"format": "synthetic", "seq_length": 32, "rows": 96, "validation_rows": 10},
+        "data": {"format": "synthetic", "seq_length": 32, "rows": 48, "validation_rows": 10},
         "micro_batch_size": 2,
         "global_batch_size": 8,
         "max_steps": STEPS,
-        "optim": {"learning_rate": 3e-3, "warmup_steps": 4, "min_learning_rate": 3e-4},
+        "optim": {"learning_rate": 3e-3, "warmup_steps": 2, "min_learning_rate": 3e-4},
         "precision": {"compute": "fp32"},
-        "checkpoint": {"every_steps": 6},
-        "validation": {"every_steps": 10},
-        "logging": {"every_steps": 7},
+        "checkpoint": {"every_steps": 3},
+        "validation": {"every_steps": 5},
+        "logging": {"every_steps": 4},
         "deterministic": True,  # for GPUs; the CPU's kernels are
     }
     for name, change in changes.items():
