@@ -53,9 +53,9 @@ def launch(
         shutil.copytree(source, folder / place / source.name)  # a run keeps its name: its commits hold it
     program = Path(__file__).with_name(script)
     command = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    done = subprocess.run(
-        [*command, str(program), str(folder)], env={**os.environ, **(environ or own_start())}, capture_output=True, text=True, timeout=seconds
-    )
+    argv = [*command, str(program), str(folder)]
+    surroundings = {**os.environ, **(environ or own_start())}
+    done = subprocess.run(argv, env=surroundings, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return World(size, folder, json.loads((folder / "results.json").read_text()))
 

@@ -25,14 +25,38 @@ from sm_llm.spec.compute import ComputeSpec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LONG = 240.0
-"""Seconds for what a test waits for but does not test, such as the start of a whole job on a busy machine."""
+LONG_SECONDS = 300.0
+"""For anything that a test waits for, on a busy machine. What would never happen otherwise comes much later still."""
+
+
+NOTE = """
+import os, pathlib
+note = pathlib.Path(os.environ["SAGEMAKER_BASE_DIR"], "worker-" + os.environ["LOCAL_RANK"])
+note.with_suffix(".new").write_text(str(os.getpid()))
+note.with_suffix(".new").rename(note)
+"""
+"""What every worker runs first: what its torchrun has started may only stand in for it (``fixtures/preloaded.py``)."""
+HOLD = """
+import pathlib, time
+from sm_llm.worker import train
+def held(self, step, batches, take=train.Training.take_step):
+    while step == {step} and not pathlib.Path({path!r}).exists():
+        time.sleep(0.02)
+    return take(self, step, batches)
+train.Training.take_step = held
+"""
+
+
+def holding(step: int, path: Path) -> str:
+    """Code with which every worker waits before ``step`` until ``path`` exists."""
+    return HOLD.format(step=step, path=str(path))
 
 
 class Nodes:
     """Starts torchrun once per node; leaving the context kills what is left.
 
-    ``before`` is Python that every worker runs before its program: tests break things there.
+    ``before`` is Python that every worker runs before its program: tests break things there. ``environ`` is what
+    torchrun gets besides: with the fixture ``forks`` the fork server starts it and its workers.
     """
 
     def __init__(
@@ -77,9 +101,10 @@ class Nodes:
         base = self.container(node).base
         script = ContainerPaths(base).code / "train.py"
         script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(f"{self._before}\n{entrypoint_source('train')}")
+        script.write_text(f"{NOTE}\n{self._before}\n{entrypoint_source('train')}")
         self.job.write(base / "job.json")
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={self._nodes}", f"--node-rank={node}"]
+        command = [sys.executable, "-u", "-m", "torch.distributed.run", f"--nnodes={self._nodes}"]
+        command += [f"--node-rank={node}"]
         command += [f"--nproc-per-node={self._processes}", "--rdzv-backend=static", "--master-addr=127.0.0.1"]
         command += [f"--master-port={port}", "--local-addr=127.0.0.1", str(script)]
         environ = {
@@ -99,8 +124,18 @@ class Nodes:
         return ContainerPaths(self.paths.node_dir(self.attempt, node))
 
     def workers(self, node: int = 0) -> list[int]:
-        """Process ids of a node's workers, by local rank."""
-        return children(self.torchruns[node].pid)
+        """Process ids of a node's workers that have started, by local rank."""
+        return [int(note.read_text()) for note in sorted(self.container(node).base.glob("worker-?"))]
+
+    def kill(self) -> None:
+        """Everything at once, as a machine that is switched off."""
+        for pid in [pid for node in range(self._nodes) for pid in self.workers(node)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.torchruns:
+            process.kill()
+        for process in self.torchruns:
+            process.wait()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [
@@ -113,20 +148,18 @@ class Nodes:
         files = [self.container(node).base / "log.txt" for node in range(self._nodes)]
         return "\n".join(f"--- {file}\n{file.read_text(errors='replace')[-6000:]}" for file in files)
 
-    def until(self, true: Callable[[], object], seconds: float = _LONG) -> None:
-        deadline = time.monotonic() + seconds
+    def until(self, true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + LONG_SECONDS
         while not true():
             assert time.monotonic() < deadline, f"waited in vain\n{self.log()}"
-            time.sleep(0.1)
+            time.sleep(0.05)
 
     def until_step(self, step: int) -> None:
         self.until(lambda: any(event["step"] >= step for event in self.events("step")))
 
-    def ended(self, seconds: float = _LONG) -> float:
-        """Wait for all torchruns; returns how long that took."""
-        began = time.monotonic()
-        self.until(lambda: all(process.poll() is not None for process in self.torchruns), seconds)
-        return time.monotonic() - began
+    def ended(self) -> None:
+        """Wait for all torchruns. A process that waits for another in a collective would do so for half an hour."""
+        self.until(lambda: all(process.poll() is not None for process in self.torchruns))
 
     def failures(self) -> list[Failure]:
         """What every node's output/failure says."""

@@ -24,8 +24,8 @@ from worker_jobs import job_environment, job_file, result_folder, train_task
 
 from sm_llm.worker import train as train_module
 from sm_llm.worker.main import main
-from sm_llm.worker.strategies.fsdp import FsdpStrategy
 from sm_llm.worker.strategies import fsdp_mesh
+from sm_llm.worker.strategies.fsdp import FsdpStrategy
 
 
 class Broken(Exception):

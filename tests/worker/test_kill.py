@@ -1,103 +1,117 @@
-"""A run of two pretended nodes, killed with SIGKILL at a random step and started again."""
+"""Jobs of two processes that are killed with SIGKILL: one process or all, in steps and in saves, and whole machines."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from worker_jobs import events, exact_steps, job_file, search_path, train_task
+from nodes import Nodes, holding
+from worker_jobs import events, exact_steps
 
-from sm_llm.contract.entrypoint import entrypoint_source
-from sm_llm.contract.job_file import JOB_ENVIRONMENT
-from sm_llm.contract.run_paths import ContainerPaths, RunPaths
-from sm_llm.launcher.processes import reserved_port
 from sm_llm.storage.publish import find_final, list_checkpoints
 from sm_llm.storage.uri import open_store
+from tests.fixtures.sampling import pick
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-STEPS = 200
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+STEPS = 60
+TASK: dict[str, Any] = {
+    "max_steps": STEPS,
+    "checkpoint": {"every_steps": 5, "verify_state": True},
+    "logging": {"every_steps": 1},
+}
+ARM = """
+import functools, os, signal
+from importlib import import_module
+
+def arm(place, nth, ranks, moment):
+    module, _, path = place.partition(":")
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, import_module(module))
+    original, calls = getattr(owner, name), [0]
+
+    @functools.wraps(original)
+    def killing(*arguments, **named):
+        calls[0] += 1
+        if moment == "before" and calls[0] == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(*arguments, **named)
+        if moment == "after" and calls[0] == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    if ranks == "all" or int(os.environ["RANK"]) == ranks:
+        setattr(owner, name, killing)
+
+"""
+STEP = "sm_llm.worker.train:Training.take_step"
+KILLS = [
+    (STEP, 9, "all", "before"),
+    ("sm_llm.worker.save_writer:write_distributed", 1, 1, "before"),
+    ("sm_llm.storage.publish:seal", 2, "all", "after"),
+    ("sm_llm.worker.strategies.fsdp:FsdpStrategy.clip_grad_norm", 7, "all", "before"),
+    ("sm_llm.storage.publish:publish", 2, 0, "before"),
+    ("sm_llm.storage.folder:FolderStore.put_if_absent", 4, "all", "after"),
+    ("sm_llm.storage.publish:collect_garbage", 2, 0, "before"),
+    (STEP, 8, 1, "after"),
+]
+"""What is called, at which call, in which processes, and whether before or after it."""
 
 
-@contextmanager
-def started(run: Path, attempt: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One torchrun per node, each with its own container folders."""
-    task = train_task(max_steps=STEPS, checkpoint={"every_steps": 7}, logging={"every_steps": 1})
-    job = job_file(task, run, 1, attempt)
-    job = job.model_copy(update={"spec": job.spec.model_copy(update={"compute": two_nodes()})})
-    with reserved_port() as port:
-        yield [start_node(run, job, node, port) for node in range(2)]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, forks: dict[str, str]) -> Path:
+    """The run of a job that nothing befell."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    with Nodes(run, nodes=1, processes=2, environ=forks, **TASK) as job:
+        job.ended()
+        assert job.torchruns[0].returncode == 0, job.log()
+    return run
 
 
-def two_nodes() -> object:
-    from sm_llm.spec.compute import ComputeSpec
-
-    return ComputeSpec(instance_count=2, processes_per_instance=1)
-
-
-def start_node(run: Path, job: object, node: int, port: int) -> subprocess.Popen[bytes]:
-    paths = RunPaths(run)
-    base = paths.node_dir(job.attempt, node)  # type: ignore[attr-defined]
-    script = ContainerPaths(base).code / "train.py"
-    script.parent.mkdir(parents=True)
-    script.write_text(entrypoint_source("train"))
-    job.write(base / "job.json")  # type: ignore[attr-defined]
-    environ = {JOB_ENVIRONMENT: str(base / "job.json"), "SAGEMAKER_BASE_DIR": str(base), "PYTHONPATH": search_path()}
-    environ["CUDA_VISIBLE_DEVICES"] = str(node)  # NCCL wants a card per process; without GPUs it says nothing
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}"]
-    command += ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}", "--local-addr=127.0.0.1"]
-    log = (base / "log.txt").open("wb")
-    with log:
-        return subprocess.Popen(
-            [*command, str(script)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # the group that is killed: torchrun and its workers
-        )
+def assert_finished_alike(run: Path, whole: Path) -> None:
+    assert exact_steps(run) == exact_steps(whole)
+    assert list(exact_steps(run)) == list(range(1, STEPS + 1))
+    assert find_final(open_store(run), run_id="run") is not None
 
 
-def output(run: Path, attempt: int) -> str:
-    return "\n".join(path.read_text() for path in RunPaths(run).attempt_dir(attempt).glob("node-*/log.txt"))
+def test_a_run_killed_again_and_again_equals_an_unbroken_one_bit_for_bit(
+    tmp_path: Path, whole: Path, forks: dict[str, str]
+) -> None:
+    run, kills = tmp_path / "run", pick(KILLS, 4)
+    for attempt, kill in enumerate(kills, start=1):
+        arm = f"{ARM}arm(*{kill!r})"
+        with Nodes(run, nodes=1, processes=2, attempt=attempt, environ=forks, before=arm, **TASK) as job:
+            job.ended()
+            assert job.torchruns[0].returncode != 0, f"{kill} killed nothing\n{job.log()}"
+            assert "Signal 9 (SIGKILL)" in job.log(), f"{kill} killed nothing\n{job.log()}"
+            assert all(info.valid for info in list_checkpoints(open_store(run))), kill
+            assert find_final(open_store(run), run_id="run") is None
+    with Nodes(run, nodes=1, processes=2, attempt=len(kills) + 1, environ=forks, **TASK) as job:
+        job.ended()
+        assert job.torchruns[0].returncode == 0, job.log()
+    assert_finished_alike(run, whole)
+    chosen = [event["step"] for event in events(run, "start_chosen")]
+    assert chosen == sorted(chosen), "no commit was ever lost"
+    assert len(chosen) == len(kills) + 1
+    assert chosen[-1] > 0
 
 
-def finish(run: Path, attempt: int) -> None:
-    with started(run, attempt) as processes:
-        for process in processes:
-            assert process.wait(timeout=400) == 0, output(run, attempt)
-
-
-@pytest.mark.integration
-@pytest.mark.timeout(900)
-def test_CK23_a_killed_run_of_two_nodes_continues_and_equals_an_unbroken_one(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(whole, 1)
-    random.seed()
-    step = random.randrange(10, STEPS // 2)
-    with started(killed, 1) as processes:
-        deadline = time.monotonic() + 300
-        while not (events(killed, "checkpoint_published") and any(it["step"] >= step for it in events(killed, "step"))):
-            assert time.monotonic() < deadline, output(killed, 1)
-            time.sleep(0.01)
-        for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
-        for process in processes:
-            process.wait()
-    finish(killed, 2)
-    chosen = events(killed, "start_chosen")
+def test_CK23_a_killed_run_of_two_nodes_continues_and_equals_an_unbroken_one(
+    tmp_path: Path, whole: Path, forks: dict[str, str]
+) -> None:
+    run, step = tmp_path / "run", random.Random().randrange(10, 30)
+    with Nodes(run, environ=forks, before=holding(50, tmp_path / "never"), **TASK) as job:
+        job.until(lambda: job.events("checkpoint_published"))
+        job.until_step(step)
+        job.kill()
+    with Nodes(run, attempt=2, environ=forks, **TASK) as job:
+        job.ended()
+        assert [it.returncode for it in job.torchruns] == [0, 0], job.log()
+    chosen = events(run, "start_chosen")
     assert chosen[1]["source"] == "checkpoint", f"killed at step {step}"
     assert chosen[1]["step"] > 0
-    assert exact_steps(killed) == exact_steps(whole), f"killed at step {step}"
-    assert list(exact_steps(killed)) == list(range(1, STEPS + 1))
-    store = open_store(killed)
-    assert all(info.valid for info in list_checkpoints(store))
-    assert find_final(store, run_id="killed") is not None
+    assert all(info.valid for info in list_checkpoints(open_store(run)))
+    assert_finished_alike(run, whole)

@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from nodes import Nodes
+from nodes import Nodes, holding
 from worker_jobs import events, job_environment, job_file, train_task
 
 from sm_llm.contract.failure import Cause
@@ -46,13 +46,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.integration
-def test_CK34_a_disk_full_in_a_save_fails_the_job_by_name_and_leaves_the_commit_before(small_disk: Path) -> None:
+def test_CK34_a_disk_full_in_a_save_fails_the_job_by_name_and_leaves_the_commit_before(
+    small_disk: Path, forks: dict[str, str]
+) -> None:
     run = small_disk / "run"
-    task = {"checkpoint": {"every_steps": 150}, "validation": {"every_steps": 4000}}
-    with Nodes(run, **task) as job:
+    task = {"checkpoint": {"every_steps": 5}, "validation": {"every_steps": 4000}}
+    with Nodes(run, environ=forks, before=holding(6, run / "full"), **task) as job:
         job.until(lambda: job.events("checkpoint_published"))
         before = find_newest(open_store(run), run_id="run").commit
         filler = fill_up(small_disk, 700_000)
+        (run / "full").touch()
         job.ended()
         failures = job.failures()
     assert before is not None
@@ -65,8 +68,9 @@ def test_CK34_a_disk_full_in_a_save_fails_the_job_by_name_and_leaves_the_commit_
 
 
 @pytest.mark.integration
-def test_CK34_a_disk_without_any_room_left_can_still_be_told_of(small_disk: Path) -> None:
-    with Nodes(small_disk / "run", checkpoint={"every_steps": 4000}, validation={"every_steps": 4000}) as job:
+def test_CK34_a_disk_without_any_room_left_can_still_be_told_of(small_disk: Path, forks: dict[str, str]) -> None:
+    late = {"every_steps": 4000}
+    with Nodes(small_disk / "run", environ=forks, checkpoint=late, validation=late) as job:
         job.until_step(5)
         fill_up(small_disk, 0)
         job.ended()
