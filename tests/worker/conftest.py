@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_jobs import MODEL, search_path
 
-from tests.fixtures.preloaded import ADDRESS, FOLDER
+from tests.fixtures.preloaded import ADDRESS, HOOK
 
 if TYPE_CHECKING:
     from tests.fixtures.preloaded import ForkServer
@@ -72,7 +72,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", hub["HF_HOME"])
         address = fork_server.address
-    search = os.pathsep.join([str(FOLDER / "preload_hook"), search_path()])
+    search = os.pathsep.join([HOOK, search_path()])
     return {**own_start(), **hub, "PYTHONPATH": search, ADDRESS: address}
 
 

@@ -55,7 +55,8 @@ def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(
     with Nodes(tmp_path / "whole", **short) as whole:
         whole.ended()
     stop_file = RunPaths(tmp_path / "run").stop_file
-    with Nodes(tmp_path / "run", before=holding(7, stop_file), **short) as job:
+    before = "from sm_llm.worker import stop\nstop._LOOK_SECONDS = 0.0\n" + holding(7, stop_file)
+    with Nodes(tmp_path / "run", before=before, **short) as job:
         job.until_step(5)
         stop_file.touch()
         job.ended()
