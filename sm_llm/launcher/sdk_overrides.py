@@ -16,6 +16,7 @@ from sm_llm.launcher.plan import load_whole, plan_loaded
 from sm_llm.launcher.sagemaker.limits import limit_faults
 from sm_llm.launcher.sdk_effects import EFFECTS
 from sm_llm.launcher.sdk_inputs import input_faults
+from sm_llm.spec.environment import reserved_faults
 from sm_llm.spec.faults import did_you_mean
 from sm_llm.spec.job import JobSpec
 
@@ -86,6 +87,8 @@ def _name_faults(argument: str, value: Any) -> Iterator[Fault]:
     for name in names:
         if not isinstance(name, str):
             yield Fault(argument, "a name must be text, not a pipeline variable", _shown(name), "Write the name itself")
+    if argument == "environment":
+        yield from reserved_faults(name for name in names if isinstance(name, str))
 
 
 def _parameters(kind: Any) -> list[str]:

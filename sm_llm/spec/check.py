@@ -15,6 +15,7 @@ from sm_llm.spec.check_strategy import strategy_faults, training_faults
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.data import StreamData, SyntheticData
 from sm_llm.spec.derive import derive_task
+from sm_llm.spec.environment import environment_faults
 from sm_llm.spec.inputs import S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 from sm_llm.spec.nxd import NxdSpec
@@ -43,7 +44,6 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3")
 _HUB = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:@(?:refs/(?:pr|convert)/)?[^/@]+)?(?:/(?P<path>.*))?")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/|$)")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check(spec: JobSpec | WorkflowSpec) -> list[Fault]:
@@ -64,7 +64,7 @@ def _workflow_faults(workflow: WorkflowSpec) -> Iterator[Fault]:
     own = [
         *_name_faults("name", workflow.name),
         *_place_faults("storage", workflow.storage),
-        *_environment_faults(workflow.environment, workflow.secrets),
+        *environment_faults(workflow.environment, workflow.secrets),
     ]
     yield from own
     earlier: list[str] = []
@@ -91,7 +91,7 @@ def _order_faults(
 
 
 def _body_faults(job: JobSpec) -> Iterator[Fault]:
-    yield from _environment_faults(job.environment, job.secrets)
+    yield from environment_faults(job.environment, job.secrets)
     yield from _input_faults(job)
     for path, place in {**sources(job), **_input_uris(job)}.items():
         yield from _place_faults(path, place, hub=not path.endswith("start.checkpoint"))
@@ -282,14 +282,3 @@ def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault
         yield Fault(path, f"{scheme[1]}:// is not supported", place, f"Give a folder, or one of {known}")
     elif scheme and scheme[1] == "s3" and not _BUCKET.match(place):
         yield Fault(path, "names no valid bucket", place, "Write s3://bucket/prefix")
-
-
-def _environment_faults(environment: dict[str, str], secrets: dict[str, str]) -> Iterator[Fault]:
-    for name, value in environment.items():
-        if not _VARIABLE.fullmatch(name):
-            remedy = "Use letters, digits and underscores, and no digit first"
-            yield Fault(f"environment.{name}", "not a name of an environment variable", remedy=remedy)
-        if "\0" in value:
-            yield Fault(f"environment.{name}", "holds a NUL character, which ends a variable", value, "Leave it out")
-        if name in secrets:
-            yield Fault(f"environment.{name}", "is set here and by secrets; keep one")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
 from sm_llm.redaction import HIDDEN, SECRET_WORDS, is_token_shaped
+from sm_llm.spec.environment import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,6 @@ _REFERENCE = re.compile(
     r"env:[A-Za-z_][A-Za-z0-9_]*|file:[/~].*|secretsmanager:arn:[\w-]+:secretsmanager:[\w-]+:\d{12}:secret:\S+"
     r"|ssm:[\w./:-]+|k8s:[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[\w.-]+"
 )
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(rf"(?:.*[_.-])?(?:{SECRET_WORDS}|pass|key)(?:_?[0-9]+)?", re.IGNORECASE)
 
 
@@ -40,7 +40,7 @@ def conceal(tree: Tree) -> list[Fault]:
 
 def _problem(path: Path, value: Any) -> str:
     if entry := _entry(path, "secrets"):
-        if not _VARIABLE.fullmatch(entry[0]):
+        if not VARIABLE.fullmatch(entry[0]):
             return "not a name of an environment variable"
         is_reference = len(entry) == 1 and isinstance(value, str) and _REFERENCE.fullmatch(value)
         return "" if is_reference else f"is no reference: expected {FORMS}"

@@ -329,3 +329,16 @@ def test_C8_tuners_of_other_estimators_are_left_alone(calls: list[Any]) -> None:
     assert json.loads(json.dumps(trial(calls[-1][1])["AlgorithmSpecification"]["MetricDefinitions"])) == [
         {"Name": "any", "Regex": "(.*)"}
     ]
+
+
+def test_C9_variables_of_the_platform_are_refused_whoever_sets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sagemaker.workflow.parameters import ParameterString
+
+    refused(lambda: estimator(job(), environment={"RANK": ParameterString("R", "1")}), "environment.RANK", "torchrun")
+    refused(lambda: estimator(job(), hyperparameters={"environment.MASTER_ADDR": "10.0.0.9"}), "MASTER_ADDR")
+    defaults = {"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": {"Environment": {"SM_HPS": "{}"}}}}
+    (tmp_path / "config.yaml").write_text(json.dumps(defaults))
+    monkeypatch.setenv("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", str(tmp_path / "config.yaml"))
+    refused(lambda: estimator(job()), "environment.SM_HPS", "config.yaml")

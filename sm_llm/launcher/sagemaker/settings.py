@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Fault
 from sm_llm.launcher.sagemaker.sdk_defaults import SdkDefaults, read_sdk_defaults
 from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.environment import reserved_faults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,6 +106,8 @@ def setting_faults(found: Settings) -> list[Fault]:
         problem = "a job without network cannot read or publish anything in S3"
         where = found.origins["network_isolation"]
         faults.append(Fault("EnableNetworkIsolation", problem, True, "Ask your administrator for an exception", where))
+    origin = next((text for path, text in found.origins.items() if path.startswith("environment.")), "")
+    faults += reserved_faults(found.environment, origin=origin)
     return faults
 
 

@@ -1,0 +1,57 @@
+"""Variables that belong to torchrun, SageMaker or sm_llm are refused on every backend; others are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.errors import SpecError
+from sm_llm.spec.environment import FREE, RESERVED, reserved
+from sm_llm.spec.load import load
+
+TASK: dict[str, Any] = {"kind": "script", "entry": "train.py"}
+BACKENDS = [{"name": "local"}, {"name": "sagemaker"}]
+NAMES = [
+    "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
+    "TORCHELASTIC_RUN_ID", "PET_NNODES", "SM_MODEL_DIR", "SM_HPS", "SM_CHANNEL_TRAIN", "SAGEMAKER_PROGRAM",
+    "SAGEMAKER_BASE_DIR", "CA_REPOSITORY_ARN", "SM_LLM_OUTPUT", "SM_LLM_WHEELHOUSE", "SM_LLM_JOB_FILE",
+    "TRAINING_JOB_NAME", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "RUN_NEURON_PARALLEL_COMPILE",
+]  # fmt: skip
+KEPT = ["NCCL_DEBUG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "MY_RANK", "SMALL", "PIP_INDEX_URL", *FREE]
+
+
+def spec(block: str, name: str, backend: dict[str, str]) -> dict[str, Any]:
+    value = {"environment": "10.0.0.9", "secrets": "ssm:x"}[block]
+    return {"name": "x", "task": TASK, "backend": backend, block: {name: value}}
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda it: it["name"])
+@pytest.mark.parametrize("block", ["environment", "secrets"])
+@pytest.mark.parametrize("name", NAMES)
+def test_F12_C9_a_variable_of_somebody_else_is_refused_with_the_reason(
+    name: str, block: str, backend: dict[str, str]
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(spec(block, name, backend), environ={})
+    found = {fault.path: fault for fault in caught.value.faults}
+    assert (owner := reserved(name)) is not None
+    assert owner.owner in found[f"{block}.{name}"].problem
+    assert found[f"{block}.{name}"].remedy
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_C9_any_other_variable_is_kept(name: str) -> None:
+    loaded = load(spec("environment", name, {"name": "local"}), environ={})
+    assert loaded.spec.environment == {name: "10.0.0.9"}
+
+
+def test_C9_a_workflow_and_its_steps_are_checked_alike() -> None:
+    steps = {"a": {"task": TASK, "environment": {"RANK": "1"}}}
+    with pytest.raises(SpecError) as caught:
+        load({"name": "x", "steps": steps, "environment": {"WORLD_SIZE": "2"}}, environ={})
+    assert {"environment.WORLD_SIZE", "steps.a.environment.RANK"} <= {fault.path for fault in caught.value.faults}
+
+
+def test_C9_every_entry_of_the_table_is_reached() -> None:
+    assert {reserved(name) for name in NAMES} == set(RESERVED)
