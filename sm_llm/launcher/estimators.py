@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -208,6 +209,7 @@ def _estimator_class() -> Any:
             self._fitted = True
             name = job_name or self._staged.request["TrainingJobName"]
             if not _is_pipeline(self.sagemaker_session):
+                print(*self._staged.plan.start_lines(), sep="\n", file=sys.stderr)
                 with of_session(self.sagemaker_session):
                     self._staged.store()
                     self._staged.claim(self.sagemaker_session.boto_region_name, name)

@@ -15,7 +15,15 @@ from sm_llm.errors import Fault
 from sm_llm.spec.hardware import instance
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.smp import SmpSpec
-from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask, ScriptTask, parallelism_of
+from sm_llm.spec.tasks import (
+    ConvertTask,
+    FetchTask,
+    PrecompileTask,
+    PrepareTask,
+    RegisterTask,
+    TrainTask,
+    parallelism_of,
+)
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
@@ -54,13 +62,13 @@ _NO_POLICY = "AWS names no end of patches for SMP images"
 _MAINTENANCE = "neuronx-distributed is in maintenance; AWS advises SDK 2.28 to those who train with it"
 
 IMAGES: tuple[Image, ...] = (
-    Image("gpu", "2.13", "pytorch", "2.13-cu133-amzn2023-sagemaker", "3.12", "2.13", date(2027, 7, 20), note=_PRIVATE),
-    Image("gpu", "2.12", "pytorch", "2.12-cu130-amzn2023-sagemaker", "3.12", "2.12", date(2027, 7, 2), note=_PRIVATE),
-    Image("gpu", "2.11", "pytorch", "2.11-cu130-amzn2023-sagemaker", "3.12", "2.11", date(2027, 4, 30), note=_PRIVATE),
     Image(
         "gpu", "2.10.0", "pytorch-training", "2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker", "3.13", "2.10.0",
         date(2027, 1, 21),
     ),
+    Image("gpu", "2.13", "pytorch", "2.13-cu133-amzn2023-sagemaker", "3.12", "2.13", date(2027, 7, 20), note=_PRIVATE),
+    Image("gpu", "2.12", "pytorch", "2.12-cu130-amzn2023-sagemaker", "3.12", "2.12", date(2027, 7, 2), note=_PRIVATE),
+    Image("gpu", "2.11", "pytorch", "2.11-cu130-amzn2023-sagemaker", "3.12", "2.11", date(2027, 4, 30), note=_PRIVATE),
     Image(
         "gpu", "2.9.0", "pytorch-training", "2.9.0-gpu-py312-cu130-ubuntu22.04-sagemaker", "3.12", "2.9.0",
         date(2026, 10, 15),
@@ -107,23 +115,23 @@ IMAGES: tuple[Image, ...] = (
         "neuron", "2.26.1", "pytorch-training-neuronx", "2.8.0-neuronx-py311-sdk2.26.1-ubuntu22.04", "3.11", "2.8.0",
         note=_MAINTENANCE,
     ),
+    Image("cpu", "2.8.0", "pytorch-training", "2.8.0-cpu-py312", "3.12", "2.8.0", date(2026, 8, 6)),
     Image(
         "cpu", "2.10.0", "pytorch-training", "2.10.0-cpu-py313-ubuntu22.04-sagemaker", "3.13", "2.10.0",
         date(2027, 1, 21), note="the tag is inferred from the GPU image's",
     ),
-    Image("cpu", "2.8.0", "pytorch-training", "2.8.0-cpu-py312", "3.12", "2.8.0", date(2026, 8, 6)),
 )  # fmt: skip
-"""The first row of a line is its default.
+"""The first row of a line is its default: one whose address in ECR is published.
 
 Sources: AWS's list of available Deep Learning Containers and their support policy, SMP's release notes, the release
 notes of Neuron, and for the short CPU tag the table of the SageMaker Python SDK.
 """
 
-MINIMUM_TORCH = {"gpu": (2, 11), "smp": (2, 5), "neuron": (2, 9), "cpu": (2, 0)}
-"""Oldest PyTorch that our own training runs with, by line; a script runs with any."""
+MINIMUM_TORCH = {"gpu": (2, 10), "smp": (2, 5), "neuron": (2, 9), "cpu": (2, 10)}
+"""Oldest PyTorch that our own training runs with, by line; what does not train runs with any."""
 
 _DLC_ACCOUNT = "763104351884"
-_SMP_ACCOUNT = "658645717510"
+SMP_ACCOUNT = "658645717510"
 _COMMON_REGIONS = (
     "ap-northeast-1", "ap-northeast-2", "ap-south-1", "ap-southeast-1", "ap-southeast-2", "ca-central-1",
     "eu-central-1", "eu-north-1", "eu-west-1", "eu-west-2", "eu-west-3", "sa-east-1", "us-east-1", "us-east-2",
@@ -141,6 +149,12 @@ DLC_ACCOUNTS = dict.fromkeys(_COMMON_REGIONS, _DLC_ACCOUNT) | {
 }  # fmt: skip
 """Region -> account of the Deep Learning Containers, as the SageMaker Python SDK lists them."""
 SMP_REGIONS = (*_COMMON_REGIONS, "ap-northeast-3")
+
+
+_SUFFIXES = {
+    "cn-": "amazonaws.com.cn", "us-iso-": "c2s.ic.gov", "us-isob-": "sc2s.sgov.gov", "us-isof-": "csp.hci.ic.gov",
+    "eu-isoe-": "cloud.adc-e.uk", "eusc-": "amazonaws.eu",
+}  # fmt: skip
 
 
 def line_of(job: JobSpec) -> Line:
@@ -168,14 +182,15 @@ def choose(job: JobSpec, version: str | None) -> Image | Fault:
     """The image of a job; ``version`` asks for a certain row. A fault lists what there is."""
     line = line_of(job)
     known = rows(line)
-    row = known[0] if version is None else next((it for it in known if it.version == version), None)
+    oldest = MINIMUM_TORCH[line] if isinstance(job.task, TrainTask | PrecompileTask) else (0,)
+    wanted = (it for it in known if it.version == version or (version is None and _numbers(it.torch) >= oldest))
+    row = next(wanted, None)
     path = "backend.image_version"
     if row is None:
         close = get_close_matches(str(version), [it.version for it in known], n=3, cutoff=0.3)
         listed = ", ".join(close or [it.version for it in known])
         return Fault(path, f"no such image among those for {line} jobs", version, f"Known: {listed}; or set image_uri")
-    oldest = MINIMUM_TORCH[line]
-    if not isinstance(job.task, ScriptTask) and _numbers(row.torch) < oldest:
+    if _numbers(row.torch) < oldest:
         fitting = ", ".join(it.version for it in known if _numbers(it.torch) >= oldest)
         problem = f"holds PyTorch {row.torch}; {job.task.kind} needs {'.'.join(map(str, oldest))} or newer here"
         return Fault(path, problem, version, f"Use {fitting}")
@@ -184,8 +199,8 @@ def choose(job: JobSpec, version: str | None) -> Image | Fault:
 
 def uri(image: Image, region: str) -> str | Fault:
     """The image's address in a region."""
-    account = _SMP_ACCOUNT if image.line == "smp" and region in SMP_REGIONS else DLC_ACCOUNTS.get(region)
-    if account is None or (image.line == "smp" and account != _SMP_ACCOUNT):
+    account = SMP_ACCOUNT if image.line == "smp" and region in SMP_REGIONS else DLC_ACCOUNTS.get(region)
+    if account is None or (image.line == "smp" and account != SMP_ACCOUNT):
         regions = SMP_REGIONS if image.line == "smp" else DLC_ACCOUNTS
         close = get_close_matches(region, list(regions), n=1)
         remedy = f"Did you mean {close[0]}? Known: " if close else "Use one of "
@@ -195,8 +210,8 @@ def uri(image: Image, region: str) -> str | Fault:
 
 
 def dns_suffix(region: str) -> str:
-    """``amazonaws.com``, or China's."""
-    return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    """What host names of a region end with: ``amazonaws.com``, but for partitions of their own."""
+    return next((suffix for prefix, suffix in _SUFFIXES.items() if region.startswith(prefix)), "amazonaws.com")
 
 
 def patch_warning(image: Image, today: date) -> str | None:

@@ -165,6 +165,12 @@ def begin(run: Run, console: Console) -> None:
     attempt = f" as attempt {run.continued_attempt} of an unfinished run" if run.continued_attempt else ""
     console.print(f"[bold]{escape(run.id)}[/] {verb}{attempt} in {escape(run.uri)}", soft_wrap=True)
     where = "It runs in the background" if run.is_local else f"It is {escape(str(run.native_uri))}"
+    for plan in run.record.plan:
+        prefix = f"{plan['step']}: " if plan.get("step") else ""
+        for name, value in plan.get("settings", {}).items():
+            console.print(f"  {prefix}{name:<10} {escape(value)}", soft_wrap=True)
+        for warning in plan.get("warnings", ()):
+            console.print(f"  {prefix}warning: {escape(warning)}", style="yellow", soft_wrap=True)
     hint = f"{where}; follow it from anywhere with: sm-llm logs -f {escape(run.uri)}"
     console.print(hint, style="dim", soft_wrap=True)
 

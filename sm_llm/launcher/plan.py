@@ -12,6 +12,7 @@ from sm_llm.errors import DataError, Fault, PlanError, SpecError
 from sm_llm.launcher.checks import check_prepare, check_train, is_reference, local_folder, train_warnings
 from sm_llm.launcher.memory import MemoryEstimate, memory_estimate
 from sm_llm.launcher.model_facts import ModelFacts, check_pretrained, model_facts, planned_config, pretrained_source
+from sm_llm.launcher.plan_settings import random_token_warnings, settings
 from sm_llm.launcher.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.hardware import instance
@@ -57,6 +58,16 @@ class Plan:
         tokens = self.derived.total_tokens if self.derived else None
         return None if self.model is None or tokens is None else self.model.flops_per_token * tokens
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """Data, start, tokenizer, precision and what is installed, in words."""
+        return settings(self.job, self.rows)
+
+    def start_lines(self) -> list[str]:
+        """What to show where the job is started: its settings, and its warnings."""
+        warnings = [f"  warning: {text}" for text in self.warnings]
+        return [*(f"  {name:<10} {value}" for name, value in self.settings.items()), *warnings]
+
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; the spec is in ``job``."""
         return {
@@ -74,6 +85,7 @@ class Plan:
             "total_flops": self.total_flops,
             "command": [list(argv) for argv in self.command],
             "warnings": list(self.warnings),
+            "settings": self.settings,
             "facts": dict(self.facts),
             "job": self.job.model_dump(mode="json"),
         }
@@ -211,7 +223,8 @@ def plan_job(
     follows = isinstance(job.task, TrainTask) and faults and not plan.total_flops
     if found := [*faults, *(_own(review.faults) if follows else review.faults)]:
         raise PlanError(found)
-    return replace(plan, warnings=(*plan.warnings, *review.warnings), facts=review.facts)
+    warnings = (*plan.warnings, *random_token_warnings(job), *review.warnings)
+    return replace(plan, warnings=warnings, facts=review.facts)
 
 
 def _own(faults: Sequence[Fault]) -> list[Fault]:

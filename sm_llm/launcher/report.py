@@ -52,6 +52,7 @@ def plan_table(plan: Plan) -> Table:
 def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     yield "task", plan.job.task.kind + (f" (after {', '.join(plan.after)})" if plan.after else "")
     yield "runs on", f"{plan.job.backend.name}: {_machines(plan)}"
+    yield from plan.settings.items()
     if plan.model is not None:
         yield from _model_rows(plan)
     if plan.derived is not None:

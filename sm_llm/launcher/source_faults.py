@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 _MODULE = "-m "
 _OPTIONS = re.compile(r"(?:^|\s)#|\s--|\\$")
 """What may follow a requirement in its line: a comment, options such as --hash, a sign that the line goes on."""
+_EGG = re.compile(r"#egg=([A-Za-z0-9][A-Za-z0-9._-]*)")
+_ARCHIVE = re.compile(
+    r"^(?:[^@]*/)?([A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z][A-Za-z0-9._]*)*)-\d[^/]*\.(?:whl|tar\.gz|zip)$"
+)
+"""A wheel or source archive, in a folder or behind an address: ``…/torch-2.5.0-cp311-….whl``."""
+_NESTED = re.compile(r"(?:-r|--requirement)[ =]*(\S+)")
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
@@ -82,8 +88,11 @@ def _entry_faults(entry: str, tree: SourceTree) -> Iterator[Fault]:
     yield Fault("task.entry", "is not in the source folder", entry, remedy)
 
 
-def requirement_faults(file: Path, image: Image | None) -> Iterator[Fault]:
-    """Requirements that are none, and such as would put another torch, or what is built on it, over the image's own."""
+def requirement_faults(file: Path, image: Image | None, above: tuple[Path, ...] = ()) -> Iterator[Fault]:
+    """Requirements that are none, and such as would put another torch, or what is built on it, over the image's own.
+
+    Files that ``file`` names are read as well; ``above`` are those that led here.
+    """
     path = f"task.source/{file.name}"
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -92,8 +101,10 @@ def requirement_faults(file: Path, image: Image | None) -> Iterator[Fault]:
         return
     for number, text in enumerate(lines, 1):
         line = _OPTIONS.split(text)[0].strip()
-        match = _NAME.match(line)
-        name = normalised(match[1]) if match else ""
+        if (nested := _NESTED.fullmatch(line)) and (other := file.parent / nested[1]) not in (above := (*above, file)):
+            yield from requirement_faults(other, image, above)
+            continue
+        name = _name(line)
         if not _is_requirement(line):
             remedy = "Write for example einops>=0.8"
             yield Fault(path, f"line {number} is no requirement", line, remedy)
@@ -102,6 +113,18 @@ def requirement_faults(file: Path, image: Image | None) -> Iterator[Fault]:
             problem = f"line {number} asks for {line}, which belongs to the image{held}"
             remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"
             yield Fault(path, problem, line, remedy)
+
+
+def _name(line: str) -> str:
+    """The package that a line asks for: by its name, by a wheel or archive, or by ``#egg=``; empty for options."""
+    if egg := _EGG.search(line):
+        return normalised(egg[1])
+    if archive := _ARCHIVE.search(line):
+        return normalised(archive[1])
+    if line.startswith(("git+", "hg+", "svn+", "bzr+")):
+        return normalised(line.partition("#")[0].rpartition("/")[2].partition("@")[0].removesuffix(".git"))
+    match = _NAME.match(line)
+    return normalised(match[1]) if match else ""
 
 
 def _is_requirement(line: str) -> bool:
@@ -125,7 +148,9 @@ def _is_met(line: str, name: str, image: Image | None) -> bool:
         requirement = Requirement(line)
     except InvalidRequirement:
         return False
-    if not requirement.specifier and requirement.url is None:
+    if requirement.url is not None:
+        return False  # what is behind an address is not what the image has
+    if not requirement.specifier:
         return True
     return name == "torch" and image is not None and bool(requirement.specifier.contains(_full(image.torch)))
 

@@ -26,9 +26,9 @@ class LocalBackend(SpecModel):
     """The backend."""
     contract: Annotated[Literal["local", "sagemaker"], PLACEMENT] = "local"
     """``sagemaker`` rehearses: what SageMaker would be sent runs here under its own training toolkit."""
-    threads_per_process: Annotated[int | None, PLACEMENT] = Field(default=None, ge=1)
+    threads_per_process: Annotated[int | None, PLACEMENT] = Field(default=None, ge=1, le=1_024)
     """CPU threads of each process; null shares the machine's cores out evenly."""
-    stop_seconds: float = Field(default=120.0, gt=0)
+    stop_seconds: float = Field(default=120.0, gt=0, le=86_400)
     """Time from a request to stop until what still runs is killed; a checkpoint is begun only if it fits in."""
 
 
@@ -39,7 +39,7 @@ class InstanceGroup(SpecModel):
     """Name of the group."""
     instance_type: str
     """Machine to rent."""
-    instance_count: int = Field(ge=1)
+    instance_count: int = Field(ge=1, le=10_000)
     """Nodes of the group; all groups together are compute.instance_count."""
 
 
@@ -57,8 +57,8 @@ class SageMakerBackend(SpecModel):
     image: Annotated[Literal["stock", "built"], PLACEMENT] = "stock"
     """``stock``: an AWS container, what it lacks is installed once per node; ``built``: ours, nothing is installed."""
     image_version: Annotated[str | None, PLACEMENT] = None
-    """Which image of the table: PyTorch's version, for Trainium that of the Neuron SDK; null takes the newest that we
-    train with."""
+    """Which image of the table: PyTorch's version, for Trainium that of the Neuron SDK; null takes the
+    newest that we train with and whose address is published."""
     image_uri: Annotated[str | None, PLACEMENT] = None
     """Image to run, whatever the table of images says; ``built`` needs it."""
     wheelhouse: str | None = None

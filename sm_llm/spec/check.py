@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.check_compute import compute_faults
 from sm_llm.spec.check_register import register_faults
@@ -43,7 +44,6 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3")
 _HUB = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:@(?:refs/(?:pr|convert)/)?[^/@]+)?(?:/(?P<path>.*))?")
-_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?:/|$)")
 
 
 def check(spec: JobSpec | WorkflowSpec) -> list[Fault]:
@@ -280,5 +280,5 @@ def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault
     elif scheme and scheme[1] not in _SCHEMES:
         known = ", ".join(f"{it}://" for it in (*_SCHEMES, *(["hf"] if hub else [])))
         yield Fault(path, f"{scheme[1]}:// is not supported", place, f"Give a folder, or one of {known}")
-    elif scheme and scheme[1] == "s3" and not _BUCKET.match(place):
-        yield Fault(path, "names no valid bucket", place, "Write s3://bucket/prefix")
+    elif scheme and scheme[1] == "s3" and (problem := bucket_problem(place[len("s3://") :].partition("/")[0])):
+        yield Fault(path, f"names no valid bucket: a name {problem}", place, "Write s3://bucket/prefix")

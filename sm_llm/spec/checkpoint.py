@@ -10,17 +10,17 @@ from sm_llm.spec.base import Source, SpecModel
 class CheckpointSpec(SpecModel):
     """The checkpoint policy. A checkpoint exists only once its commit does."""
 
-    every_steps: int | None = Field(default=None, ge=1)
+    every_steps: int | None = Field(default=None, ge=1, le=10**12)
     """Save every n steps; null derives about ten checkpoints a run."""
-    keep_last: int = Field(default=3, ge=1)
+    keep_last: int = Field(default=3, ge=1, le=1_000_000)
     """Keep the newest n commits."""
-    keep_every_steps: int | None = Field(default=None, ge=1)
+    keep_every_steps: int | None = Field(default=None, ge=1, le=10**12)
     """Also keep every commit whose step is a multiple of this."""
     async_save: bool = True
     """Write and publish in the background; false waits for each, at most ``max_blocking_seconds``."""
-    max_blocking_seconds: float = Field(default=60.0, gt=0)
+    max_blocking_seconds: float = Field(default=60.0, gt=0, le=2_419_200)
     """Wait at most this long until an earlier save is on the local disk; then skip the new one and say so."""
-    max_unpublished_seconds: float = Field(default=7200.0, gt=0)
+    max_unpublished_seconds: float = Field(default=7200.0, gt=0, le=2_419_200)
     """A slow or failing store does not stop training until a save has waited this long to be published; then fail."""
 
     verify_state: bool = False

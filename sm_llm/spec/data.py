@@ -11,7 +11,7 @@ from sm_llm.spec.classes import DATA, ORDER, SCHEDULE, VALIDATION
 
 
 class _Data(SpecModel):
-    seq_length: Annotated[int, ORDER] = Field(ge=2)
+    seq_length: Annotated[int, ORDER] = Field(ge=2, le=2**24)
     """Tokens per row."""
     shuffle: Annotated[bool, ORDER] = True
     """Visit rows in an order that is a pure function of (seed, epoch, global sample index)."""
@@ -44,9 +44,9 @@ class SyntheticData(_Data):
 
     format: Annotated[Literal["synthetic"], ORDER] = "synthetic"
     """The format of the data."""
-    rows: Annotated[int, ORDER] = Field(default=100_000, ge=1)
+    rows: Annotated[int, ORDER] = Field(default=100_000, ge=1, le=10**12)
     """Training rows in an epoch."""
-    validation_rows: Annotated[int, SCHEDULE] = Field(default=0, ge=0)
+    validation_rows: Annotated[int, SCHEDULE] = Field(default=0, ge=0, le=10**12)
     """Validation rows; 0 trains without validation."""
 
 
@@ -66,11 +66,11 @@ class StreamData(_Data):
     """Split to train on."""
     validation_split: Annotated[str | None, SCHEDULE] = None
     """Split to validate on; null trains without validation."""
-    validation_rows: Annotated[int, SCHEDULE] = Field(default=256, ge=1)
+    validation_rows: Annotated[int, SCHEDULE] = Field(default=256, ge=1, le=10**12)
     """Rows taken from the start of the validation split."""
     text_field: Annotated[str, ORDER] = "text"
     """Field that holds the text."""
-    shuffle_buffer: Annotated[int, ORDER] = Field(default=10_000, ge=0)
+    shuffle_buffer: Annotated[int, ORDER] = Field(default=10_000, ge=0, le=10**9)
     """Documents held in memory to shuffle from; 0 keeps their order."""
 
 

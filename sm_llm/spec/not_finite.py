@@ -18,5 +18,5 @@ class NotFiniteSpec(SpecModel):
     policy: Literal["stop", "skip", "rollback"] = "stop"
     """``stop`` fails the job; ``skip`` goes on with the next step; ``rollback`` goes back to the newest checkpoint,
     repeats the steps since, and skips the step if it is not finite again."""
-    limit: int = Field(default=10, ge=1)
+    limit: int = Field(default=10, ge=1, le=10**12)
     """skip: fail at so many such steps in a row; rollback: fail when it would be one more than so many times."""

@@ -17,13 +17,13 @@ class NxdSpec(SpecModel):
 
     strategy: Literal["nxd"] = "nxd"
     """The training engine."""
-    tensor_parallel_degree: int = Field(default=8, ge=1)
+    tensor_parallel_degree: int = Field(default=8, ge=1, le=65_536)
     """NeuronCores that share each layer's matrices."""
-    pipeline_parallel_degree: int = Field(default=1, ge=1)
+    pipeline_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """Stages that the layers are divided into."""
-    virtual_pipeline_degree: int = Field(default=1, ge=1)
+    virtual_pipeline_degree: int = Field(default=1, ge=1, le=65_536)
     """Parts of the layers that each stage holds (interleaved schedule)."""
-    kv_size_multiplier: int | None = Field(default=None, ge=1)
+    kv_size_multiplier: int | None = Field(default=None, ge=1, le=65_536)
     """Copies of each key/value head; null derives tensor_parallel_degree / kv heads where that is more than 1."""
     sequence_parallel: bool = True
     """Divide activations between the tensor-parallel regions along the sequence."""

@@ -20,16 +20,16 @@ class FsdpSpec(SpecModel):
     """Shard parameters, gradients and optimiser state over all processes, over groups of them, or not at all."""
     hybrid_shard_degree: int | Literal["node"] = "node"
     """hybrid only: processes that hold one copy together. ``node`` means those of one node; copies are across nodes."""
-    tensor_parallel_degree: int = Field(default=1, ge=1)
+    tensor_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """Split every matrix over this many neighbouring processes; keep it within a node."""
     sequence_parallel: bool = True
     """With tensor parallelism: between the matrices, split the activations along the sequence."""
-    context_parallel_degree: int = Field(default=1, ge=1)
+    context_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """Split every sequence over this many processes, each with two chunks of it."""
     activation_checkpointing: Literal["none", "selective", "every_nth", "full"] = "none"
     """What the backward pass computes again: nothing, all but attention and every second matrix product, every n-th
     decoder layer, or every one."""
-    checkpoint_every_layers: int = Field(default=2, ge=2)
+    checkpoint_every_layers: int = Field(default=2, ge=2, le=10_000)
     """every_nth only: one decoder layer in this many is computed again."""
     offload_activations: bool = False
     """Keep the inputs of the layers that are computed again in host memory until then."""

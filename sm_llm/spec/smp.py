@@ -19,17 +19,17 @@ class SmpSpec(SpecModel):
 
     strategy: Literal["smp"] = "smp"
     """The training engine."""
-    hybrid_shard_degree: int = Field(default=0, ge=0)
+    hybrid_shard_degree: int = Field(default=0, ge=0, le=65_536)
     """GPUs that a replica of the model is sharded over; 0 takes all there are, 1 shards nothing."""
-    tensor_parallel_degree: int = Field(default=1, ge=1)
+    tensor_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """GPUs that share each layer's matrices; at most those of one node."""
-    context_parallel_degree: int = Field(default=1, ge=1)
+    context_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """GPUs that share each sequence; at most hybrid_shard_degree."""
-    expert_parallel_degree: int = Field(default=1, ge=1)
+    expert_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """GPUs that share the experts of a mixture-of-experts model; not together with tensor parallelism."""
     sm_activation_offloading: bool = False
     """Keep activations in host memory until the backward pass; needs activation_checkpointing."""
-    activation_loading_horizon: int = Field(default=2, ge=1)
+    activation_loading_horizon: int = Field(default=2, ge=1, le=10_000)
     """Layers whose offloaded activations may be on the GPU at once."""
     activation_checkpointing: Literal["none", "full"] = "full"
     """``full`` recomputes every decoder layer in the backward pass."""
@@ -43,7 +43,7 @@ class SmpSpec(SpecModel):
     """Warn when the allocator flushes its cache: then a higher shard degree or a smaller micro-batch is quicker."""
     allow_empty_shards: bool = False
     """Experimental: checkpoint tensors that do not divide over the shards."""
-    random_seed: Annotated[int | None, ORDER] = Field(default=None, ge=0)
+    random_seed: Annotated[int | None, ORDER] = Field(default=None, ge=0, le=2**32 - 1)
     """Seed of tensor and expert parallel ranks; null takes the task's."""
 
     @property

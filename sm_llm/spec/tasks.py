@@ -36,20 +36,20 @@ class PrecisionSpec(SpecModel):
 class ValidationSpec(SpecModel):
     """Loss and perplexity on the validation rows."""
 
-    every_steps: int | None = Field(default=None, ge=1)
+    every_steps: int | None = Field(default=None, ge=1, le=10**12)
     """Validate every n steps, and always at the last step; null derives about ten validations a run."""
-    max_rows: int | None = Field(default=None, ge=1)
+    max_rows: int | None = Field(default=None, ge=1, le=10**12)
     """Use only the first n rows."""
 
 
 class LoggingSpec(SpecModel):
     """How often the loop reports."""
 
-    every_steps: int = Field(default=10, ge=1)
+    every_steps: int = Field(default=10, ge=1, le=10**12)
     """Read the device's metrics and print a training line every n steps; every step's loss is recorded all the same."""
     sample_prompt: str | None = None
     """Generate a sample from this prompt once training has finished."""
-    sample_tokens: int = Field(default=64, ge=1)
+    sample_tokens: int = Field(default=64, ge=1, le=2**24)
     """Tokens of the sample."""
     profile: ProfileSpec | None = None
     """Traces of torch's profiler every n steps, published with the run."""
@@ -70,15 +70,15 @@ class TrainTask(SpecModel):
     """The rows."""
     parallelism: Annotated[Parallelism, PLACEMENT] = Field(default_factory=FsdpSpec)
     """The training engine and how it spreads the model."""
-    micro_batch_size: Annotated[int, PLACEMENT] = Field(default=1, ge=1)
+    micro_batch_size: Annotated[int, PLACEMENT] = Field(default=1, ge=1, le=2**20)
     """Sequences in one forward pass of one data-parallel rank."""
-    global_batch_size: Annotated[int | None, BATCH] = Field(default=None, ge=1)
+    global_batch_size: Annotated[int | None, BATCH] = Field(default=None, ge=1, le=2**31)
     """Sequences in one optimiser step; null means one micro-batch per rank."""
-    max_steps: Annotated[int | None, LENGTH] = Field(default=None, ge=1)
+    max_steps: Annotated[int | None, LENGTH] = Field(default=None, ge=1, le=10**12)
     """Length of training in optimiser steps; exactly one of max_steps, max_tokens, max_epochs."""
-    max_tokens: Annotated[int | None, LENGTH] = Field(default=None, ge=1)
+    max_tokens: Annotated[int | None, LENGTH] = Field(default=None, ge=1, le=10**18)
     """Length of training in tokens, rounded up to whole steps."""
-    max_epochs: Annotated[float | None, LENGTH] = Field(default=None, gt=0)
+    max_epochs: Annotated[float | None, LENGTH] = Field(default=None, gt=0, le=1e9)
     """Length of training in passes over the rows, rounded down to whole steps."""
     optim: Annotated[OptimSpec, OPTIMISER] = Field(default_factory=OptimSpec)
     """Optimiser and learning rate."""
@@ -96,7 +96,7 @@ class TrainTask(SpecModel):
     """When a job that does not get on is ended."""
     start: Annotated[Literal["auto", "scratch"] | PretrainedStart | CheckpointStart, START] = "auto"
     """``auto`` (this run's newest commit, else scratch), ``scratch``, ``pretrained: URI`` or ``checkpoint: URI``."""
-    seed: Annotated[int, ORDER] = Field(default=0, ge=0)
+    seed: Annotated[int, ORDER] = Field(default=0, ge=0, le=2**63 - 1)
     """Seed of initial weights, data order and dropout."""
     deterministic: Annotated[bool, PRECISION] = False
     """Ask torch for deterministic kernels (bit-identical resume on a GPU; slower)."""
@@ -105,11 +105,11 @@ class TrainTask(SpecModel):
 class TrainTokenizer(SpecModel):
     """Train a byte-level BPE tokenizer on the same text."""
 
-    vocab_size: int = Field(default=32_000, ge=257)
+    vocab_size: int = Field(default=32_000, ge=257, le=2**31 - 1)
     """Entries, the 256 bytes and the end token among them."""
     end_token: str = "<|endoftext|>"
     """Put after every document."""
-    max_bytes: int = Field(default=50_000_000, ge=1)
+    max_bytes: int = Field(default=50_000_000, ge=1, le=10**15)
     """Train on at most this much text."""
 
 
@@ -128,7 +128,7 @@ class PrepareTask(SpecModel):
     """Folder of an existing tokenizer; null trains one as ``train_tokenizer`` says."""
     train_tokenizer: TrainTokenizer = Field(default_factory=TrainTokenizer)
     """The tokenizer to train where none is given."""
-    seq_length: int = Field(ge=2)
+    seq_length: int = Field(ge=2, le=2**24)
     """Tokens per row."""
     validation_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of documents held out; chosen by a hash of the document, so it does not depend on order."""
@@ -136,9 +136,9 @@ class PrepareTask(SpecModel):
     """Columns beside ``input_ids``."""
     tail: Literal["pad", "drop"] = "drop"
     """The last partly filled row: drop it, or pad it (attention mask and labels then follow)."""
-    rows_per_shard: int = Field(default=100_000, ge=1)
+    rows_per_shard: int = Field(default=100_000, ge=1, le=10**9)
     """Rows in one file."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
     """Seed of the held-out choice."""
 
 
@@ -170,13 +170,13 @@ class ConvertTask(SpecModel):
     """Folder or URI of the weights to read."""
     to: Literal["nxd", "hf"]
     """What to write."""
-    tensor_parallel_degree: int = Field(default=1, ge=1)
+    tensor_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """Ranks that share each matrix; read from the shards' manifest where they have one."""
-    pipeline_parallel_degree: int = Field(default=1, ge=1)
+    pipeline_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """Pipeline stages."""
-    virtual_pipeline_degree: int = Field(default=1, ge=1)
+    virtual_pipeline_degree: int = Field(default=1, ge=1, le=65_536)
     """Parts of the layers that each stage holds."""
-    kv_size_multiplier: int | None = Field(default=None, ge=1)
+    kv_size_multiplier: int | None = Field(default=None, ge=1, le=65_536)
     """Copies of each key/value head; null derives tensor_parallel_degree / kv heads where that is more than 1."""
     qkv: Literal["split", "linear", "fused", "coalesced"] = "fused"
     """How query, key and value are stored; as the training says (its fuse_qkv means ``fused``)."""
@@ -208,7 +208,7 @@ class PrecompileTask(SpecModel):
     """The task kind."""
     training: TrainTask
     """The training, exactly as it will run."""
-    extract_steps: Annotated[int, WORK] = Field(default=10, ge=1)
+    extract_steps: Annotated[int, WORK] = Field(default=10, ge=1, le=10_000)
     """Steps that are traced for their graphs."""
 
 

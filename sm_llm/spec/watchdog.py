@@ -12,9 +12,9 @@ class WatchdogSpec(SpecModel):
 
     enabled: bool = True
     """Off: a stalled job runs on, e.g. under a debugger."""
-    stall_factor: float = Field(default=20.0, ge=2)
+    stall_factor: float = Field(default=20.0, ge=2, le=1e6)
     """No step for this many times the median step time is a stall ..."""
-    stall_seconds: float = Field(default=120.0, gt=0)
+    stall_seconds: float = Field(default=120.0, gt=0, le=2_419_200)
     """... but never sooner than this; also how long a process may give no sign of life at all."""
-    start_seconds: float = Field(default=1800.0, gt=0)
+    start_seconds: float = Field(default=1800.0, gt=0, le=2_419_200)
     """How long the first steps may take, before their usual time is known."""

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import StorageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}?|\}")
 _STEP = re.compile(r"[0-9]+")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def _parse_file(text: str) -> Location:
 
 def _parse_s3(text: str) -> Location:
     bucket, _, prefix = text[len("s3://") :].partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise StorageError(f"storage address: {bucket!r} in {text!r} is not a bucket name")
+    if problem := bucket_problem(bucket):
+        raise StorageError(f"storage address: {bucket!r} in {text!r} is not a bucket name: it {problem}")
     folders = prefix.rstrip("/").split("/")
     if folders != [""] and any(folder in ("", ".", "..") for folder in folders):
         raise StorageError(

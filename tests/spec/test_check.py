@@ -69,7 +69,7 @@ def test_a_good_job_has_none() -> None:
         (["storage_options.expected_bucket_owner='12'"], "storage_options.expected_bucket_owner (override)"),
         (["storage_options.endpoint_url=s3.local"], "storage_options.endpoint_url (override)"),
         (["storage="], "storage (override): is empty"),
-        (["task.tokenizer=s3://B/t"], "names no valid bucket (got 's3://B/t'). Write s3://bucket/prefix"),
+        (["task.tokenizer=s3://B/t"], "names no valid bucket: a name must have 3 to 63"),
         (["task.start={pretrained: 'gs://org/name'}"], "gs:// is not supported (got 'gs://org/name'). Give a folder"),
         (["task.tokenizer=inputs.tok/x"], "there is no such input (got 'tok'). Known inputs: none"),
         (["inputs.a=inputs.b", "inputs.b=/b"], "an input cannot refer to another input"),

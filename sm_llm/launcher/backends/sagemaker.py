@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.run_paths import JOB_FILE
@@ -12,6 +11,7 @@ from sm_llm.errors import PlanError, SubmitError
 from sm_llm.launcher.backends.base import Submission
 from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
 from sm_llm.launcher.images import line_of
+from sm_llm.launcher.locks import lock_text
 from sm_llm.launcher.sagemaker.account import account
 from sm_llm.launcher.sagemaker.channels import mounted, seen_from_inside
 from sm_llm.launcher.sagemaker.request import Request, training_job
@@ -199,4 +199,4 @@ def lock_of(job: JobSpec) -> str | None:
     assert isinstance(options, Options)
     if options.image == "built":
         return None
-    return (files("sm_llm") / "locks" / f"{line_of(job)}.txt").read_text(encoding="utf-8")
+    return lock_text(line_of(job))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault, StorageError
+from sm_llm.launcher.sagemaker.arns import ECR
 from sm_llm.launcher.source_faults import source_faults
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.storage.uri import is_s3, parse
@@ -16,17 +16,12 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.job import JobSpec
 
-_ECR = re.compile(
-    r"\d{12}\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.[a-z0-9.-]+"
-    r"/[a-z0-9][a-z0-9._/-]*(?::[\w.-]{1,128})?(?:@sha256:[0-9a-f]{64})?"
-)
-
 
 def address_faults(job: JobSpec) -> Iterator[Fault]:
     """Addresses that cannot be what they are taken for."""
     options = job.backend
     assert isinstance(options, SageMakerBackend)
-    if options.image_uri is not None and not _ECR.fullmatch(options.image_uri):
+    if options.image_uri is not None and not ECR.fullmatch(options.image_uri):
         problem = "SageMaker runs images of ECR only"
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG; sm-llm image push copies one there"
         yield Fault("backend.image_uri", problem, options.image_uri, remedy)
@@ -56,19 +51,13 @@ def _bucket(address: str) -> str | None:
         return None
 
 
-def address_warnings(job: JobSpec, region: str | None) -> list[str]:
+def address_warnings(job: JobSpec) -> list[str]:
     """Addresses that are possible, but hardly meant."""
     options = job.backend
     assert isinstance(options, SageMakerBackend)
     if options.image_uri is None:
         return []
     found = []
-    match = _ECR.fullmatch(options.image_uri)
-    if match and region and match["region"] != region:
-        found.append(
-            f"backend.image_uri: the image is in {match['region']}, the job runs in {region}. SageMaker pulls images "
-            "from the job's own region: copy it there (sm-llm image push)"
-        )
     if options.image_version is not None:
         found.append(f"backend.image_version: {options.image_version} has no effect, image_uri says which image runs")
     return found

@@ -41,6 +41,11 @@ class LogMirror:
         for earlier in self.folder.glob("node-*.log"):  # maybe of another job of the same attempt
             earlier.unlink(missing_ok=True)
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether any host has logged so far."""
+        return bool(self._logs)
+
     def pull(self) -> None:
         """Append what is new of every host.
 

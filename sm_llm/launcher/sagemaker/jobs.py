@@ -19,6 +19,7 @@ from sm_llm.launcher.logs import read_logs
 from sm_llm.launcher.results import has_checkpoint, has_final
 from sm_llm.launcher.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
 from sm_llm.launcher.sagemaker.cloudwatch import LogMirror
+from sm_llm.launcher.sagemaker.no_logs import NoStream
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.states import billable_seconds, native_state, seconds, used_seconds
 from sm_llm.launcher.verdict import Ending, failures_in_events
@@ -143,10 +144,14 @@ def logs_of(
         with leaving_alone(home):
             wanted = _as_printed(wanted, describe(connect(region), name))
 
+    absence = NoStream(connect(region), name, home.uri)
+
     def look() -> bool:
         alive = still_running()  # asked before the rest, so that the last lines are never missed
         with leaving_alone(home):
             mirror.pull()
+            if not mirror.has_streams:
+                absence.note()
         return alive
 
     return read_logs(home.paths, attempt, wanted, still_running=look, poll=LOOK_SECONDS)

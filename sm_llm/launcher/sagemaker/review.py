@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher import images
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.lines import duration
 from sm_llm.launcher.review import Review
 from sm_llm.launcher.sagemaker.addresses import address_warnings
+from sm_llm.launcher.sagemaker.arns import place_faults, place_warnings
+from sm_llm.launcher.sagemaker.disk import network_warnings, volume_faults, volume_warnings
 from sm_llm.launcher.sagemaker.fields import request_faults
 from sm_llm.launcher.sagemaker.limits import known_values
 from sm_llm.launcher.sagemaker.request import Request, training_job
@@ -66,13 +69,17 @@ def review(plan: Plan) -> Review:
     """Every fault, warning and fact of a job's request. Touches nothing in the cloud."""
     decided, found, limit, faults = decide(plan)
     if found is not None:
+        faults += place_faults(plan.job, found)
         faults += account_faults(plan.job, found, limit)
         faults += _request_faults(plan.job, decided or _assumed(found, limit), faults)
-    faults += model_faults(plan)
+    faults += [*model_faults(plan), *volume_faults(plan)]
     tree = local_source(plan.job.task.source) if isinstance(plan.job.task, ScriptTask) else None
     image = decided.image if decided else None
     faults += program_faults(plan.job, tree, image)
-    warnings = [*job_warnings(plan.job), *(tree.warnings if tree else [])]
+    warnings = [*job_warnings(plan.job), *volume_warnings(plan), *(tree.warnings if tree else [])]
+    if found is not None:
+        has_requirements = tree is not None and REQUIREMENTS in tree.files
+        warnings += network_warnings(plan, found, has_requirements=has_requirements)
     facts: dict[str, str] = {}
     if decided is not None:
         warnings += _request_warnings(plan.job, decided)
@@ -133,7 +140,8 @@ def _request_warnings(job: JobSpec, decided: Decided) -> Iterator[str]:
         )
     if kind not in known_values("TrainingInstanceType"):
         yield f"compute.instance_type: the installed botocore does not know {kind} for training jobs"
-    yield from address_warnings(job, decided.settings.region)
+    yield from address_warnings(job)
+    yield from place_warnings(job, decided.settings)
     today = datetime.now(UTC).date()
     if decided.image is not None and (warning := images.patch_warning(decided.image, today)):
         yield f"backend.image_version: {warning}"

@@ -80,6 +80,9 @@ def _limit_faults(job: JobSpec, limit: TimeLimit) -> Iterator[Fault]:
         yield Fault("backend.max_run_seconds", "no training job runs longer than 28 days", limit.max_run, remedy)
     if options.max_wait_seconds is None:
         return
+    if options.max_wait_seconds > LONGEST_SECONDS:
+        problem = "no training job waits and runs for more than 28 days"
+        yield Fault("backend.max_wait_seconds", problem, options.max_wait_seconds, f"Use at most {LONGEST_SECONDS}")
     if not options.spot:
         problem, remedy = "is for spot capacity only", "Set backend.spot to true, or leave it out"
         yield Fault("backend.max_wait_seconds", problem, options.max_wait_seconds, remedy)

@@ -45,7 +45,7 @@ def test_SR18_only_images_of_the_table_and_near_ones_named(version: str) -> None
 def test_an_image_has_the_torch_that_our_training_needs() -> None:
     fault = images.choose(job(), "2.9.0")
     assert isinstance(fault, Fault)
-    assert "needs 2.11" in fault.problem
+    assert "needs 2.10" in fault.problem
     row = images.choose(job(task={"kind": "script", "entry": "x.py"}), "2.9.0")
     assert isinstance(row, images.Image)
 
@@ -53,9 +53,12 @@ def test_an_image_has_the_torch_that_our_training_needs() -> None:
 @pytest.mark.parametrize(
     ("overrides", "address"),
     [
-        ((), "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch:2.13-cu133-amzn2023-sagemaker"),
-        (("backend.region=cn-north-1",), "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch:"),
-        (("backend.region=af-south-1",), "626614931356.dkr.ecr.af-south-1.amazonaws.com/pytorch:"),
+        ((), "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.10.0-gpu-py313"),
+        (
+            ("backend.region=cn-north-1", "backend.role=arn:aws-cn:iam::123456789012:role/x"),
+            "727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/pytorch-training:",
+        ),
+        (("backend.region=af-south-1",), "626614931356.dkr.ecr.af-south-1.amazonaws.com/pytorch-training:"),
         (
             ("backend.image_uri=123456789012.dkr.ecr.us-west-2.amazonaws.com/own:1",),
             "123456789012.dkr.ecr.us-west-2.amazonaws.com/own:1",

@@ -27,5 +27,6 @@ def test_what_can_be_launched_has_a_worker() -> None:
 
 def test_the_default_of_every_line_of_images_is_one_that_we_train_with() -> None:
     for line, oldest in MINIMUM_TORCH.items():
-        assert tuple(map(int, rows(line)[0].torch.split("."))) >= oldest  # type: ignore[arg-type]
+        if line != "cpu":  # its default is for tasks that train nothing
+            assert tuple(map(int, rows(line)[0].torch.split("."))) >= oldest  # type: ignore[arg-type]
     assert len({(row.line, row.version) for row in IMAGES}) == len(IMAGES)

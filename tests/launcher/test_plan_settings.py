@@ -1,0 +1,94 @@
+"""``plan`` and ``fit`` show what a job trains on, starts from and installs."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from sm_llm.contract.run_home import home_of
+from sm_llm.launcher.live import begin
+from sm_llm.launcher.plan import Plan, plan
+from sm_llm.launcher.report import plan_table
+from sm_llm.launcher.run import Run
+from sm_llm.launcher.stage import new_record
+from sm_llm.spec.load import load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TASK: dict[str, Any] = {"kind": "train", "model": {"preset": "tiny"}, "max_steps": 5}
+RANDOM: dict[str, Any] = {**TASK, "data": {"format": "synthetic", "seq_length": 64, "rows": 1000}}
+ROWS: dict[str, Any] = {
+    **TASK,
+    "data": {"format": "rows", "train": "s3://bucket/rows", "seq_length": 64},
+    "start": {"pretrained": "s3://bucket/weights"},
+    "tokenizer": "s3://bucket/tokenizer",
+    "precision": {"compute": "bf16", "compile": True},
+}
+CLOUD: dict[str, Any] = {
+    "compute": {"instance_type": "ml.p5.48xlarge"},
+    "backend": {"name": "sagemaker", "role": "arn:aws:iam::111122223333:role/sm", "region": "us-west-2"},
+    "storage": "s3://bucket/runs",
+}
+
+
+def planned(task: dict[str, Any], **more: Any) -> Plan:
+    (found,) = plan({"name": "x", "task": task, **more})
+    return found
+
+
+def table(found: Plan) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_table(found))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def fit_shows(found: Plan, storage: Path) -> str:
+    """What ``fit`` prints first, of a run that was just recorded."""
+    loaded = load({"name": "x", "task": found.job.task.model_dump()}, environ={})
+    record = new_record("x-1", loaded.spec, loaded.digest, {}, [found.to_json()], created=0.0)
+    home = home_of(str(storage / "x-1"), {})
+    home.create(record)
+    console = Console(file=io.StringIO(), width=200)
+    begin(Run(home), console)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (RANDOM, ["RANDOM TOKENS: 1,000 rows of 64", "random weights (seed 0)", "none: the result has none", "fp32"]),
+        (ROWS, ["s3://bucket/rows", "weights of s3://bucket/weights", "s3://bucket/tokenizer", "computes in bf16"]),
+    ],
+    ids=["random", "rows"],
+)
+def test_C7_plan_and_fit_show_data_start_tokenizer_and_precision(
+    task: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    more = CLOUD if task is ROWS else {}
+    found = planned(task, **more)
+    for shown in (table(found), fit_shows(found, tmp_path), "\n".join(found.start_lines())):
+        for word in words:
+            assert word in shown
+
+
+def test_C7_random_tokens_are_warned_of_where_they_cost_money(tmp_path: Path) -> None:
+    paid, free = planned(RANDOM, **CLOUD), planned(RANDOM)
+    assert any("RANDOM TOKENS" in it and "costs money" in it for it in paid.warnings)
+    assert "costs money" in fit_shows(paid, tmp_path)
+    assert not [it for it in free.warnings if "RANDOM" in it]
+    assert not [it for it in planned(ROWS, **CLOUD).warnings if "RANDOM" in it]
+
+
+def test_f12_what_requirements_install_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "requirements.txt").write_text("# tools\npytest\nblack  # formatter\n\n")
+    script = {"kind": "script", "source": str(tmp_path), "entry": "train.py"}
+    cloud = {**CLOUD, "backend": {**CLOUD["backend"], "max_run_seconds": 3600}}
+    for found in (planned(script), planned(script, **cloud)):
+        for shown in (table(found), fit_shows(found, tmp_path / found.job.backend.name)):
+            assert "pytest, black" in shown
+            assert "requirements.txt, once per node" in shown

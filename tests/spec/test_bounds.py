@@ -1,0 +1,64 @@
+"""Every number of a specification has an upper bound, so that nonsense is refused where it is written."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+import annotated_types
+import pytest
+
+import sm_llm.spec
+from sm_llm.errors import SpecError
+from sm_llm.spec.base import SpecModel
+from sm_llm.spec.load import load
+from sm_llm.spec.schema import members
+
+OF_THE_SERVICE = {
+    "keep_alive_period_in_seconds", "max_retry_attempts", "max_run_seconds", "max_wait_seconds",
+}  # fmt: skip
+"""Bounded by the service's own limits (``launcher.sagemaker.limits`` and ``rules``)."""
+OF_THE_LAYOUT = {("FsdpSpec", "hybrid_shard_degree"), ("FsdpSpec", "reshard_after_forward")}
+"""Bounded by the number of processes (``spec.check_strategy``)."""
+
+
+def blocks(kind: type[SpecModel]) -> list[type[SpecModel]]:
+    return [it for sub in kind.__subclasses__() for it in (sub, *blocks(sub))]
+
+
+def test_D13_every_number_has_an_upper_bound() -> None:
+    for module in pkgutil.iter_modules(sm_llm.spec.__path__):
+        importlib.import_module(f"sm_llm.spec.{module.name}")
+    unbounded = [
+        (kind.__name__, name)
+        for kind in blocks(SpecModel)
+        if kind.__module__.startswith("sm_llm.")
+        for name, field in kind.model_fields.items()
+        if {int, float} & set(members(field.annotation))
+        and not any(isinstance(it, annotated_types.Le | annotated_types.Lt) for it in field.metadata)
+        and name not in OF_THE_SERVICE
+        and (kind.__name__, name) not in OF_THE_LAYOUT
+    ]
+    assert unbounded == []
+
+
+JOB: dict[str, Any] = {
+    "name": "x",
+    "task": {
+        "kind": "train", "model": {"preset": "tiny"}, "data": {"format": "synthetic", "seq_length": 16}, "max_steps": 5,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "task.optim.learning_rate=1e9", "task.optim.weight_decay=1e6", "task.optim.eps=10", "task.max_steps=1e18",
+        "task.data.seq_length=1e15", "task.micro_batch_size=1e12", "task.watchdog.stall_seconds=1e12",
+        "backend.threads_per_process=1e9", "task.data.rows=1e18", "backend.stop_seconds=1e9",
+    ],
+)  # fmt: skip
+def test_D13_a_number_beyond_its_meaning_is_refused(override: str) -> None:
+    with pytest.raises(SpecError, match="must be at most"):
+        load(JOB, [override], environ={})
