@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.worker.publisher import Sealed, named
 from sm_llm.worker.restore import files_read, forget_restored, layout, rank_file
+from sm_llm.worker.shard_reader import ShardReader
 from sm_llm.worker.shard_writer import ShardWriter
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class SaveWriter:
                 process_group=self._background.group,
             )
             # What write_distributed returns lacks the places of tensors in some releases of torch, the file never.
-            written = FileSystemReader(working).read_metadata() if place.is_leader else None
+            written = ShardReader(working).read_metadata() if place.is_leader else None
             reads = self._background.gather(files_read(job.state, self._background.broadcast(written)))
             self._together(lambda: publication.seal(working, sealed) if place.is_node_leader else None)
         finally:

@@ -1,0 +1,94 @@
+"""DCP's reader, with its metadata read as data: a checkpoint of somebody else's must not be able to run code."""
+
+from __future__ import annotations
+
+import pickle
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+
+from sm_llm.errors import CheckpointError
+from sm_llm.storage.names import name_fault
+
+if TYPE_CHECKING:
+    from io import IOBase
+    from typing import IO
+
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
+        "StorageMeta", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},  # looks a name up in a table
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "collections": {"OrderedDict"},
+}  # fmt: skip
+"""What the metadata of a save consists of (torch 2.5 to 2.13), beside ``torch.Size`` and data types."""
+_DTYPES = {
+    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8",
+    "uint8", "bool",
+}  # fmt: skip
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Knows the classes of DCP's metadata alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _CLASSES.get(module, ()) or (module == "torch" and name in {"Size", *_DTYPES}):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is no part of a checkpoint's metadata")
+
+
+def load_metadata(stream: IO[bytes] | IOBase, name: str) -> Metadata:
+    """The metadata of a save. Raises ``CheckpointError`` for anything else, without having run any of it.
+
+    Every entry must be a tensor: DCP opens other entries with an unrestricted unpickler. Every file must have a name
+    below the checkpoint's folder.
+    """
+    try:
+        metadata = _MetadataUnpickler(cast("IO[bytes]", stream)).load()
+    except Exception as error:  # a pickle that is damaged on purpose can raise anything
+        raise CheckpointError(f"{name}: is not the metadata of a checkpoint: {error}") from error
+    if fault := _fault(metadata):
+        raise CheckpointError(f"{name}: is not the metadata of a checkpoint of this project: {fault}")
+    assert isinstance(metadata, Metadata)
+    return metadata
+
+
+def _fault(metadata: object) -> str:
+    if type(metadata) is not Metadata:
+        return f"it holds a {type(metadata).__name__}"
+    entries, places = (getattr(metadata, name, None) for name in ("state_dict_metadata", "storage_data"))
+    if not isinstance(entries, dict) or not isinstance(places, dict):
+        return "its tables are missing"
+    for key, entry in entries.items():
+        if type(entry) is not TensorStorageMetadata:
+            return f"{key!r} is a {type(entry).__name__}, expected a tensor"
+    for info in places.values():
+        path = getattr(info, "relative_path", None)
+        if not isinstance(path, str) or "/" in path or name_fault(path):
+            return f"a tensor lies in {path!r}, expected the name of a file beside it"
+        if getattr(info, "transform_descriptors", None):
+            return f"{path} was written through an extension"
+    return ""
+
+
+class ShardReader(FileSystemReader):
+    """Reads what ``ShardWriter`` wrote, and its metadata but once."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Raises ``CheckpointError`` for metadata that ``load_metadata`` refuses."""
+        metadata = self._metadata
+        if metadata.storage_meta is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    @cached_property
+    def _metadata(self) -> Metadata:
+        path = self._get_metadata_path()
+        with self.fs.create_stream(path, "rb") as stream:
+            return load_metadata(stream, str(path))
