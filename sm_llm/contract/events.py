@@ -271,7 +271,7 @@ def read_file(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]
             offset += len(raw)
             try:
                 yield offset, decode(raw.decode("utf-8"))
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
 
 

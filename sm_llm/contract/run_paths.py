@@ -39,7 +39,10 @@ CONTAINER_BASE = "/opt/ml"
 STOP_FILE = "stop"
 STEPS = "steps"
 """The folder, in a workflow's, of its steps' own."""
-_OF_ATTEMPT = re.compile(r"(?:events|logs|local)/attempt-(\d+)[-/]")
+_OF_ATTEMPT = re.compile(r"(?:events|logs|local)/attempt-([0-9]{1,9})[-/]")
+_GROWING = re.compile(
+    r"events/attempt-[0-9]{1,9}-[A-Za-z0-9-]{1,64}\.jsonl|logs/attempt-[0-9]{1,9}/[A-Za-z0-9_-][\w.-]{0,99}"
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class RunPaths:
         """The attempt that a file belongs to, by its path below the run's folder."""
         match = _OF_ATTEMPT.match(name)
         return int(match[1]) if match else None
+
+    @staticmethod
+    def is_growing(name: str) -> bool:
+        """Whether ``name``, relative to the run's folder, is that of an event log or a log file."""
+        return _GROWING.fullmatch(name) is not None
 
     @property
     def record(self) -> Path:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SEGMENT_BYTES = 1 << 18
 """Size of a full segment; what one upload carries at most."""
-_KEY = re.compile(r"(?P<name>.+)/(?P<begin>\d{12,})")
+_KEY = re.compile(r"(?P<name>.+)/(?P<begin>[0-9]{12,18})", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import json
 import socket
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_client import code_of, told
+from sm_llm.storage.s3_client import AnswerError, code_of, header, told
 from sm_llm.storage.swap import read_tagged, swap
 
 if TYPE_CHECKING:
@@ -46,8 +47,11 @@ def silence(store: S3Store) -> float | None:
             if code_of(error) in ("404", "NoSuchKey", "NotFound"):
                 return None
             raise
-    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-    return float((now - answer["LastModified"]).total_seconds())
+        try:
+            now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        except (KeyError, ValueError, TypeError):
+            raise AnswerError("the answer has no usable Date") from None
+        return float((now - header(answer, "LastModified", datetime)).total_seconds())
 
 
 @dataclass

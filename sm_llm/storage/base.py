@@ -16,6 +16,14 @@ class MissingObjectError(StorageError):
     """A key that was asked for does not exist: proof that an object is gone, unlike any other storage error."""
 
 
+class TooLargeError(StorageError):
+    """An object is larger than anything of its kind that is read into memory: it cannot be what its key says."""
+
+
+SMALL_BYTES = 64 << 20
+"""Size of the largest object that ``Store.get`` reads: records, manifests and segments of logs are far smaller."""
+
+
 @dataclass(frozen=True)
 class StoredObject:
     """What a store knows of a key.
@@ -46,7 +54,7 @@ class Store(Protocol):
         """Create ``key`` durably; False if it exists already. The only linearisation point of the protocol."""
 
     def get(self, key: str) -> bytes | None:
-        """The body, or None if the key does not exist."""
+        """The body, or None if the key does not exist. Raises ``TooLargeError`` above ``SMALL_BYTES``."""
 
     def put_file(self, source: Path, key: str) -> StoredObject:
         """Copy a local file to a key that was never written before, durably; returns what was stored, re-read."""

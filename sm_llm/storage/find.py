@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.storage.base import TooLargeError
 from sm_llm.storage.layout import COMMITS, FINAL, Slot, slot_of_commit
 from sm_llm.storage.manifest import CommitManifest, decode
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sm_llm.storage.base import Store
+
+
+_LOOKS = 10
+"""Times that a commit is read again because it changed meanwhile; a commit is written once, and deleted once."""
+_LISTINGS = 3
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,13 @@ def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, de
     None if the commit is gone, also where it went, and its data with it, while it was looked at. Raises
     ``StorageError`` if the store does not answer.
     """
-    while (body := store.get(key)) is not None:
+    for _ in range(_LOOKS):
+        try:
+            body = store.get(key)
+        except TooLargeError as error:
+            return Examined(key, slot, None, f"its commit cannot be used: {error}")
+        if body is None:
+            return None
         try:
             found = _judge(store, key, slot, body, run_id, deep)
         except StorageError:  # of a file that went, too
@@ -81,7 +93,7 @@ def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, de
             continue
         if found.fault is None or store.get(key) == body:
             return found
-    return None
+    return Examined(key, slot, None, f"its commit was another one at each of {_LOOKS} reads")
 
 
 def _judge(store: Store, key: str, slot: Slot, body: bytes, run_id: str | None, deep: bool) -> Examined:
@@ -123,18 +135,37 @@ def find_newest(store: Store, *, run_id: str | None = None, allow_step: Callable
     tells the others. Raises ``StorageError`` if the store does not answer, and ``CheckpointError`` if commits exist
     but none is usable: neither may ever look like a run that has not begun.
     """
+    for _ in range(_LISTINGS):
+        newest, gone = _newest_listed(store, run_id, allow_step)
+        if newest.commit is not None:
+            return newest
+        refuse_if_all_rejected(store, newest.rejected)
+        if not gone:
+            return newest
+    # Collection always leaves the newest checkpoint, so one listing may be outdated, but not every one.
+    raise StorageError(
+        f"{store.uri}: {len(gone)} commits are listed, the newest as {gone[0]!r}, but none of them can be read. "
+        "Nothing was started. Start again when the store answers as it should"
+    )
+
+
+def _newest_listed(
+    store: Store, run_id: str | None, allow_step: Callable[[int], bool] | None
+) -> tuple[Newest, list[str]]:
+    """The newest valid checkpoint of one listing, and the keys of commits that were gone when they were read."""
     rejected: list[Rejected] = []
+    gone: list[str] = []
     for slot, key in reversed(commit_keys(store)):
         if allow_step is not None and not allow_step(slot.step or 0):
             continue
         found = examine(store, key, slot, run_id)
-        if found is None or found.foreign:
-            continue
-        if found.fault is None:
-            return Newest(found.commit, tuple(rejected))
-        rejected.append(Rejected(slot.step, found.fault))
-    refuse_if_all_rejected(store, rejected)
-    return Newest(None)
+        if found is None:
+            gone.append(key)
+        elif found.fault is None:
+            return Newest(found.commit, tuple(rejected)), []
+        elif not found.foreign:
+            rejected.append(Rejected(slot.step, found.fault))
+    return Newest(None, tuple(rejected)), gone
 
 
 def refuse_if_all_rejected(store: Store, rejected: Sequence[Rejected]) -> None:

@@ -6,13 +6,14 @@ import errno
 import os
 import stat
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.base import MissingObjectError, StoredObject
+from sm_llm.storage.base import SMALL_BYTES, MissingObjectError, StoredObject, TooLargeError
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_file
 from sm_llm.storage.files import fsync_path, temporary_name, write_new
+from sm_llm.storage.names import path_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -68,9 +69,13 @@ class FolderStore:
         with self._told("read", key):
             self._require_root()
             try:
-                return path.read_bytes()
+                with path.open("rb") as stream:
+                    body = stream.read(SMALL_BYTES + 1)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return None
+        if len(body) > SMALL_BYTES:
+            raise TooLargeError(f"{self.uri}: {key!r} has more than {SMALL_BYTES:,} bytes; such an object is not read")
+        return body
 
     def put_file(self, source: Path, key: str) -> StoredObject:
         """Copy, flush, then read back from the device. Raises ``StorageError`` if the key exists or bytes differ."""
@@ -157,10 +162,7 @@ class FolderStore:
         fsync_path(folder)
 
     def _path(self, key: str) -> Path:
-        parts = key.split("/")
-        if "\0" in key or any(part in ("", ".", "..") for part in parts) or parts[0] == _TEMPORARY:
-            raise StorageError(f"{self.uri}: {key!r} is not a key. Keys are relative, with single slashes")
-        return self.root / PurePosixPath(key)
+        return path_below(self.root, key, [_TEMPORARY], origin=self.uri)
 
     def _require_root(self) -> None:
         if not self.root.is_dir():

@@ -8,16 +8,21 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.names import name_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SCHEME = "hf://"
+CONTROL_FOLDER = ".fetch"
+"""Of what is fetched: the pin, and files in the making. No repository may bring a file of its own into it."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_CHECKSUM = re.compile(r"sha256:[0-9a-f]{64}|git-sha1:[0-9a-f]{40}")
 _ADDRESS = re.compile(
     r"hf://(?:(?P<kind>models|datasets)/)?(?P<repository>[\w.-]+/[\w.-]+)"
     r"(?:@(?P<revision>refs/(?:pr|convert)/[^/]+|[^/@]+))?(?:/(?P<path>.*))?"
@@ -101,18 +106,32 @@ def look_up(address: HubAddress) -> HubSnapshot:
         tree = api.list_repo_tree(
             address.repository, recursive=True, revision=info.sha, repo_type=address.kind
         )  # fmt: skip
-        return HubSnapshot(address, info.sha, tuple(_file(it) for it in tree if hasattr(it, "blob_id")))
+        return HubSnapshot(address, checked_commit(info.sha), tuple(_file(it) for it in tree if hasattr(it, "blob_id")))
 
     with told(address):
         return patiently(ask)
 
 
 def _file(found: Any) -> HubFile:
-    parts = PurePosixPath(found.path)
-    if parts.is_absolute() or ".." in parts.parts:
-        raise StorageError(f"it lists a file {found.path!r}, which would lie outside of the folder")
     checksum = f"git-sha1:{found.blob_id}" if found.lfs is None else f"sha256:{found.lfs.sha256}"
-    return HubFile(found.path, found.size, checksum)
+    return checked_file(found.path, found.size, checksum)
+
+
+def checked_file(path: Any, size: Any, checksum: Any) -> HubFile:
+    """A file as a hub, or a pin that was written before, describes it. Raises ``StorageError`` for nonsense."""
+    fault = name_fault(path, [CONTROL_FOLDER]) if isinstance(path, str) else "it is not text"
+    if fault:
+        raise StorageError(f"it lists a file {path!r}, which cannot be fetched: {fault}")
+    if type(size) is not int or size < 0 or not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum):
+        raise StorageError(f"it lists {path!r} with the size {size!r} and the checksum {checksum!r}")
+    return HubFile(path, size, checksum)
+
+
+def checked_commit(commit: Any) -> str:
+    """The id of a commit: 40 hex digits. Raises ``StorageError`` for anything else."""
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise StorageError(f"it names the commit {commit!r}, expected 40 hex digits")
+    return commit
 
 
 def config_file(address: HubAddress) -> Path:

@@ -15,7 +15,7 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.base import Copy, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import each
-from sm_llm.storage.hub import HubFile, HubSnapshot, parse_hub
+from sm_llm.storage.hub import CONTROL_FOLDER, HubFile, HubSnapshot, parse_hub
 from sm_llm.storage.hub_download import download, has_content
 from sm_llm.storage.hub_ledger import Ledger
 from sm_llm.storage.manifest import FileEntry
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Progress, Store
     from sm_llm.storage.s3_options import S3Options
 
-LEDGER = ".fetch/"
+LEDGER = f"{CONTROL_FOLDER}/"
 """In a destination of its own: the pin, and files in the making."""
 EXCLUDE = ("original",)
 """Left out where nobody says otherwise: the maker's own checkpoints beside the converted ones."""

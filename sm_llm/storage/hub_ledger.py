@@ -7,13 +7,15 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from sm_llm.errors import StorageError
-from sm_llm.storage.hub import HubFile, HubSnapshot, look_up, parse_hub
+from sm_llm.storage.hub import HubSnapshot, checked_commit, checked_file, look_up, parse_hub
 from sm_llm.storage.manifest import FileEntry
 
 if TYPE_CHECKING:
     from sm_llm.storage.base import Store
-    from sm_llm.storage.hub import HubAddress
+    from sm_llm.storage.hub import HubAddress, HubFile
 
 _VERSION = 1
 _PIN = "source.json"
@@ -51,7 +53,14 @@ class Ledger:
     def noted(self, file: HubFile) -> FileEntry | None:
         """What was noted of ``file``, or None."""
         body = self.store.get(self._key(file))
-        return None if body is None else FileEntry.model_validate_json(body)
+        if body is None:
+            return None
+        try:
+            return FileEntry.model_validate_json(body)
+        except ValidationError as error:
+            raise StorageError(
+                f"{self.store.uri}/{self._key(file)}: cannot be used ({error.errors()[0]['msg']})"
+            ) from None
 
     def once(self, key: str, value: str) -> str:
         """``value``, or what an earlier call for ``key`` gave."""
@@ -80,7 +89,7 @@ def _decode(body: bytes | None, place: str) -> HubSnapshot:
         record = json.loads(body or b"")
         if record["version"] != _VERSION:
             raise ValueError(f"its version {record['version']!r} is not known")
-        files = tuple(HubFile(**file) for file in record["files"])
-        return HubSnapshot(parse_hub(record["uri"]), record["commit"], files)
-    except (KeyError, TypeError, ValueError) as error:
+        files = tuple(checked_file(it["path"], it["size"], it["checksum"]) for it in record["files"])
+        return HubSnapshot(parse_hub(record["uri"]), checked_commit(record["commit"]), files)
+    except (KeyError, TypeError, ValueError, RecursionError, StorageError) as error:
         raise StorageError(f"{place}: cannot be used ({error}). Remove it to pin the source anew") from error

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 COMMITS = "ckpt/commits/"
-_COMMIT = re.compile(r"ckpt/commits/(?:step-(\d+)|final)\.json")
-_SAVE = re.compile(r"(?:ckpt/step-(\d+)|final)/([0-9a-f]{32})/")
+_COMMIT = re.compile(r"ckpt/commits/(?:step-([0-9]{1,18})|final)\.json")
+_SAVE = re.compile(r"(?:ckpt/step-([0-9]{1,18})|final)/([0-9a-f]{32})/")
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.layout import Slot
+from sm_llm.storage.names import name_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,10 +19,21 @@ _SELF = "self_crc64nvme"
 
 
 def _plain_path(path: str) -> str:
-    parts = path.split("/")
-    if "\0" in path or any(part in ("", ".", "..") for part in parts) or PurePosixPath(path).is_absolute():
-        raise ValueError("a path is relative, without empty, '.' or '..' parts")
+    if fault := name_fault(path):
+        raise ValueError(f"{path!r} cannot be the path of a file: {fault}")
     return path
+
+
+def _distinct(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
+    """No path twice, and none that is a folder of another: whoever fetches them would overwrite one."""
+    paths = {it.path for it in files}
+    if len(paths) < len(files):
+        raise ValueError("a path is named twice")
+    for path in paths:
+        parts = path.split("/")
+        if any("/".join(parts[:depth]) in paths for depth in range(1, len(parts))):
+            raise ValueError(f"{path!r} lies below a file")
+    return files
 
 
 class _Manifest(BaseModel):
@@ -33,7 +44,7 @@ class FileEntry(_Manifest):
     """One published file: ``path`` below the save's data folder, size in bytes, CRC64NVME as 16 hex digits."""
 
     path: Annotated[str, AfterValidator(_plain_path)]
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, strict=True)
     crc64nvme: str = Field(pattern=r"^[0-9a-f]{16}$")
 
 
@@ -44,11 +55,11 @@ class Save(_Manifest):
     """
 
     run_id: str
-    step: int | None = Field(ge=0)
+    step: int | None = Field(ge=0, strict=True)
     """Optimiser steps done; None for the final result."""
     save_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    world_size: int = Field(ge=1)
-    node_count: int = Field(ge=1)
+    world_size: int = Field(ge=1, strict=True)
+    node_count: int = Field(ge=1, strict=True)
 
     @property
     def slot(self) -> Slot:
@@ -65,8 +76,8 @@ class PartManifest(_Manifest):
 
     version: int = VERSION
     save: Save
-    node: int = Field(ge=0)
-    files: tuple[FileEntry, ...]
+    node: int = Field(ge=0, strict=True)
+    files: Annotated[tuple[FileEntry, ...], AfterValidator(_distinct)]
 
 
 class CommitManifest(_Manifest):
@@ -77,7 +88,7 @@ class CommitManifest(_Manifest):
     nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
     """Drawn by the writer of this commit, who recognises it after a lost answer."""
     time: float
-    files: tuple[FileEntry, ...]
+    files: Annotated[tuple[FileEntry, ...], AfterValidator(_distinct)]
     meta: dict[str, Any] = Field(default_factory=dict)
     """Whatever a restore needs beyond files: degrees, library versions, data position, scheduler. A JSON value."""
 
@@ -121,12 +132,19 @@ def encode(manifest: PartManifest | CommitManifest) -> bytes:
 def decode(body: bytes, kind: type[_AnyManifest]) -> _AnyManifest:
     """Read a stored manifest. Raises ``ValueError`` with a one-line reason for anything that cannot be trusted."""
     try:
+        return _decode(body, kind)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _decode(body: bytes, kind: type[_AnyManifest]) -> _AnyManifest:
+    try:
         record = json.loads(body)
     except ValueError as error:
         raise ValueError(f"it is not whole JSON ({error})") from error
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")
-    if record.get("version") != VERSION:
+    if type(record.get("version")) is not int or record["version"] != VERSION:
         raise ValueError(f"its version {record.get('version')!r} is not known to this release (which writes {VERSION})")
     if record.pop(_SELF, None) != _checksum(record):
         raise ValueError("its content does not match its own checksum")

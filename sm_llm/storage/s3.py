@@ -7,12 +7,14 @@ import random
 import re
 import threading
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_bytes, crc64_file
-from sm_llm.storage.s3_client import code_of, connect, status_of, told
+from sm_llm.storage.listing import first_objects, object_pages, upload_pages
+from sm_llm.storage.s3_client import AnswerError, code_of, connect, header, small_body, status_of, told
 from sm_llm.storage.s3_options import S3Options
 
 if TYPE_CHECKING:
@@ -120,12 +122,11 @@ class S3Store:
         with told(self.uri, "read", key, self.needs("GetObject")):
             try:
                 answer = self.client.get_object(**self.at(key))
-                body: bytes = answer["Body"].read()
+                return small_body(answer, self.uri, key)
             except ClientError as error:
                 if code_of(error) == "NoSuchKey":
                     return None
                 raise
-        return body
 
     def put_file(self, source: Path, key: str) -> StoredObject:
         """Store a local file with its CRC64NVME, which S3 compares, and look at what is stored."""
@@ -166,18 +167,16 @@ class S3Store:
                 if code_of(error) not in _MISSING:
                     raise
                 # A HEAD has no body to tell a missing key from a missing bucket; a listing fails for the latter.
-                self.client.list_objects_v2(
-                    Bucket=self.bucket, Prefix=self.full_key(key), MaxKeys=1, **self.options.owner
-                )
+                first_objects(self.client, self.bucket, self.full_key(key), 1, **self.options.owner)
                 return None
-        return StoredObject(
-            key,
-            int(answer["ContentLength"]),
-            whole_checksum(answer),
-            answer["LastModified"].timestamp(),
-            answer["ETag"].strip('"'),
-            _md5(answer),
-        )
+            return StoredObject(
+                key,
+                header(answer, "ContentLength", int),
+                whole_checksum(answer),
+                header(answer, "LastModified", datetime).timestamp(),
+                header(answer, "ETag", str).strip('"'),
+                _md5(answer),
+            )
 
     def require(self, key: str) -> StoredObject:
         """``head`` of what must be there. Raises ``MissingObjectError``."""
@@ -201,11 +200,9 @@ class S3Store:
         """Every object whose key starts with ``prefix``, by key; not the empty ones that stand for folders."""
         found = []
         with told(self.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{self.bucket}"):
-            pages = self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.bucket, Prefix=self.prefix + prefix, **self.options.owner
-            )
-            for item in (it for page in pages for it in page.get("Contents", ())):
-                if (size := int(item["Size"])) or not item["Key"].endswith("/"):
+            pages = object_pages(self.client, self.bucket, self.prefix + prefix, **self.options.owner)
+            for item in (it for page in pages for it in page.get("Contents") or ()):
+                if (size := item["Size"]) or not item["Key"].endswith("/"):
                     key, modified = item["Key"][len(self.prefix) :], item["LastModified"].timestamp()
                     found.append(StoredObject(key, size, None, modified, item.get("ETag", "").strip('"')))
         return sorted(found, key=lambda it: it.key)
@@ -214,8 +211,8 @@ class S3Store:
         """Whether any key starts with ``prefix``, beside one that stands for the folder itself; asks for two."""
         begin = self.prefix + prefix
         with told(self.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{self.bucket}"):
-            answer = self.client.list_objects_v2(Bucket=self.bucket, Prefix=begin, MaxKeys=2, **self.options.owner)
-        return any(it["Key"] != begin or not begin.endswith("/") for it in answer.get("Contents", ()))
+            answer = first_objects(self.client, self.bucket, begin, 2, **self.options.owner)
+        return any(it["Key"] != begin or not begin.endswith("/") for it in answer.get("Contents") or ())
 
     def delete(self, keys: Iterable[str]) -> None:
         for batch in _batches(self.full_key(key) for key in keys):
@@ -237,10 +234,8 @@ class S3Store:
         needed = f"s3:ListBucketMultipartUploads, {self.needs('AbortMultipartUpload')}"
         count = 0
         with told(self.uri, "abort uploads below", prefix, needed):
-            pages = self.client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self.bucket, Prefix=self.prefix + prefix, **self.options.owner
-            )
-            stale = [it for page in pages for it in page.get("Uploads", ()) if it["Initiated"].timestamp() < before]
+            pages = upload_pages(self.client, self.bucket, self.prefix + prefix, **self.options.owner)
+            stale = [it for page in pages for it in page.get("Uploads") or () if it["Initiated"].timestamp() < before]
             for item in stale:
                 count += self._abort(item["Key"], item["UploadId"])
         return count
@@ -265,7 +260,15 @@ def whole_checksum(answer: Mapping[str, Any]) -> str | None:
     """The CRC64NVME of a whole object in an answer of S3, as 16 hex digits, or None."""
     text = answer.get("ChecksumCRC64NVME")
     # This algorithm exists only over whole objects; a part count after a dash would be another thing.
-    return from_base64(text) if text and "-" not in text else None
+    if not text or "-" in text:
+        return None
+    try:
+        found = from_base64(text)
+    except ValueError:
+        found = ""
+    if len(found) != 16:
+        raise AnswerError(f"the answer has the checksum {text!r}, which is no CRC64NVME")
+    return found
 
 
 def _md5(answer: Mapping[str, Any]) -> str | None:

@@ -6,14 +6,17 @@ import os
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.base import SMALL_BYTES, TooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.storage.s3_options import S3Options
+
+_Kind = TypeVar("_Kind")
 
 EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
 _UNKNOWN_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidClientTokenId", "InvalidToken"})
@@ -30,6 +33,10 @@ _CONFIG: dict[str, Any] = {
     "response_checksum_validation": "when_required",
     "request_checksum_calculation": "when_required",
 }
+
+
+class AnswerError(StorageError):
+    """An answer of the store that is not what S3 would have said. ``told`` adds where and of what."""
 
 
 _GIVEN: ContextVar[Any] = ContextVar("given_session", default=None)
@@ -127,13 +134,37 @@ def _loader(data_path: str | None) -> Any:
 def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None]:
     """Tell an error of the SDK as a storage error that names the place, the key and what to do."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         yield
+    except AnswerError as error:
+        raise StorageError(f"{uri}: cannot {action} {key!r}: {error}") from error
+    except ResponseParserError as error:
+        raise StorageError(f"{uri}: cannot {action} {key!r}: the answer is not one of S3's ({error})") from error
     except ClientError as error:
         raise StorageError(f"{uri}: cannot {action} {key!r}: {_meaning(error, permission)}") from error
     except (BotoCoreError, HTTPClientError) as error:
         raise StorageError(f"{uri}: cannot {action} {key!r}: {error}{credentials_hint(error)}") from error
+
+
+def header(answer: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
+    """A field of an answer. Raises ``AnswerError`` if it is missing or of another kind."""
+    value = answer.get(name)
+    if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
+        raise AnswerError(f"the answer has no usable {name} (got {value!r}). Is the endpoint an S3 store?")
+    return value
+
+
+def small_body(answer: Mapping[str, Any], uri: str, key: str) -> bytes:
+    """The body of an object. Raises ``TooLargeError`` above ``SMALL_BYTES``, ``AnswerError`` if not all of it comes."""
+    size = header(answer, "ContentLength", int)
+    if size > SMALL_BYTES:
+        raise TooLargeError(f"{uri}: {key!r} has {size:,} bytes; of such an object at most {SMALL_BYTES:,} are read")
+    body: bytes = answer["Body"].read(size + 1)
+    if len(body) != size:
+        raise AnswerError(f"{len(body):,} of {size:,} bytes arrived")
+    return body
 
 
 def code_of(error: BaseException | None) -> str:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.checksum import crc64_bytes
+from sm_llm.storage.listing import object_pages
+from sm_llm.storage.names import name_fault
 from sm_llm.storage.s3 import to_base64
-from sm_llm.storage.s3_client import code_of, status_of, told
+from sm_llm.storage.s3_client import code_of, header, small_body, status_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +37,7 @@ def read_tagged(store: S3Store, key: str) -> Tagged:
     with told(store.uri, "read", key, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
         try:
             answer = store.client.get_object(**store.at(key))
-            return Tagged(answer["Body"].read(), answer["ETag"].strip('"'))
+            return Tagged(small_body(answer, store.uri, key), header(answer, "ETag", str).strip('"'))
         except ClientError as error:
             if code_of(error) == "NoSuchKey":
                 return Tagged()
@@ -67,7 +69,7 @@ def _put(store: S3Store, key: str, body: bytes, condition: dict[str, str]) -> st
     answer: dict[str, Any] = store.client.put_object(
         **store.at(key), **writing, **condition, Body=body, ChecksumCRC64NVME=to_base64(crc64_bytes(body))
     )
-    return str(answer["ETag"]).strip('"')
+    return header(answer, "ETag", str).strip('"')
 
 
 def change(store: S3Store, key: str, edit: Callable[[Tagged], bytes]) -> bytes:
@@ -82,10 +84,13 @@ def change(store: S3Store, key: str, edit: Callable[[Tagged], bytes]) -> bytes:
 
 
 def folders(store: S3Store, prefix: str = "") -> list[str]:
-    """Names of the folders right below the store that begin with ``prefix``, in one listing that looks into none."""
+    """Names of the folders right below the store that begin with ``prefix``, in one listing that looks into none.
+
+    Folders that no path could have as its name are left out.
+    """
     with told(store.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{store.bucket}"):
-        pages = store.client.get_paginator("list_objects_v2").paginate(
-            Bucket=store.bucket, Prefix=store.prefix + prefix, Delimiter="/", **store.options.owner
-        )
-        found = [it["Prefix"] for page in pages for it in page.get("CommonPrefixes", ())]
-    return sorted(name[len(store.prefix) :].rstrip("/") for name in found)
+        begin = store.prefix + prefix
+        pages = object_pages(store.client, store.bucket, begin, Delimiter="/", **store.options.owner)
+        found = [it["Prefix"] for page in pages for it in page.get("CommonPrefixes") or ()]
+    names = (name[len(store.prefix) :].removesuffix("/") for name in found)
+    return sorted(name for name in names if not name_fault(name))

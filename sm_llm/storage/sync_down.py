@@ -15,6 +15,7 @@ from sm_llm.storage.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import MIB, each
+from sm_llm.storage.names import name_fault
 from sm_llm.storage.scan import describe
 from sm_llm.storage.sync import Meter, Settings
 from sm_llm.storage.sync_memory import SyncMemory
@@ -161,9 +162,11 @@ def _require_names(store: Store, items: Sequence[StoredObject]) -> None:
     """Every key must be a path below the folder, and no file may be a folder too."""
     keys = {it.key for it in items}
     for key in keys:
+        if fault := name_fault(key):
+            raise StorageError(
+                f"{store.uri}: {key!r} cannot be the name of a file here: {fault}. Leave it out of the source"
+            )
         parts = key.split("/")
-        if "\0" in key or any(part in ("", ".", "..") for part in parts):
-            raise StorageError(f"{store.uri}: {key!r} cannot be the name of a file here. Leave it out of the source")
         for depth in range(1, len(parts)):
             if (folder := "/".join(parts[:depth])) in keys:
                 raise StorageError(f"{store.uri}: {folder!r} is an object and, for {key!r}, a folder. No disk has both")

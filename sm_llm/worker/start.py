@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 
 from sm_llm.contract.events import StartChosen
+from sm_llm.contract.run_home import job_home
 from sm_llm.contract.trouble import StateVerified
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.models.registry import family
@@ -23,7 +24,9 @@ from sm_llm.storage.retire import retire_after, retire_damaged
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.worker import random_state
 from sm_llm.worker.continuity import check_strategy
+from sm_llm.worker.earlier_attempts import published_before
 from sm_llm.worker.restore import fetcher, rank_file, restored_folder
+from sm_llm.worker.shard_reader import ShardReader
 from sm_llm.worker.state_hash import state_hash
 from sm_llm.worker.weights import InitialWeights, PretrainedWeights, WeightReader
 
@@ -125,7 +128,24 @@ class Starter:
         if resume is not None:
             which = "any checkpoint" if step is None else f"a checkpoint of step {step}"
             raise CheckpointError(f"asked to resume, but {self._store.uri} does not have {which} of {run_id}")
+        self._refuse_to_forget()
         return None
+
+    def _refuse_to_forget(self) -> None:
+        """Raise ``CheckpointError`` where an earlier attempt published, and the storage shows no checkpoint at all."""
+        step, error = None, None
+        if self._context.place.is_leader and self._task.start != "scratch":
+            try:
+                step = published_before(job_home(self._context.job))
+            except StorageError as caught:
+                error = caught
+        if fault := self._control.verdict(error):
+            raise StorageError(f"earlier attempts of the run could not be read: {fault}")
+        if any(found := [it for it in self._control.gather(step) if it is not None]):
+            raise CheckpointError(
+                f"an earlier attempt published step {found[0]}, but {self._store.uri} shows no checkpoint. Nothing was "
+                "started. Bring ckpt/ back, or begin anew with task.start=scratch"
+            )
 
     def _continued(self, restored: Restored) -> Start:
         damaged = {it.step for it in restored.rejected if it.step is not None}
@@ -231,9 +251,10 @@ def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, co
     ``CheckpointError`` if the checkpoint does not fit the model.
     """
     assert start.folder is not None
-    # The manifest was verified before: only then may DCP's metadata, a pickle, be opened.
+    reader = ShardReader(start.folder)
+    reader.read_metadata()  # here a refusal keeps its own words
     try:
-        read_distributed(strategy.state_dict(), checkpoint_id=start.folder, process_group=control.group)
+        read_distributed(strategy.state_dict(), storage_reader=reader, process_group=control.group)
     except (CheckpointException, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"{start.uri}: does not fit this job's model: {error}") from error
     strategy.state_loaded()

@@ -140,8 +140,11 @@ def one(harness: Any) -> None:
     harness.run(copy_of_half(harness, "wanted-4"), train_task(), attempt=2, resume=4, fails=True)
     harness.run("wanted-none", train_task(), resume="newest", fails=True)
     if dist.get_rank() == 0:
-        shutil.copytree(harness.folder / "half", harness.folder / "stranger")
+        shutil.copytree(harness.folder / "half", harness.folder / "stranger", ignore=shutil.ignore_patterns("events"))
     harness.run("stranger", train_task(), attempt=2)
+    emptied = copy_of_half(harness, "emptied", lambda run: shutil.rmtree(run / "ckpt"))
+    harness.run(emptied, train_task(), attempt=2, fails=True)
+    harness.run(emptied, train_task(start="scratch"), attempt=3)
     requests(harness)
 
 

@@ -83,6 +83,16 @@ def test_with_no_usable_checkpoint_nothing_starts_unless_told(world1: World) -> 
     assert saved(run) == [6, 9, 10]
 
 
+def test_I7_a_run_that_published_never_begins_from_scratch_unasked(world1: World) -> None:
+    """Its events say that it published, its storage shows nothing."""
+    run = world1.run("emptied/half")
+    assert starts(run) == [("scratch", 0), ("scratch", 0)], "attempt 2 did not start"
+    assert {event["attempt"] for event in events(run, "step")} == {1, 3}
+    failures = [event["message"] for event in events(run, "failed")]
+    assert "an earlier attempt published step 12" in failures[-1]
+    assert "task.start=scratch" in failures[-1]
+
+
 def test_a_requested_step_is_where_it_goes_on_and_later_ones_are_set_aside(world1: World) -> None:
     run = world1.run("wanted-3/half")
     assert starts(run)[-1] == ("checkpoint", 3)

@@ -1,0 +1,88 @@
+"""Names in a run's storage that are none of ours never become paths on this machine."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.contract.events import read_events
+from sm_llm.contract.mirror import Mirror
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.contract.segments import files_of, segment_key
+from sm_llm.storage.base import StoredObject
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Listed:
+    """A store that lists whatever it is given, and answers every read with the same bytes."""
+
+    uri = "s3://bkt/runs/evil"
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def list(self, prefix: str) -> list[StoredObject]:
+        return [StoredObject(segment_key(name, 0), 7, None, 0.0, "tag") for name in self.names]
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from sm_llm.contract import mirror as module
+    from sm_llm.storage.swap import Tagged
+
+    monkeypatch.setattr(module, "read_tagged", lambda store, key: Tagged(b"foreign", "tag"))
+    return lambda *names: Mirror(tmp_path / "cache" / "run", Listed(*names))  # type: ignore[arg-type]
+
+
+BAD = [
+    "events/../../../victim.txt", "events/../run.json", "/etc/victim", "events/attempt-1-x.jsonl/../../y", "run.json",
+    "lock", ".mirror.json", "events/notes.txt", "events/attempt-\u0661-rank0.jsonl", "events/attempt-1-a/b.jsonl",
+    "logs/attempt-1/../../../victim.txt", "logs/attempt-1/..", "logs/attempt-1/.hidden", "logs/attempt-1/a/b",
+    "logs/attempt-1/a\x1b[2J", "local/attempt-1/node-0/job.json", "events/attempt-1-a\0b.jsonl",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_s02_a_name_that_is_none_of_a_run_is_ignored_and_reported_once(
+    mirror: Any, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim = tmp_path / "victim.txt"
+    victim.write_text("important")
+    found = mirror(name, "events/attempt-1-rank0.jsonl", "logs/attempt-1/node-0.log")
+    with caplog.at_level(logging.WARNING):
+        found.refresh("events/", lambda _: True)
+        found.refresh("events/", lambda _: True)
+    written = sorted(it.relative_to(tmp_path).as_posix() for it in tmp_path.rglob("*") if it.is_file())
+    kept = ["cache/run/.mirror.json", "cache/run/.mirror.json.lock"]
+    assert written == [
+        *kept,
+        "cache/run/events/attempt-1-rank0.jsonl",
+        "cache/run/logs/attempt-1/node-0.log",
+        "victim.txt",
+    ]
+    assert victim.read_text() == "important"
+    assert [it.levelname for it in caplog.records] == ["WARNING"]
+    assert repr(name) in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "events/attempt-1-rank0.jsonl", "events/attempt-12-node3-watchdog.jsonl", "events/attempt-1-launcher.jsonl",
+        "logs/attempt-1/node-0.log", "logs/attempt-3/supervisor.log",
+    ],
+)  # fmt: skip
+def test_names_of_a_run_are_known(name: str) -> None:
+    assert RunPaths.is_growing(name)
+    assert files_of([StoredObject(segment_key(name, 0), 7, None, 0.0, "t")]).keys() == {name}
+
+
+def test_one_bad_event_costs_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "attempt-1-rank0.jsonl").write_text(
+        '{"kind": "step", "step": 1}\nnot json\n' + "[" * 100_000 + '\n[]\n{"kind": "step", "step": 2}\n'
+    )
+    assert [it["step"] for it in read_events(tmp_path)] == [1, 2]

@@ -1,0 +1,200 @@
+"""I7: a store's answer is believed only when it is a whole listing of what was asked for."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.storage import listing
+from sm_llm.storage.find import find_newest
+from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_options import S3Options
+from sm_llm.storage.swap import folders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+
+
+def page(
+    *keys: str, name: str = "bkt", prefix: str = "runs/", truncated: str = "false", token: str = "", extra: str = ""
+) -> str:
+    """A ListBucketResult."""
+    contents = "".join(
+        f"<Contents><Key>{escape(key)}</Key><Size>1</Size><ETag>x</ETag>"
+        "<LastModified>2026-11-01T00:00:00.000Z</LastModified></Contents>"
+        for key in keys
+    )
+    following = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+    return (
+        f'<?xml version="1.0"?><ListBucketResult xmlns="{NAMESPACE}"><Name>{name}</Name><Prefix>{prefix}</Prefix>'
+        f"<IsTruncated>{truncated}</IsTruncated>{following}{contents}{extra}</ListBucketResult>"
+    )
+
+
+GOOD = page("runs/a")
+MALFORMED = {
+    "a page of HTML": "<!DOCTYPE html><html><body>Please log in<br></body></html>",
+    "HTML that is XML": "<html><body>Please log in</body></html>",
+    "nothing": "",
+    "white space": "\n",
+    "half of it": GOOD[: len(GOOD) // 2],
+    "JSON": '{"Contents": []}',
+    "truncated without a token": page("runs/a", truncated="true"),
+    "another root": GOOD.replace("ListBucketResult", "ListAllMyBucketsResult").replace("Name>", "Owner>"),
+    "another bucket": page("runs/a", name="other"),
+    "another prefix": page("runs/a", prefix="ru"),
+    "no prefix": page("runs/a", prefix=""),
+    "a key of another prefix": page("runs/a", "other/b"),
+    "a folder of another prefix": page(extra="<CommonPrefixes><Prefix>other/</Prefix></CommonPrefixes>"),
+    "no word of being complete": GOOD.replace("<IsTruncated>false</IsTruncated>", ""),
+    "fewer keys than it counts": page("runs/a", extra="<KeyCount>2</KeyCount>"),
+    "no size": GOOD.replace("<Size>1</Size>", ""),
+    "a negative size": GOOD.replace("<Size>1</Size>", "<Size>-1</Size>"),
+    "no time": GOOD.replace("<LastModified>2026-11-01T00:00:00.000Z</LastModified>", ""),
+}
+
+
+@dataclass
+class Scripted:
+    """A server that gives prepared answers: the next of ``answers``, the last one again and again."""
+
+    answers: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    endpoint: str = ""
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    script = Scripted()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            script.requests.append(self.path)
+            body = (script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    script.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield script
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+@pytest.fixture
+def store(scripted: Scripted, aws_environment: None, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    monkeypatch.setattr(listing, "_FIRST_PAUSE_SECONDS", 0.0)
+    retries = {"retries": {"mode": "standard", "total_max_attempts": 2}}  # of the SDK, of what is no XML at all
+    return S3Store("bkt", "runs", S3Options(endpoint_url=scripted.endpoint), retries)
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_I7_s01_an_answer_that_is_no_whole_listing_is_an_error(scripted: Scripted, store: S3Store, name: str) -> None:
+    scripted.answers = [MALFORMED[name]]
+    for ask in (lambda: store.list(""), store.holds, lambda: folders(store)):
+        scripted.requests.clear()
+        with pytest.raises(StorageError, match="s3://bkt/runs: cannot list ''"):
+            ask()
+        assert len(scripted.requests) >= 2
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_I7_s01_one_such_answer_is_asked_for_again(scripted: Scripted, store: S3Store, name: str) -> None:
+    scripted.answers = [MALFORMED[name], GOOD]
+    assert [it.key for it in store.list("")] == ["a"]
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_I7_s01_a_later_page_is_checked_like_the_first(scripted: Scripted, store: S3Store, name: str) -> None:
+    scripted.answers = [page("runs/a", truncated="true", token="t1"), MALFORMED[name]]
+    with pytest.raises(StorageError):
+        store.list("")
+
+
+def test_I7_pages_follow_one_another(scripted: Scripted, store: S3Store) -> None:
+    scripted.answers = [page("runs/a", truncated="true", token="t1"), page("runs/b")]
+    assert [it.key for it in store.list("")] == ["a", "b"]
+    assert "continuation-token=t1" in scripted.requests[1]
+
+
+def test_I7_a_listing_that_never_ends_is_an_error(
+    scripted: Scripted, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.answers = [page("runs/a", truncated="true", token="again")]
+    with pytest.raises(StorageError, match="does not say where it continues"):
+        store.list("")
+    monkeypatch.setattr(listing, "MOST_PAGES", 3)
+    scripted.answers = [page("runs/a", truncated="true", token=f"t{number}") for number in range(9)]
+    with pytest.raises(StorageError, match="more than 3 pages"):
+        store.list("")
+
+
+def test_I7_uploads_are_listed_with_the_same_care(scripted: Scripted, store: S3Store) -> None:
+    whole = GOOD.replace("ListBucketResult", "ListMultipartUploadsResult").replace("Name>", "Bucket>")
+    whole = whole.replace("<Contents>", "<Ignored>").replace("</Contents>", "</Ignored>")
+    scripted.answers = [whole]
+    assert store.abort_unfinished(0.0) == 0
+    for body in (MALFORMED["nothing"], MALFORMED["HTML that is XML"], whole.replace("false", "true")):
+        scripted.answers = [body]
+        with pytest.raises(StorageError, match="cannot abort uploads"):
+            store.abort_unfinished(0.0)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_I7_a_damaged_listing_never_hides_a_key(scripted: Scripted, store: S3Store, data: st.DataObject) -> None:
+    """Whatever is cut out of the frame of a page, the key is listed or the answer is refused."""
+    body = GOOD
+    first = data.draw(st.integers(0, len(body)))
+    last = data.draw(st.integers(first, min(len(body), first + 80)))
+    scripted.answers = [body[:first] + body[last:]]
+    try:
+        keys = [it.key for it in store.list("")]
+    except StorageError:
+        return
+    held = "<Contents>" in scripted.answers[0] and "</Contents>" in scripted.answers[0]
+    assert keys or not held
+
+
+@pytest.mark.parametrize("name", ["a page of HTML", "HTML that is XML", "nothing", "truncated without a token", "JSON"])
+def test_I7_s01_no_malformed_listing_of_a_start_makes_it_begin_from_scratch(
+    s3_bench: Any, fault_proxy: Any, rule: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once or for ever, at every request of a start: the newest checkpoint, or an error."""
+    monkeypatch.setattr(listing, "_FIRST_PAUSE_SECONDS", 0.0)
+    s3_bench.publish(1)
+    s3_bench.publish(2)
+    s3_bench.endpoint, s3_bench.attempts = fault_proxy.endpoint, 2
+    fault_proxy.set()
+    assert find_newest(s3_bench.store, run_id=s3_bench.run_id).commit is not None
+    listings = fault_proxy.count("list-type=2")
+    assert listings >= 2
+    for at in range(listings):
+        fault_proxy.set(rule("list-type=2", "replace", first=at, body=MALFORMED[name].encode()))
+        found = find_newest(s3_bench.store, run_id=s3_bench.run_id)
+        assert found.commit is not None
+        assert found.commit.step == 2
+        fault_proxy.set(rule("list-type=2", "replace", first=at, count=10**9, body=MALFORMED[name].encode()))
+        with pytest.raises((StorageError, CheckpointError)):
+            find_newest(s3_bench.store, run_id=s3_bench.run_id)

@@ -1,0 +1,206 @@
+"""What lies in a store beside our own files, or in place of them, costs its own row and nothing else."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.storage import base, folder
+from sm_llm.storage.collect import collect_garbage
+from sm_llm.storage.find import find_newest, list_checkpoints
+from sm_llm.storage.hub_fetch import fetch
+from sm_llm.storage.layout import COMMITS, Slot, save_of_key, slot_of_commit
+from sm_llm.storage.manifest import CommitManifest, _checksum, decode
+from sm_llm.storage.pins import pin, pinned
+from sm_llm.storage.retire import retire_damaged
+
+Hub = Any
+
+
+def rewrite(bench: Any, step: int, **changes: Any) -> None:
+    """Change fields of a commit, with a checksum that fits."""
+    path = bench.root / COMMITS / f"step-{step:08d}.json"
+    record = json.loads(path.read_bytes())
+    record.pop("self_crc64nvme")
+    record.update(changes)
+    path.write_text(json.dumps({**record, "self_crc64nvme": _checksum(record)}))
+
+
+def spoil(bench: Any, step: int, how: str) -> None:
+    path = bench.root / COMMITS / f"step-{step:08d}.json"
+    files = json.loads(path.read_bytes())["files"]
+    if how == "too deep":
+        path.write_text('{"version": 1, "meta": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    elif how == "too large":
+        with path.open("r+b") as stream:
+            stream.truncate(base.SMALL_BYTES + 1)
+    elif how == "a path twice":
+        rewrite(bench, step, files=[*files, files[0]])
+    elif how == "a file below a file":
+        rewrite(bench, step, files=[*files, {**files[0], "path": files[0]["path"] + "/x"}])
+    elif how == "a path that climbs out":
+        rewrite(bench, step, files=[{**files[0], "path": "../../../x"}, *files[1:]])
+    elif how == "a version that is no integer":
+        rewrite(bench, step, version=True)
+    elif how == "a size that is no integer":
+        rewrite(bench, step, files=[{**files[0], "size": str(files[0]["size"])}, *files[1:]])
+    elif how == "a huge number":
+        path.write_text('{"version": ' + "1" * 10_000 + "}")
+    else:
+        path.write_text('{"version": 1, "time": NaN}')
+
+
+HOWS = [
+    "too deep", "too large", "a path twice", "a file below a file", "a path that climbs out",
+    "a version that is no integer", "a size that is no integer", "a huge number", "not a number",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_commit_that_cannot_be_right_is_passed_over_by_every_verb(bench: Any, how: str) -> None:
+    for step in (1, 2, 3):
+        bench.publish(step)
+    spoil(bench, 3, how)
+    found = find_newest(bench.store, run_id=bench.run_id)
+    assert found.commit is not None
+    assert found.commit.step == 2
+    assert [it.step for it in found.rejected] == [3]
+    assert [(it.step, it.valid) for it in list_checkpoints(bench.store)] == [(1, True), (2, True), (3, False)]
+    assert collect_garbage(bench.store, run_id=bench.run_id, keep_last=1).steps == (1,)
+    assert retire_damaged(bench.store, {3}, run_id=bench.run_id, label="x") in ([], [3])
+
+
+class Changing:
+    """A store whose commit is another one at every read."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def get(self, key: str) -> bytes | None:
+        self.reads += 1
+        body: bytes | None = self.inner.get(key)
+        return body and body + b" " * self.reads + (b"x" if self.reads % 2 else b"y")
+
+
+def test_a_commit_that_differs_at_each_read_is_not_valid(bench: Any) -> None:
+    bench.publish(1)
+    store = Changing(bench.store)
+    with pytest.raises(CheckpointError, match="another one at each of 10 reads"):
+        find_newest(store, run_id=bench.run_id)
+    assert store.reads < 50
+
+
+class Vanishing(Changing):
+    """A store that lists commits and then says that there are none."""
+
+    def get(self, key: str) -> bytes | None:
+        self.reads += 1
+        return None
+
+
+def test_I7_commits_that_are_listed_and_then_all_vanish_are_an_error(bench: Any) -> None:
+    bench.publish(1)
+    bench.publish(2)
+    with pytest.raises(StorageError, match="2 commits are listed"):
+        find_newest(Vanishing(bench.store), run_id=bench.run_id)
+
+
+def test_a_checkpoint_that_was_collected_since_the_first_listing_is_looked_for_again(bench: Any) -> None:
+    bench.publish(1)
+
+    class Outdated(Changing):
+        def get(self, key: str) -> bytes | None:
+            if not self.reads:
+                self.reads += 1
+                bench.publish(2)
+                collect_garbage(bench.store, run_id=bench.run_id, keep_last=1)
+            found: bytes | None = self.inner.get(key)
+            return found
+
+    found = find_newest(Outdated(bench.store), run_id=bench.run_id)
+    assert found.commit is not None
+    assert found.commit.step == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step-abc",
+        "step-00000001.bak",
+        "step-",
+        ".step-00000001.swp",
+        "step-00000001~",
+        "step-\u0661",
+        "step-" + "9" * 40,
+    ],
+)
+def test_s12_a_foreign_pin_stops_no_collection(bench: Any, name: str) -> None:
+    for step in (1, 2, 3):
+        bench.publish(step)
+    pin(bench.store, 1)
+    (bench.root / "ckpt" / "wanted" / name).write_text("x")
+    assert pinned(bench.store, time.time()) == {1}
+    assert collect_garbage(bench.store, run_id=bench.run_id, keep_last=1).steps == (2,)
+
+
+@pytest.mark.parametrize("name", ["step-\u0661.json", "step-\u00b9.json", f"step-{'9' * 40}.json", "step--1.json"])
+def test_s12_step_numbers_are_ascii_digits(bench: Any, name: str) -> None:
+    bench.publish(1)
+    (bench.root / COMMITS / name).write_text("{}")
+    assert slot_of_commit(f"{COMMITS}{name}") is None
+    assert save_of_key(f"ckpt/{name.removesuffix('.json')}/{'0a' * 16}/x") is None
+    assert [it.step for it in list_checkpoints(bench.store)] == [1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200) | st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists).map(str))
+def test_anything_is_a_commit_or_a_reason(body: Any) -> None:
+    raw = body if isinstance(body, bytes) else body.encode("utf-8", "surrogatepass")
+    with pytest.raises(ValueError):
+        decode(raw, CommitManifest)
+
+
+def test_an_object_too_large_for_memory_is_refused_before_it_is_read(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "SMALL_BYTES", 10)
+    (bench.root / "x").write_bytes(b"x" * 11)
+    with pytest.raises(base.TooLargeError, match="more than 10 bytes"):
+        bench.store.get("x")
+
+
+def test_s12_slots_are_equal_only_by_number() -> None:
+    assert slot_of_commit(f"{COMMITS}step-1.json") == slot_of_commit(f"{COMMITS}step-00000001.json") == Slot(1)
+
+
+PIN = ".fetch/source.json"
+
+
+def test_s03_a_repository_cannot_bring_its_own_pin(hub: Hub, tmp_path: Any) -> None:
+    hub.add("org/name", {"config.json": b"{}", PIN: b"{}"})
+    with pytest.raises(StorageError, match=r"\.fetch is a name of our own"):
+        fetch("hf://org/name", tmp_path / "x")
+    assert not (tmp_path / "x" / "config.json").exists()
+
+
+@pytest.mark.parametrize("path", ["../outside.txt", "/abs", "a//b", "a\\..\\b", ".FETCH/source.json", "a\n\x1b]0;t"])
+def test_s03_a_pin_is_checked_like_the_hub_itself(hub: Hub, tmp_path: Any, path: str) -> None:
+    hub.add("org/name", {"config.json": b"{}"})
+    place = tmp_path / "a" / "dest"
+    fetch("hf://org/name", place)
+    record = json.loads((place / PIN).read_text())
+    record["files"].append({"path": path, "size": 1, "checksum": "git-sha1:" + "0" * 40})
+    (place / PIN).write_text(json.dumps(record))
+    with pytest.raises(StorageError, match="cannot be used"):
+        fetch("hf://org/name", place)
+    assert not (tmp_path / "a" / "outside.txt").exists()

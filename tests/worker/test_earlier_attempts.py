@@ -1,0 +1,48 @@
+"""What earlier attempts reported contradicts a storage that shows none of their checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.events import EventWriter, StartChosen
+from sm_llm.contract.published import CheckpointPublished
+from sm_llm.contract.run_home import FolderHome
+from sm_llm.contract.run_record import Attempt, AttemptStart, RunRecord
+from sm_llm.worker.earlier_attempts import published_before
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def record(*starts: AttemptStart | None) -> RunRecord:
+    attempts = tuple(
+        Attempt(number=number, native_id="1", started=1.0, start=start) for number, start in enumerate(starts, 1)
+    )
+    facts: dict[str, Any] = {"spec": {"task": {}}, "spec_digest": "d", "attempts": attempts}
+    return RunRecord(run_id="job-1", name="job", created=1.0, **facts)
+
+
+def test_a_run_that_never_published_may_begin(tmp_path: Path) -> None:
+    home = FolderHome(tmp_path)
+    assert published_before(home) is None
+    home.create(record(AttemptStart(source="scratch", step=0), None))
+    writer = EventWriter(home.paths.event_file(1, "rank0"), 1)
+    writer.write(StartChosen("scratch", 0))
+    assert published_before(home) is None
+
+
+def test_I7_events_of_an_earlier_attempt_are_believed(tmp_path: Path) -> None:
+    home = FolderHome(tmp_path)
+    for attempt, step in ((1, 40), (2, 60)):
+        writer = EventWriter(home.paths.event_file(attempt, "rank0"), attempt)
+        writer.write(CheckpointPublished(step, "uri", 1, 1.0, 0.0))
+    home.paths.event_file(3, "rank0").write_text(
+        '{"kind": "checkpoint_published", "step": "x"}\n{"checkpoint_published"'
+    )
+    assert published_before(home) == 60
+
+
+def test_I7_the_record_of_an_attempt_that_continued_is_believed(tmp_path: Path) -> None:
+    home = FolderHome(tmp_path)
+    home.create(record(None, AttemptStart(source="checkpoint", step=20)))
+    assert published_before(home) == 20
