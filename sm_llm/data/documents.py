@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 BATCH_DOCUMENTS = 1024
 BATCH_BYTES = 8_000_000
@@ -26,6 +29,15 @@ class Rejections:
 
 
 @dataclass(frozen=True)
+class LongText:
+    """A document that is not held in memory: ``parts()`` reads it again, in pieces of whole lines where it has some."""
+
+    parts: Callable[[], Iterator[str]]
+    size: int
+    """UTF-8 bytes."""
+
+
+@dataclass(frozen=True)
 class Documents:
     """A batch of documents of one file. ``lines`` are 1-based lines, rows or sections; ``fraction`` of it is read."""
 
@@ -35,6 +47,8 @@ class Documents:
     file: str
     lines: list[int]
     fraction: float
+    long: LongText | None = None
+    """The only document of its batch, if it is there."""
 
 
 class Collector:
@@ -53,6 +67,8 @@ class Collector:
     def add(self, line: int, value: Any, fraction: float) -> Documents | None:
         """Take one value of the text field; returns a batch when one is full."""
         self._field_seen = True
+        if isinstance(value, LongText):
+            return Documents([], [], self._file, [line], fraction, value)
         size, reason = usable(value)
         if reason:
             self.reject(reason, line)
@@ -105,12 +121,15 @@ def usable(value: Any) -> tuple[int, str | None]:
         return 0, "not_unicode"
 
 
-def is_held_out(text: str, seed: int, fraction: float) -> bool:
-    """Whether a document belongs to validation: by a hash of its text, so equal documents stay on one side."""
+def is_held_out(text: str | Iterable[str], seed: int, fraction: float) -> bool:
+    """Whether a document, or its parts, belong to validation: by a hash of the text, so equal documents stay on one
+    side."""
     if fraction <= 0:
         return False
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=seed.to_bytes(16, "little")).digest()
-    return int.from_bytes(digest, "little") < fraction * 2.0**64
+    hashed = hashlib.blake2b(digest_size=8, key=seed.to_bytes(16, "little"))
+    for part in [text] if isinstance(text, str) else text:
+        hashed.update(part.encode("utf-8"))
+    return int.from_bytes(hashed.digest(), "little") < fraction * 2.0**64
 
 
 def no_documents(sources: list[str], rejections: Rejections) -> str:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sm_llm.contract.events import Progress
 from sm_llm.data.account import PrepareAccount, SplitAccount, unigram_entropy
@@ -17,7 +18,9 @@ from sm_llm.data.describe import write_json
 from sm_llm.data.documents import Documents, Rejections, is_held_out, no_documents
 from sm_llm.data.encode import Encoder, EncoderMismatch, Tokenizer, choose_encoder
 from sm_llm.data.files import SourceFile, find_files
+from sm_llm.data.long_text import encode_long
 from sm_llm.data.pack import Packer, Tokens, with_end_tokens
+from sm_llm.data.readers import LONG_BYTES
 from sm_llm.data.rows_writer import RowsWriter
 from sm_llm.data.tokenizer_choice import obtain_tokenizer
 from sm_llm.errors import DataError
@@ -29,7 +32,11 @@ if TYPE_CHECKING:
 
 ACCOUNT = "account.json"
 Report = Callable[[Progress], None]
+Ends = npt.NDArray[np.int64]
+Held = npt.NDArray[np.bool_]
 
+_MANY_DOCUMENTS = 100
+"""From here on a hash of each divides documents about as asked."""
 _REPORT_SECONDS = 1.0
 _MIN_TOKENS_PER_BYTE = 0.12  # of the input files; lower than any tokenizer of ours on compressed or plain text
 
@@ -37,9 +44,10 @@ _MIN_TOKENS_PER_BYTE = 0.12  # of the input files; lower than any tokenizer of o
 def prepare(task: PrepareTask, output: Path, progress: Report) -> dict[str, Any]:
     """Write ``output``/{train,validation,tokenizer,account.json} and return the account.
 
-    ``validation`` exists if ``validation_fraction`` > 0. Memory is bounded by one batch of documents (or the
-    longest document). The result depends only on the task and the text. Raises ``DataError`` for missing,
-    unreadable or too little text, an unusable tokenizer, or a disk too small.
+    ``validation`` exists if ``validation_fraction`` > 0: whole documents where there are enough, else the last rows.
+    Memory is bounded by one batch of documents (or the longest line); a text file is read in parts. The result depends
+    only on the task and the text. Raises ``DataError`` for missing, unreadable or too little text, an unusable
+    tokenizer, or a disk too small.
     """
     notices: list[str] = []
     files = find_files(task.sources, notices.append)
@@ -59,14 +67,45 @@ def prepare(task: PrepareTask, output: Path, progress: Report) -> dict[str, Any]
 def _encode(
     task: PrepareTask, files: list[SourceFile], tokenizer: Tokenizer, output: Path, progress: Report, notices: list[str]
 ) -> PrepareAccount:
-    """All text with the fast encoder; if that is caught erring, all of it again with the reference."""
-    try:
-        return _Run(task, files, tokenizer, choose_encoder(tokenizer), output, progress, notices).account()
-    except EncoderMismatch as mismatch:
-        notices.append(f"the fast encoder differs from the reference ({mismatch}); the reference encoded everything")
+    """All text with the fast encoder; all of it again with the reference if that is caught erring, or divided by rows
+    if there are too few documents to divide."""
+    encoder, boundary = choose_encoder(tokenizer), None
+    while True:
+        try:
+            return _Run(task, files, tokenizer, encoder, output, progress, notices, boundary).account()
+        except EncoderMismatch as mismatch:
+            notices.append(
+                f"the fast encoder differs from the reference ({mismatch}); the reference encoded everything"
+            )
+            encoder = choose_encoder(tokenizer, trust_fast=False)
+        except _TooFewDocuments as few:
+            rows, held_out = _divide_rows(task, few)
+            boundary = (rows - held_out) * task.seq_length
+            notices.append(
+                f"too few documents ({few.documents:,}) to hold out {task.validation_fraction:.3g} of the text in "
+                f"whole ones: the last {held_out:,} of {rows:,} rows are held out instead"
+            )
         _remove(output / "train", output / "validation")
-    slow = choose_encoder(tokenizer, trust_fast=False)
-    return _Run(task, files, tokenizer, slow, output, progress, notices).account()
+
+
+class _TooFewDocuments(Exception):
+    """Whole documents do not make the two splits that were asked for."""
+
+    def __init__(self, documents: int, tokens: int) -> None:
+        self.documents = documents
+        self.tokens = tokens
+
+
+def _divide_rows(task: PrepareTask, found: _TooFewDocuments) -> tuple[int, int]:
+    """(rows, those of them to hold out). Raises ``DataError`` for text that does not fill two rows."""
+    rows = found.tokens // task.seq_length if task.tail == "drop" else -(-found.tokens // task.seq_length)
+    if rows < 2:
+        raise DataError(
+            f"{found.documents:,} documents with {found.tokens:,} tokens make {rows} row of {task.seq_length}, but "
+            "task.validation_fraction wants one to train on and one to hold out. Set task.tail=pad, a smaller "
+            "task.seq_length, task.validation_fraction=0, or give more text"
+        )
+    return rows, min(rows - 1, max(1, round(task.validation_fraction * rows)))
 
 
 class _Run:
@@ -81,7 +120,11 @@ class _Run:
         output: Path,
         progress: Report,
         notices: list[str],
+        boundary: int | None = None,
     ) -> None:
+        self._boundary = boundary
+        """Tokens in front of those that are held out; None divides by documents."""
+        self._seen = 0
         self._task = task
         self._files = files
         self._tokenizer = tokenizer
@@ -101,6 +144,8 @@ class _Run:
                 self._add(documents)
             if sum(split.documents for split in self._splits) == 0:
                 raise DataError(no_documents(self._task.sources, self._rejections))
+            if self._boundary is None and len(self._splits) > 1:
+                self._check_division()
             splits = {split.name: split.finish() for split in self._splits}
         return PrepareAccount(
             seq_length=self._task.seq_length,
@@ -112,18 +157,53 @@ class _Run:
             notices=[*self._notices, *_literal_ends(splits, self._tokenizer.end_token)],
         )
 
+    def _check_division(self) -> None:
+        """Raise ``_TooFewDocuments`` where a split has no row, or a few documents make another share than was asked."""
+        documents, tokens = (sum(getattr(it, name) for it in self._splits) for name in ("documents", "tokens"))
+        asked, share = self._task.validation_fraction, self._splits[1].tokens / tokens
+        is_near = documents >= _MANY_DOCUMENTS or asked / 2 <= share <= 2 * asked
+        if not (is_near and all(split.has_rows for split in self._splits)):
+            raise _TooFewDocuments(documents, tokens)
+
     def _add(self, documents: Documents) -> None:
+        if documents.long is not None:
+            self._add_long(documents.long.parts, documents.long.size)
+        elif len(documents.texts) == 1 and documents.sizes[0] > LONG_BYTES:
+            self._add_long(lambda: iter(documents.texts), documents.sizes[0])
+        else:
+            self._add_texts(documents)
+
+    def _add_texts(self, documents: Documents) -> None:
         ids, offsets = self._encoder.encode(documents.texts)
-        joined = with_end_tokens(ids, offsets, self._tokenizer.end_id)
         self._text_bytes += sum(documents.sizes)
         seed, fraction = self._task.seed, self._task.validation_fraction
         held_out = np.array([is_held_out(text, seed, fraction) for text in documents.texts])
-        if not held_out.any():
-            self._splits[0].add(joined, len(held_out))
-            return
-        of_token = np.repeat(held_out, np.diff(offsets) + 1)
-        self._splits[0].add(joined[~of_token], int((~held_out).sum()))
-        self._splits[1].add(joined[of_token], int(held_out.sum()))
+        lengths = np.diff(offsets) + 1
+        self._deal(with_end_tokens(ids, offsets, self._tokenizer.end_id), np.cumsum(lengths), held_out)
+
+    def _add_long(self, parts: Callable[[], Iterator[str]], size: int) -> None:
+        """One document, of which never more than a piece is held with its ids."""
+        self._text_bytes += size
+        held_out = np.array([is_held_out(parts(), self._task.seed, self._task.validation_fraction)])
+        for ids in encode_long(self._encoder, parts()):
+            self._deal(ids, np.empty(0, np.int64), held_out)
+        self._deal(np.array([self._tokenizer.end_id], np.int32), np.array([1]), held_out)
+
+    def _deal(self, tokens: Tokens, ends: Ends, held_out: Held) -> None:
+        """Give tokens to their splits. ``ends`` are the places behind end tokens, ``held_out`` is for each document."""
+        first, last = self._splits[0], self._splits[-1]
+        if self._boundary is not None:
+            cut = min(max(self._boundary - self._seen, 0), len(tokens))
+            self._seen += len(tokens)
+            before = int((ends <= cut).sum())
+            first.add(tokens[:cut], before)
+            last.add(tokens[cut:], len(ends) - before)
+        elif held_out.all() or not held_out.any():
+            (last if held_out.all() else first).add(tokens, len(ends))
+        else:
+            of_token = np.repeat(held_out, np.diff(ends, prepend=0))
+            first.add(tokens[~of_token], int((~held_out).sum()))
+            last.add(tokens[of_token], int(held_out.sum()))
 
     def _describe_tokenizer(self) -> dict[str, Any]:
         return {
@@ -142,15 +222,20 @@ class _Split:
         self.documents = 0
         self._task = task
         self._tokenizer = tokenizer
-        self._tokens_in = 0
+        self.tokens = 0
         self._packer = Packer(task.seq_length)
         columns = ("labels", "attention_mask") if task.tail == "pad" else tuple(dict.fromkeys(task.columns))
         self.writer = RowsWriter(folder, task.seq_length, tokenizer.vocab_size, columns, task.rows_per_shard)
 
     def add(self, ids: Tokens, documents: int) -> None:
         self.documents += documents
-        self._tokens_in += len(ids)
+        self.tokens += len(ids)
         self.writer.write(self._packer.add(ids))
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether ``finish`` would find a row."""
+        return self.writer.rows > 0 or (self._task.tail == "pad" and len(self._packer.tail) > 0)
 
     def finish(self) -> SplitAccount:
         tail = self._packer.tail
@@ -166,7 +251,7 @@ class _Split:
         end_id = self._tokenizer.end_id
         return SplitAccount(
             documents=self.documents,
-            tokens_in=self._tokens_in,
+            tokens_in=self.tokens,
             tokens_kept=self.writer.tokens,
             tokens_dropped={"tail": len(tail)},
             padding=padding,
@@ -176,9 +261,8 @@ class _Split:
         )
 
     def _too_little(self) -> str:
-        found = f"{self.name}: {self.documents} documents with {self._tokens_in} tokens do not fill one row"
-        remedy = "raise task.validation_fraction" if self.name == "validation" else "give more text"
-        return f"{found} of {self._task.seq_length}. Set task.tail=pad, a smaller task.seq_length, or {remedy}"
+        found = f"{self.name}: {self.documents} documents with {self.tokens} tokens do not fill one row"
+        return f"{found} of {self._task.seq_length}. Set task.tail=pad, a smaller task.seq_length, or give more text"
 
 
 def _read(

@@ -6,12 +6,13 @@ import gzip
 import importlib
 import json
 import re
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from sm_llm.data.compressed import whole_gzip
 from sm_llm.data.describe import data_files
-from sm_llm.data.documents import BATCH_DOCUMENTS
+from sm_llm.data.documents import BATCH_DOCUMENTS, LongText
 from sm_llm.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,11 +28,34 @@ class Reader(Protocol):
     def __call__(self, path: Path, text_field: str, collector: Collector) -> Iterator[tuple[int, Any, float]]: ...
 
 
+LONG_BYTES = 8_000_000
+"""A text file of more than this is read in parts."""
+_PART_CHARACTERS = 1 << 20
+
+
 def _read_text(path: Path, text_field: str, collector: Collector) -> Iterator[tuple[int, Any, float]]:
     try:
-        yield 1, path.read_text(encoding="utf-8-sig"), 1.0
+        if path.stat().st_size <= LONG_BYTES:
+            yield 1, path.read_text(encoding="utf-8-sig"), 1.0
+            return
+        size, is_blank = 0, True
+        for part in _text_parts(path):
+            size += len(part.encode("utf-8"))
+            is_blank = is_blank and part.isspace()
     except UnicodeDecodeError:
         collector.reject("not_utf8", 1)
+        return
+    if is_blank:
+        collector.reject("empty", 1)
+    else:
+        yield 1, LongText(partial(_text_parts, path), size), 1.0
+
+
+def _text_parts(path: Path) -> Iterator[str]:
+    """The text of a file in pieces; each ends with a line, unless lines are very long."""
+    with path.open(encoding="utf-8-sig") as stream:
+        while part := stream.read(_PART_CHARACTERS):
+            yield part + stream.readline(_PART_CHARACTERS)
 
 
 def _read_jsonl(path: Path, text_field: str, collector: Collector) -> Iterator[tuple[int, Any, float]]:

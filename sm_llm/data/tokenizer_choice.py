@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from sm_llm.spec.tasks import PrepareTask
 
 
+_HELD_OUT = "held_out_for_validation"
+
+
 def obtain_tokenizer(
     task: PrepareTask,
     files: list[SourceFile],
@@ -37,6 +40,10 @@ def obtain_tokenizer(
     rejections = Rejections()
     texts = _training_texts(task, files, rejections)
     first = next(texts, None)
+    if first is None and rejections.counts.keys() == {_HELD_OUT}:
+        # So few documents that all are held out: then rows are, and the tokenizer learns from all text.
+        texts = _training_texts(task.model_copy(update={"validation_fraction": 0.0}), files, Rejections())
+        first = next(texts, None)
     if first is None:
         raise DataError(no_documents(task.sources, rejections))
     asked = task.train_tokenizer
@@ -75,8 +82,12 @@ def _training_texts(task: PrepareTask, files: list[SourceFile], rejections: Reje
 
 def _not_held_out(task: PrepareTask, file: SourceFile, rejections: Rejections) -> Iterator[tuple[str, int]]:
     for documents in file.documents(task.text_field, rejections):
+        if documents.long is not None and not is_held_out(documents.long.parts(), task.seed, task.validation_fraction):
+            yield from ((part, len(part.encode("utf-8"))) for part in documents.long.parts())
+        elif documents.long is not None:
+            rejections.add(_HELD_OUT, f"{documents.file}:{documents.lines[0]}")
         for text, size, line in zip(documents.texts, documents.sizes, documents.lines, strict=True):
             if is_held_out(text, task.seed, task.validation_fraction):
-                rejections.add("held_out_for_validation", f"{documents.file}:{line}")
+                rejections.add(_HELD_OUT, f"{documents.file}:{line}")
             else:
                 yield text, size

@@ -33,8 +33,21 @@ def closing(run: Run, console: Console, plot: str | None) -> None:
     if status.state is RunState.COMPLETED:
         _print_sample(run, console)
         _print_loading(run, console)
+        _print_rows(run, console)
     else:
         console.print(f"\n{escape(_next(run, status))}", soft_wrap=True)
+
+
+def _print_rows(run: Run, console: Console) -> None:
+    """Of a preparation: how many rows there are, and the next command to type."""
+    from sm_llm.launcher.rows_closing import account, rows_sentence, training_command
+
+    found = account(run) if run.job.kind == "prepare" else None
+    if found is None or run.result_link is None:
+        return
+    console.print(f"\n{rows_sentence(found)}", soft_wrap=True, highlight=False)
+    console.print("\n[bold]Train on them with[/]")
+    console.print(f"  {escape(training_command(found, str(run.result_link)))}", soft_wrap=True, highlight=False)
 
 
 def _next(run: Run, status: Status) -> str:

@@ -131,7 +131,8 @@ class PrepareTask(SpecModel):
     seq_length: int = Field(ge=2, le=2**24)
     """Tokens per row."""
     validation_fraction: float = Field(default=0.0, ge=0, lt=1)
-    """Share of documents held out; chosen by a hash of the document, so it does not depend on order."""
+    """Share of documents held out; chosen by a hash of the document, so it does not depend on order. Where the
+    documents are too few for that, the last rows are held out."""
     columns: list[Literal["labels", "attention_mask"]] = Field(default_factory=list)
     """Columns beside ``input_ids``."""
     tail: Literal["pad", "drop"] = "drop"
