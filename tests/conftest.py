@@ -16,6 +16,7 @@ pytest_plugins = [
     "tests.fixtures.timing",
     "tests.fixtures.s3_server",
     "tests.fixtures.fault_proxy",
+    "tests.fixtures.retry_clock",
     "tests.fixtures.hub_double",
     "tests.fixtures.sagemaker_double",
     "tests.fixtures.diagnostics",

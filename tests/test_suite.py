@@ -22,7 +22,7 @@ MEASURED = {"tests/test_long.py": [1, 90, 90, "test_it"], "tests/test_short.py":
 
 SWEEP = """
     import pytest
-    from tests.fixtures.sampling import pick, sample
+    from tests.fixtures.sampling import one_of_each, pick, sample
 
     @pytest.mark.parametrize(("left", "right"), sample([(n, pytest) for n in range(20)], 3), ids=str)
     def test_pair(left, right):
@@ -35,6 +35,7 @@ SWEEP = """
 
     def test_loop():
         print("picked", *pick(range(20), 3))
+        print("kinds", *one_of_each(["PUT /a/1", "PUT /a/2", "GET /a/1", "PUT /0123456789abcdef"]))
 """
 
 
@@ -72,6 +73,7 @@ def test_sweep_is_sampled(suite: Path) -> None:
     assert "--sample-seed 1)" in first
     assert re.search(r"test_it\.py: 37\n", first)
     assert len(re.search(r"picked ([\d ]+)", again)[1].split()) == 3  # type: ignore[index]
+    assert re.search(r"kinds [01] 2 3\n", again)
 
 
 def test_sweep_of_integration_tests(suite: Path) -> None:
@@ -82,6 +84,7 @@ def test_sweep_of_integration_tests(suite: Path) -> None:
     assert len(cases(whole)) == 20 + 20
     assert "sweeps: every case" in whole
     assert len(re.search(r"picked ([\d ]+)", whole)[1].split()) == 20  # type: ignore[index]
+    assert "kinds 0 1 2 3" in whole
 
 
 PASSES = """

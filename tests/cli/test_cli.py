@@ -38,7 +38,7 @@ def sm_llm(*arguments: str, folder: Path | None = None) -> subprocess.CompletedP
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

@@ -20,7 +20,7 @@ FILES = {"config.json": b"{}", "model.safetensors": b"w" * 9000, "pytorch_model.
 def fetch(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environ}
     command = [sys.executable, "-m", "sm_llm.cli", "fetch", *arguments]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_fetch_says_what_it_did_and_what_was_there(hub: Hub, tmp_path: Path) -> None:

@@ -314,10 +314,10 @@ def test_a_courier_tells_trouble_once_and_its_end_and_does_the_last_duty_until_i
         done.append(True)
 
     courier = Courier([duty], told.append, last=final, round_seconds=0.005).start()
-    assert rounds.wait(10)
+    assert rounds.wait(240)
     with courier.quiet():
         pass
-    courier.close(10)
-    courier.close(10)
+    courier.close(240)
+    courier.close(240)
     assert done == [True]
     assert [it.rpartition(" ")[2] for it in told] == ["answer", "stand", "answer", "stand", "answer", "stand"]

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.engines.s5cmd import S5cmdTransfer
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publish import Published, Save, new_save, publish, seal, upload_part
 from sm_llm.storage.s3 import S3Store, to_base64
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.transfer import CopyTransfer
+from tests.fixtures.children import in_small_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -178,7 +180,7 @@ class S3Bench(Bench):
         return self._stores[key]
 
     def fresh_store(self) -> S3Store:
-        config = {"retries": {"total_max_attempts": self.attempts}, "read_timeout": 20}
+        config = {"retries": {"total_max_attempts": self.attempts}, "read_timeout": 120}
         return S3Store(self.bucket, self.root.as_posix(), S3Options(endpoint_url=self.endpoint), config)
 
 
@@ -209,7 +211,7 @@ def alone(value: Any) -> list[Any]:
 
 def together(count: int, work: Callable[[int, Callable[[Any], list[Any]]], Any]) -> list[Any]:
     """Run ``work(rank, gather)`` in ``count`` threads that share one gather; results, or exceptions, by rank."""
-    barrier = threading.Barrier(count, timeout=20)
+    barrier = threading.Barrier(count, timeout=240)
     slots: list[Any] = [None] * count
     results: list[Any] = [None] * count
 
@@ -230,9 +232,22 @@ def together(count: int, work: Callable[[int, Callable[[Any], list[Any]]], Any])
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=240)
     assert not any(thread.is_alive() for thread in threads), "a process waits in vain"
     return results
+
+
+@pytest.fixture(autouse=True)
+def _pauses_are_over_at_once(request: pytest.FixtureRequest) -> None:
+    """Of retries in this process, where a test uses S3."""
+    if "bucket" in request.fixturenames:
+        request.getfixturevalue("retry_clock")
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """s5cmd moves parts of 5 MiB, not of 50: as many requests with a tenth of the bytes."""
+    monkeypatch.setattr(S5cmdTransfer, "_run", in_small_parts(S5cmdTransfer._run))
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 slow = pytest.mark.integration
-SIZES = {"s5cmd": 51 * MIB, "crt": 18 * MIB, "boto3": 18 * MIB, "ranges": 18 * MIB}
+pytestmark = pytest.mark.usefixtures("small_parts")
+SIZES = {"s5cmd": 18 * MIB, "crt": 18 * MIB, "boto3": 18 * MIB, "ranges": 18 * MIB}
 """Bytes that make several parts."""
 
 

@@ -50,9 +50,10 @@ def tree(folder: Path) -> dict[str, bytes]:
         ("s5cmd", 9 * MIB, "cut"),
         ("ranges", 9 * MIB, "cut"),
         *(pytest.param(engine, 18 * MIB, "cut", marks=pytest.mark.integration) for engine in ("crt", "boto3", "auto")),
-        *(pytest.param("s5cmd", 51 * MIB, action, marks=pytest.mark.integration) for action in ("flip", "cut")),
+        *(pytest.param("s5cmd", 18 * MIB, action, marks=pytest.mark.integration) for action in ("flip", "cut")),
     ],
 )
+@pytest.mark.usefixtures("small_parts")
 def test_I9_a_flipped_bit_and_a_truncated_body_are_caught_and_repaired_with_every_engine(
     fault_proxy: Any, rule: Any, tmp_path: Path, bucket: str, engine: str, size: int, action: str
 ) -> None:

@@ -131,10 +131,11 @@ def test_a_missing_object_is_a_missing_object_with_every_engine(far: S3Store, tm
     ],
     ids=["part-503", "part-lost", "complete-lost", "create-lost"],
 )
+@pytest.mark.usefixtures("small_parts")
 def test_I4_a_fault_in_a_multipart_upload_has_one_outcome(
     near: S3Store, far: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str, match: str, action: str
 ) -> None:
-    copies = local_files(tmp_path, large=SIZE if engine != "s5cmd" else 60 * MIB)
+    copies = local_files(tmp_path, large=SIZE)
     fault_proxy.set(rule(match, action))
     stored = EngineTransfer(engine).upload(near, copies, lambda _: None)
     assert fault_proxy.rules[0].seen >= 1
@@ -195,13 +196,13 @@ def test_an_object_that_changes_while_it_is_read_is_an_error(far: S3Store, tmp_p
         RangesTransfer(workers=1).download(far, copies, overwrite)
 
 
-@slow
-def test_a_bandwidth_cap_is_kept_and_taken_by_an_engine_that_can(far: S3Store, tmp_path: Path) -> None:
+def test_a_bandwidth_cap_is_kept_and_taken_by_an_engine_that_can(
+    far: S3Store, tmp_path: Path, retry_clock: Any
+) -> None:
     copies = fill(far, tmp_path, a=3_000_000, b=3_000_000)
     said: list[str] = []
-    began = time.monotonic()
     EngineTransfer("s5cmd", max_bandwidth=4_000_000, announce=said.append).download(far, copies, lambda _: None)
-    assert time.monotonic() - began > 1.2
+    assert retry_clock.seconds > 1.2
     assert said == ["ranges: 2 files, 6,000,000 bytes"]
     said.clear()
     sources = local_files(tmp_path, c=1000)
@@ -310,7 +311,7 @@ def test_an_interrupted_upload_leaves_no_open_parts(
     # Whoever starts the tests in the background of a shell has them ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for engine in ("crt", "boto3"):
-        fault_proxy.set(rule("PUT .*partNumber=2", "hang", count=99, seconds=3))
+        fault_proxy.set(rule("PUT .*partNumber=2", "hang", count=99, seconds=1))
 
         over = threading.Event()
 
@@ -321,12 +322,10 @@ def test_an_interrupted_upload_leaves_no_open_parts(
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt, daemon=True).start()
-        began = time.monotonic()
         try:
             with pytest.raises(KeyboardInterrupt):
                 EngineTransfer(engine).upload(near, copies, lambda _: None)
         finally:
             over.set()
-        assert time.monotonic() - began < 60  # well inside the two minutes a platform grants
         assert open_uploads(far) == []
         assert far.list("") == []

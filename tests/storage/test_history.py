@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from sm_llm.errors import StorageError
 from sm_llm.storage.publish import collect_garbage, fetch, find_newest, list_checkpoints, restore, verify
 from sm_llm.storage.transfer import CopyTransfer
+from tests.fixtures.sampling import number
 
 KEEP = 2
 OPERATION = st.integers(0, 40)
@@ -131,7 +132,7 @@ def test_no_long_history_loses_or_invents_a_checkpoint(bench: Any, faulty: Any, 
     run_state_machine_as_test(
         machine(type(bench), faulty, killed, contents),
         settings=settings(
-            max_examples=60,
+            max_examples=number(15, whole=60),
             stateful_step_count=20,
             deadline=None,
             print_blob=True,

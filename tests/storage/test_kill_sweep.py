@@ -13,6 +13,7 @@ import pytest
 from sm_llm.errors import StorageError
 from sm_llm.storage.layout import Slot
 from sm_llm.storage.publish import collect_garbage, fetch, find_newest, list_checkpoints, verify
+from tests.fixtures.sampling import one_of_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ def test_a_collection_killed_at_any_operation(crowded: Callable[[], Any], faulty
     probe = faulty(crowded().store)
     collect(crowded(), probe)
     assert len(probe.calls) > 20
-    for at in range(len(probe.calls)):
+    for at in one_of_each(probe.calls):
         bench = crowded()
         with pytest.raises(killed):
             collect(bench, faulty(bench.store, at, mode))
@@ -165,7 +166,7 @@ def test_a_real_sigkill_at_every_change_of_the_disk_in_a_collection(crowded: Cal
 def test_a_lost_answer_in_a_collection_never_costs_a_kept_checkpoint(crowded: Callable[[], Any], faulty: Any) -> None:
     probe = faulty(crowded().store)
     collect(crowded(), probe)
-    for at in range(len(probe.calls)):
+    for at in one_of_each(probe.calls):
         bench = crowded()
         with pytest.raises(StorageError, match="the answer was lost"):
             collect(bench, faulty(bench.store, at, "lost"))

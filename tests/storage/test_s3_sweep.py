@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import pytest
 from sm_llm.errors import StorageError
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.publish import collect_garbage, fetch, find_newest, list_checkpoints, publish, restore, verify
+from tests.fixtures.sampling import number, one_of_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,27 +99,26 @@ def test_I5_a_collection_killed_at_any_request(s3_bench: Any, guillotine: Any, k
     def collect(store: Any) -> None:
         collect_garbage(store, run_id=s3_bench.run_id, keep_last=2, clock=lambda: time.time() + 7200)
 
-    step, at = 2, 0
-    s3_bench.publish(1)
-    s3_bench.publish(2)
-    while True:
-        step += 1
+    def crowd(step: int) -> None:
         s3_bench.publish(step)
         leave_parts(s3_bench.store, f"ckpt/step-{step:08d}/left/data/x")
-        try:
-            with guillotine(at, mode).on(s3_bench.store) as store:
-                collect(store)
-        except killed:
-            left = usable_steps(s3_bench)
-            assert left[-2:] == [step - 1, step]
-            collect(s3_bench.store)  # the next one finishes the work, and the next kill finds the same as this one
-            assert usable_steps(s3_bench) == [step - 1, step]
-            at += 1
-            continue
-        break
-    assert 10 < at < 60
+
+    s3_bench.publish(1)
+    s3_bench.publish(2)
+    crowd(3)
+    probe = guillotine()
+    with probe.on(s3_bench.store) as store:
+        collect(store)
+    assert 10 < len(probe.requests) < 60
+    for step, at in enumerate(one_of_each(probe.requests), 4):
+        crowd(step)
+        with pytest.raises(killed), guillotine(at, mode).on(s3_bench.store) as store:
+            collect(store)
+        left = usable_steps(s3_bench)
+        assert left[-2:] == [step - 1, step]
+        collect(s3_bench.store)  # the next one finishes the work, and the next kill finds the same as this one
+        assert usable_steps(s3_bench) == [step - 1, step]
     assert not s3_bench.store.client.list_multipart_uploads(Bucket=s3_bench.bucket).get("Uploads")
-    assert usable_steps(s3_bench) == [step - 1, step]
     assert len({it.key.split("/")[2] for it in s3_bench.store.list("ckpt/step-")}) == 2
 
 
@@ -177,24 +176,25 @@ def test_I4_the_sdk_repeats_a_deletion_whose_answer_was_lost(s3_bench: Any, faul
 def test_I4_I5_a_lost_answer_at_any_request_of_a_collection_never_costs_a_kept_checkpoint(
     s3_bench: Any, fault_proxy: Any, rule: Any
 ) -> None:
-    s3_bench.publish(1)
-    s3_bench.publish(2)
-    behind, at, step = s3_bench.endpoint, 0, 2
-    while True:
-        step += 1
-        s3_bench.publish(step)
+    def collect(**rules: Any) -> None:
         s3_bench.endpoint, s3_bench.attempts = fault_proxy.endpoint, 1
-        fault_proxy.set(rule(".", "lost", first=at))
+        fault_proxy.set(rule(".", "lost", **rules))
         with contextlib.suppress(StorageError):
             collect_garbage(s3_bench.store, run_id=s3_bench.run_id, keep_last=2)
         s3_bench.endpoint, s3_bench.attempts = behind, 4
+
+    behind = s3_bench.endpoint
+    for step in (1, 2, 3):
+        s3_bench.publish(step)
+    collect(count=0)
+    assert len(fault_proxy.log) > 10
+    for step, at in enumerate(one_of_each(fault_proxy.log), 4):
+        s3_bench.publish(step)
+        collect(first=at)
+        assert fault_proxy.rules[0].seen > at
         assert usable_steps(s3_bench)[-2:] == [step - 1, step]
         collect_garbage(s3_bench.store, run_id=s3_bench.run_id, keep_last=2)
         assert usable_steps(s3_bench) == [step - 1, step]
-        if fault_proxy.rules[0].seen <= at:
-            break
-        at += 1
-    assert at > 10
 
 
 def test_I4_the_sdk_repeats_a_commit_whose_answer_was_lost_and_the_nonce_settles_it(
@@ -215,9 +215,11 @@ def test_I3_I5_two_jobs_of_one_run_that_save_and_collect_at_once_lose_nothing(s3
     benches = [s3_bench, type(s3_bench)(s3_bench.root, s3_bench.scratch, bucket=s3_bench.bucket)]
     benches[1].endpoint = s3_bench.endpoint
 
+    steps = number(3, whole=6)
+
     def work(rank: int, gather: Any) -> list[bool]:
         won = []
-        for step in range(1, 7):
+        for step in range(1, steps + 1):
             gather(None)  # both begin each step together
             won.append(benches[rank].publish(step).won)
             collect_garbage(benches[rank].store, run_id=s3_bench.run_id, keep_last=2)
@@ -225,8 +227,8 @@ def test_I3_I5_two_jobs_of_one_run_that_save_and_collect_at_once_lose_nothing(s3
         return won
 
     mine, others = together(2, work)
-    assert [sorted(pair) for pair in zip(mine, others, strict=True)] == [[False, True]] * 6
-    assert usable_steps(s3_bench) == [5, 6]
+    assert [sorted(pair) for pair in zip(mine, others, strict=True)] == [[False, True]] * steps
+    assert usable_steps(s3_bench) == [steps - 1, steps]
     assert verify(s3_bench.store, find_newest(s3_bench.store).commit, deep=True) == []
     assert len({it.key.split("/")[2] for it in s3_bench.store.list("ckpt/step-")}) == 2, "losers cleaned up"
 
@@ -257,25 +259,25 @@ def test_I6_all_nodes_restore_the_same_and_fall_back_together(s3_bench: Any, tog
     assert all("other content than was published" in str(it.rejected[0]) for it in outcomes)
 
 
-@pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.integration)])
+@pytest.mark.parametrize("seconds", [1, 60])
 def test_I2_I7_a_storm_of_503_costs_time_and_never_a_checkpoint(
-    s3_bench: Any, fault_proxy: Any, rule: Any, seconds: int
+    s3_bench: Any, fault_proxy: Any, rule: Any, retry_clock: Any, seconds: int
 ) -> None:
+    """Of so many seconds of the pauses between tries."""
     from sm_llm.storage.s3 import S3Store
     from sm_llm.storage.s3_options import S3Options
 
     s3_bench.publish(1)
     store = S3Store(s3_bench.bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))
     fault_proxy.set(rule(".", "503", count=10**9))
-    storm = threading.Timer(seconds, fault_proxy.set)
-    storm.start()
+    retry_clock.after(seconds, fault_proxy.set)
     try:
         won = s3_bench.publish(2, store=store).won
     except StorageError:
         won = False
     with contextlib.suppress(StorageError):
         assert find_newest(store, run_id=s3_bench.run_id).commit.step == 1 + won
-    storm.join()
+    retry_clock.sleep(seconds)  # by now the storm is over
     assert s3_bench.publish(3, store=store).won
     assert usable_steps(s3_bench) == ([1, 2, 3] if won else [1, 3])
 
@@ -376,7 +378,7 @@ def test_no_history_in_s3_loses_or_invents_a_checkpoint(
     run_state_machine_as_test(
         history.machine(bench, faulty, killed, contents),
         settings=settings(
-            max_examples=20,
+            max_examples=number(6, whole=20),
             stateful_step_count=10,
             deadline=None,
             print_blob=True,

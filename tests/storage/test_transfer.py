@@ -64,8 +64,8 @@ def test_what_had_arrived_before_an_error_is_settled(copies: list[Copy]) -> None
 
     def come(batch: Sequence[Copy]) -> None:
         if batch[0].key == "c":
-            assert settled.acquire(timeout=20)
-            assert settled.acquire(timeout=20)
+            assert settled.acquire(timeout=240)
+            assert settled.acquire(timeout=240)
             raise StorageError("the store does not answer")
 
     with pytest.raises(StorageError, match="does not answer"):
