@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_record import RunRecord
     from sm_llm.launcher.backends.base import Submission
 
-LEAVE_SECONDS = 5.0
+LEAVE_SECONDS = 30.0
 """How long a supervisor may take to go once it has recorded the end of its attempt."""
 _LOOK_SECONDS = 0.05
 READY = b"ready\n"

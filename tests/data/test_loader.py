@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,27 +124,34 @@ def test_prepared_rows_open_by_specification(
         open_source(data, "train", 300, 2)
 
 
-def test_the_thread_runs_a_bounded_number_of_steps_ahead_and_measures_the_wait() -> None:
+def test_the_thread_runs_a_bounded_number_of_steps_ahead_and_measures_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
+    waits, now = threading.Event(), [7.0]
+
+    def clock() -> float:
+        waits.set()
+        return now[0]
 
     def slow() -> Iterator[int]:
         for number in range(100):
-            time.sleep(0.5 if number == 0 else 0)
+            if number == 0:
+                waits.wait()
+                now[0] += 0.5
             made.append(number)
             yield number
 
+    monkeypatch.setattr("sm_llm.data.prefetch.time", SimpleNamespace(perf_counter=clock))
     prefetcher = Prefetcher(slow(), depth=2)
     assert next(prefetcher) == 0
-    assert 0.3 < prefetcher.wait_seconds < 5
-    deadline = time.monotonic() + 10
+    assert prefetcher.wait_seconds == 0.5
+    deadline = time.monotonic() + 60
     while len(made) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.2)
     assert len(made) <= 5
-    waited = prefetcher.wait_seconds
     assert next(prefetcher) == 1
-    assert prefetcher.wait_seconds - waited < 0.25
+    assert prefetcher.wait_seconds == 0.5, "it was there"
     prefetcher.close()
     assert next(prefetcher, None) is None
 

@@ -98,7 +98,7 @@ class FakeRuns:
         return api.launch(self.spec(**changes), *overrides, new=new)
 
     @staticmethod
-    def wait_until(true: Callable[[], object], seconds: float = 50.0) -> None:
+    def wait_until(true: Callable[[], object], seconds: float = 150.0) -> None:
         """Wait for a condition; fail the test if it does not come true."""
         deadline = time.monotonic() + seconds
         while not true():

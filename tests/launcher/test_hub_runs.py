@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.run import Run
+    from tests.fixtures.preloaded import Preloaded
 
 Hub = Any
 TOKEN = "hf_" + "Planted7" * 4
@@ -53,11 +54,11 @@ def job(storage: Path, **changes: Any) -> dict[str, Any]:
     return {"name": "get", "task": task, "storage": str(storage), "secrets": {"HF_TOKEN": "env:PLANTED"}, **changes}
 
 
-def ended(run: Run, seconds: float = 120) -> Run:
+def ended(run: Run, seconds: float = 250) -> Run:
     deadline = time.monotonic() + seconds
     while not run.state.is_final:
         assert time.monotonic() < deadline, "\n".join(run.logs())
-        time.sleep(0.2)
+        time.sleep(0.05)
     return run
 
 
@@ -140,7 +141,7 @@ def test_a_plan_without_the_secret_warns_and_without_any_secret_fails(hub: Hub, 
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-def test_a_workflow_fetches_a_gated_model_and_trains_on_from_it(hub: Hub, planted: Path) -> None:
+def test_a_workflow_fetches_a_gated_model_and_trains_on_from_it(hub: Hub, planted: Path, preloaded: Preloaded) -> None:
     """Train a model, put it on the hub, fetch it with the token, and train on."""
     hub.add("org/config", {"config.json": json.dumps(CONFIG).encode()})
     first = train(planted)

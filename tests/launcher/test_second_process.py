@@ -20,6 +20,8 @@ from sm_llm.launcher.backends import local
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.fixtures.preloaded import Preloaded
+
 pytestmark = pytest.mark.integration
 
 Fakes = Any
@@ -45,7 +47,7 @@ def shell(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``sm-llm`` in a shell of its own."""
     argv = [sys.executable, "-m", "sm_llm.cli", *arguments]
     return subprocess.run(
-        argv, cwd=folder, env=environment(), capture_output=True, text=True, timeout=100, check=False
+        argv, cwd=folder, env=environment(), capture_output=True, text=True, timeout=250, check=False
     )  # fmt: skip
 
 
@@ -88,11 +90,11 @@ def test_every_reading_verb_and_stop_work_from_other_shells_while_a_run_goes_on(
     assert f"sm-llm resume {run.uri}" in stop.stdout
     assert run.state is RunState.INTERRUPTED
 
-    lines, _ = following.communicate(timeout=60)
+    lines, _ = following.communicate(timeout=150)
     assert following.returncode == 0
     assert lines.count("Loss:") > 3
     assert "step 1 |" not in lines, "OB07: what was printed before is not told again"
-    watched, _ = watching.communicate(timeout=60)
+    watched, _ = watching.communicate(timeout=150)
     assert watching.returncode == EXIT_CODES[RunState.INTERRUPTED]
     assert "is running, attempt 1" in watched
     assert "step 1/8000" not in watched
@@ -134,12 +136,15 @@ def test_wait_ends_with_the_exit_code_of_the_state_and_tells_the_cause(fakes: Fa
 
 
 def test_LM04_under_torchrun_the_scripts_own_error_comes_first(
-    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Preloaded
 ) -> None:
     script = (
-        "import os, time\n"
-        "print('up', os.environ['RANK'], flush=True)\n"
-        "time.sleep(2 + 3 * (os.environ['RANK'] == '0'))\n"  # two streams: the first line has come by then
+        "import os, pathlib, time\n"
+        "rank, run = os.environ['RANK'], pathlib.Path(os.environ['SM_LLM_RUN_FOLDER'])\n"
+        "log = run / 'logs' / 'attempt-1' / 'node-0.log'\n"
+        "print('up', rank, flush=True)\n"
+        "time.sleep(300 * (rank == '0'))\n"  # torchrun ends it
+        "while log.read_text().count(' up ') < 2: time.sleep(0.01)\n"
         "raise ValueError(f\"rank {os.environ['RANK']} has rows that are upside down\")\n"
     )
     monkeypatch.setattr(local, "entrypoint_source", lambda kind: script)

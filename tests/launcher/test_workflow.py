@@ -132,7 +132,7 @@ def test_an_interrupt_between_steps_starts_no_other(turn: Callable[..., Run]) ->
 
 
 def test_a_stop_file_of_the_workflow_stops_its_running_step_and_nothing_later(turn: Callable[..., Run]) -> None:
-    run = turn("put(2); RunPaths(paths.root.parents[1]).stop_file.touch(); time.sleep(60)")
+    run = turn("put(2); RunPaths(paths.root.parents[1]).stop_file.touch(); time.sleep(300)")
     assert run.state is RunState.INTERRUPTED
     assert run.status().reason == "step two: asked to stop; the newest checkpoint is safe"
     assert turn("put(None)").state is RunState.COMPLETED
