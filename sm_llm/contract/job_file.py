@@ -25,6 +25,9 @@ _SETTLED = ("name", "backend", "compute", "storage", "inputs", "task.kind", "tas
 RUN_FOLDER_ENVIRONMENT = "SM_LLM_RUN_FOLDER"
 """Environment variable that names the folder in which a launcher on this machine keeps and ships the files of a run."""
 
+STORE_SECRET_ENVIRONMENT = "SM_LLM_STORE_SECRET"
+"""Environment variable with a value that only this attempt's processes know: names in their common store hold it."""
+
 JOB_CHANNEL = "job"
 """Input channel that holds job.json where the platform mounts channels."""
 

@@ -60,7 +60,7 @@ def _install_once(lock: Path, folder: Path, environ: MutableMapping[str, str], r
 
 
 def _install(lock: Path, folder: Path, wheelhouse: str | None, run: Callable[..., object]) -> None:
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--quiet"]
     command += ["--upgrade", "--target", str(folder), "-r", str(lock)]
     with tempfile.TemporaryDirectory() as wheels:
         if wheelhouse:

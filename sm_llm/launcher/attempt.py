@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import site
 import socket
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.courier import CLOSE_SECONDS
 from sm_llm.contract.events import AttemptEnded, EventWriter, read_file
-from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT, JobFile
 from sm_llm.contract.liveness import hold
 from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.contract.run_record import Attempt, AttemptStart, RunRecord
@@ -197,6 +198,8 @@ def _run_nodes(
     quiet: Sequence[Callable[[], AbstractContextManager[None]]],
 ) -> processes.Ended:
     is_rehearsal = TRAINING_JOB in request
+    # Never written anywhere: of another user's process, nobody else can read the environment.
+    secret = {STORE_SECRET_ENVIRONMENT: secrets.token_hex(16)}
     with processes.reserved_port() as port, rehearsal.fixed_port(len(request["nodes"]) if is_rehearsal else 1):
         nodes = []
         with ExitStack() as stack:
@@ -204,7 +207,7 @@ def _run_nodes(
                 stack.enter_context(silence())
             for index, node in enumerate(request["nodes"]):
                 argv = [part.replace(PORT, str(port)) for part in node["argv"]]
-                variables = {**environ, **python_path(environ), **node["env"]}
+                variables = {**environ, **python_path(environ), **node["env"], **secret}
                 folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
                 nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))
         ended = processes.wait_for_all(

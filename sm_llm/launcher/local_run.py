@@ -134,7 +134,7 @@ def _spawn(home: RunHome, attempt: int, folder: str) -> str:
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", SUPERVISOR, home.uri, str(writer), _options(home)],
+                [sys.executable, "-P", "-m", SUPERVISOR, home.uri, str(writer), _options(home)],
                 env={**os.environ, **python_path(os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -154,7 +154,7 @@ def host_count(request: Mapping[str, Any]) -> int:
 
 def command(port: str) -> list[str]:
     """What a training image runs. ``port`` is for torchrun on one host, which would else take 29500."""
-    return ["env", f"PET_MASTER_PORT={port}", sys.executable, "-m", "sagemaker_training.cli.train"]
+    return ["env", f"PET_MASTER_PORT={port}", sys.executable, "-P", "-m", "sagemaker_training.cli.train"]
 
 
 def environment(request: Mapping[str, Any], base: Path) -> dict[str, str]:

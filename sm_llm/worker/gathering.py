@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
 import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
 from sm_llm.worker.failure import FAILED
+from sm_llm.worker.message import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,12 +36,12 @@ class Gathering:
         self._round = 0
 
     def __call__(self, value: Any, while_waiting: Callable[[], None] = lambda: None) -> list[Any]:
-        """Every process's value, by number."""
+        """Every process's value, by number. A value is one that ``message.encode`` takes."""
         if self._board is None or self._count == 1:
             return [value]
         self._round += 1
         prefix = f"gather/{self._name}/{self._round}"
-        self._board.put(f"{prefix}/{self._index}", base64.b64encode(pickle.dumps(value)).decode())
+        self._board.put(f"{prefix}/{self._index}", encode(value))
         return [self._await(f"{prefix}/{number}", while_waiting) for number in range(self._count)]
 
     def _await(self, note: str, while_waiting: Callable[[], None]) -> Any:
@@ -55,4 +54,4 @@ class Gathering:
                 raise RunFailed(f"another process did not come within {self._timeout:.0f} s ({note})")
             while_waiting()
             time.sleep(_LOOK_SECONDS)
-        return pickle.loads(base64.b64decode(text))  # written by a process of this very job
+        return decode(text)

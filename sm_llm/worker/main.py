@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from sm_llm.contract.hosts import Hosts, await_host
+from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT
 from sm_llm.contract.liveness import RunLock
 from sm_llm.contract.states import EXIT_CODES, RunState
 from sm_llm.contract.stopped import StopRecord
@@ -215,7 +216,8 @@ def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
         return None  # and torch is not needed
     from sm_llm.worker.board import connect, open_board
 
-    prefix = f"{context.job.run_id}/{context.job.attempt}"
+    # Who may connect to the store still has to know the names in it.
+    prefix = f"{context.job.run_id}/{context.job.attempt}/{environ.get(STORE_SECRET_ENVIRONMENT, '')}"
     hosts = Hosts.read(context.container.resource_config)
     if "TORCHELASTIC_RUN_ID" in environ or hosts is None or context.place.world_size == 1:
         return connect(prefix, environ)

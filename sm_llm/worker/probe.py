@@ -49,9 +49,8 @@ def reason_not_to_load(name: str, run: Callable[..., Any] = subprocess.run) -> s
     if find_spec(name) is None:
         return None
     try:
-        done = run(
-            [sys.executable, "-c", f"import {name}"], capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        command = [sys.executable, "-P", "-c", f"import {name}"]
+        done = run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"its import takes more than {_SECONDS:.0f} s"
     lines = done.stderr.strip().splitlines()

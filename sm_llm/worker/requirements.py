@@ -22,7 +22,7 @@ from sm_llm.errors import RunFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_PIP = (sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
+_PIP = (sys.executable, "-P", "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
 _CONFLICT = "The conflict is caused by:"
 
 

@@ -100,7 +100,7 @@ class TransferAgent:
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
         times = agent_process.working_seconds(self.grace_seconds), agent_process.abort_seconds(self.grace_seconds)
-        command = [sys.executable, "-m", agent_process.__name__, str(theirs.fileno()), *map(str, times)]
+        command = [sys.executable, "-P", "-m", agent_process.__name__, str(theirs.fileno()), *map(str, times)]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with theirs:
             self._process = subprocess.Popen(

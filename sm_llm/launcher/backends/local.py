@@ -246,6 +246,7 @@ def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[
     tee = (f"--log-dir={rank_logs(base)}", "--tee=3") if _processes(job) > 1 else ()
     return (
         sys.executable,
+        "-P",  # the working folder is the user's; its files are not modules of ours
         "-m",
         "torch.distributed.run",
         f"--nnodes={job.compute.instance_count}",
