@@ -70,6 +70,11 @@ def command(task: ScriptTask, folder: Path) -> list[str]:
     return [*start, *_written(task.args, task.args_style)]
 
 
+def program_words(task: ScriptTask) -> int:
+    """How many words of ``command`` come before the program's arguments."""
+    return 3 if _MODULE.fullmatch(task.entry) else 2
+
+
 def _written(args: Mapping[str, Any], style: str) -> Iterator[str]:
     """Arguments of a mapping in its own order; a list is several words, or a list in Hydra's spelling."""
     for key, value in args.items():

@@ -93,6 +93,8 @@ def _print_loading(run: Run, console: Console) -> None:
         console.print("\n[bold]Get it with[/]")
         console.print(f"  sm-llm sync {escape(str(result))} ./{escape(run.job.id)}", soft_wrap=True, highlight=False)
     folder = Path(run.job.id) if run.home.is_remote else Path(result)
+    if run.job.kind not in ("train", "prepare"):
+        return  # what a script or a fetch leaves, nobody but its user knows
     console.print("\n[bold]Load it with[/]")
     if run.job.kind == "train":
         lines = [

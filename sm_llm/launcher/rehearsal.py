@@ -19,10 +19,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.contract.run_paths import ContainerPaths
 from sm_llm.errors import Fault, StorageError
+from sm_llm.launcher.checks import local_folder
 from sm_llm.launcher.sagemaker.addresses import channel_faults
 from sm_llm.spec.backends import SageMakerBackend as SageMakerOptions
+from sm_llm.spec.inputs import S3Input
 from sm_llm.storage.uri import parse
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.plan import Plan
+    from sm_llm.spec.inputs import Input
     from sm_llm.spec.job import JobSpec
 
 TRAINING_JOB = "training_job"
@@ -68,7 +72,15 @@ def as_training_job(plan: Plan) -> Plan:
             "processes_per_instance": job.compute.processes,
         }
     )
-    return replace(plan, job=job.model_copy(update={"compute": compute, "backend": SageMakerOptions(**_STAND_IN)}))
+    inputs = {name: _as_channel(value) for name, value in job.inputs.items()}
+    update = {"compute": compute, "backend": SageMakerOptions(**_STAND_IN), "inputs": inputs}
+    return replace(plan, job=job.model_copy(update=update))
+
+
+def _as_channel(value: Input) -> Input:
+    """A folder or file of this machine as what it would be on SageMaker: an input channel."""
+    folder = local_folder(value) if isinstance(value, str) else None
+    return value if folder is None or not folder.exists() else S3Input(uri=str(folder.absolute()), mode="File")
 
 
 def hosts(count: int) -> list[str]:
@@ -86,7 +98,8 @@ def lay_out(request: Mapping[str, Any], base: Path, node: int, processes: int, o
     for folder in (container.config, container.code, container.model, container.output_data, container.scratch):
         folder.mkdir(parents=True)
     for channel in request.get("InputDataConfig", ()):
-        _bring(channel["DataSource"], container.channel(channel["ChannelName"]), options)
+        name = channel["ChannelName"]
+        _bring(channel["DataSource"], container.channel(name), options, is_of_run=name == JOB_CHANNEL)
     hyperparameters = dict(request.get("HyperParameters", {}))
     if _is_distributed(hyperparameters):  # there may be no GPUs here to count
         hyperparameters.setdefault(_PROCESSES, json.dumps(processes))
@@ -101,13 +114,28 @@ def _is_distributed(hyperparameters: Mapping[str, str]) -> bool:
     return hyperparameters.get("sagemaker_torch_distributed_enabled") == "true"
 
 
-def _bring(source: Mapping[str, Any], target: Path, options: Mapping[str, Any]) -> None:
+def _lead_to(place: Path, target: Path) -> None:
+    """Show a folder of this machine as a channel, or a file in one, without a copy where links work."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_file():
+        target.mkdir()
+        target = target / place.name
+    try:
+        target.symlink_to(place)
+    except OSError:
+        (shutil.copytree if place.is_dir() else shutil.copy2)(place, target)
+
+
+def _bring(source: Mapping[str, Any], target: Path, options: Mapping[str, Any], *, is_of_run: bool) -> None:
     if "FileSystemDataSource" in source:
         place = source["FileSystemDataSource"]
         raise StorageError(f"{place['FileSystemId']}: a file system of AWS cannot be mounted on this machine")
     from sm_llm.storage.sync import sync
 
     uri = source["S3DataSource"]["S3Uri"]
+    if (folder := parse(uri).path) is not None and not is_of_run:
+        _lead_to(folder, target)
+        return
     target.mkdir(parents=True, exist_ok=True)
     sync(uri.rstrip("/"), target, one_weight_format=False, options=options)
 

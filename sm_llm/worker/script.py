@@ -25,6 +25,7 @@ from sm_llm.worker.newest import newest_step
 from sm_llm.worker.program import Program
 from sm_llm.worker.publish_final import publish_final
 from sm_llm.worker.requirements import install
+from sm_llm.worker.script_platform import collect, count_files, make_folders, variables
 from sm_llm.worker.script_publisher import ScriptPublisher, restore_checkpoint
 from sm_llm.worker.stop import Stopping
 from sm_llm.worker.sync import once_per_node, stage
@@ -137,6 +138,7 @@ class Script:
             shutil.copytree(source, folders.work, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=False)
         for folder in (folders.output, folders.checkpoints, folders.handover, folders.scratch, folders.packages):
             folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self.context.container, folders.output, folders.checkpoints)
         self._install()
         if isinstance(self.task.parallelism, SmpSpec):
             folders.smp_config.write_text(json.dumps(self.task.parallelism.parameters(0), indent=2), encoding="utf-8")
@@ -171,13 +173,16 @@ class Script:
                 places[name] = str(stage(self.context, uri)) if "://" in uri else uri
         return places
 
-    def _environment(self, inputs: dict[str, str], start: tuple[int, str] | None) -> dict[str, str]:
+    def _environment(
+        self, inputs: dict[str, str], start: tuple[int, str] | None, arguments: list[str]
+    ) -> dict[str, str]:
         folders, context = self.folders, self.context
         home = str(Path(__file__).resolve().parents[2])  # of this very package
         path = os.pathsep.join(
             filter(None, [str(folders.work), str(folders.packages), home, os.environ.get("PYTHONPATH")])
         )
-        variables = {
+        found = {
+            **variables(self.task, arguments, inputs, folders.output, os.environ),
             names.OUTPUT: str(folders.output),
             names.CHECKPOINTS: str(folders.checkpoints),
             names.SCRATCH: str(folders.scratch),
@@ -187,12 +192,12 @@ class Script:
             **{names.input_variable(name): place for name, place in inputs.items()},
         }
         if context.place.is_leader:
-            variables[names.EVENTS] = str(context.run.event_file(context.job.attempt, "rank0-program"))
+            found[names.EVENTS] = str(context.run.event_file(context.job.attempt, "rank0-program"))
         if isinstance(self.task.parallelism, SmpSpec):
-            variables[names.SMP_CONFIG] = str(folders.smp_config)
+            found[names.SMP_CONFIG] = str(folders.smp_config)
         if start is not None:
-            variables |= {names.RESUME_STEP: str(start[0]), names.RESUME_FOLDER: start[1]}
-        return {**os.environ, **variables}
+            found |= {names.RESUME_STEP: str(start[0]), names.RESUME_FOLDER: start[1]}
+        return {**os.environ, **found}
 
     def _publisher(self, start: tuple[int, str] | None) -> ScriptPublisher | None:
         place, folders = self.context.place, self.folders
@@ -214,7 +219,8 @@ class Script:
         places |= {"output": str(folders.output), "checkpoints": str(folders.checkpoints)}
         places |= {"scratch": str(folders.scratch)}
         argv = [names.filled(text, places) for text in names.command(self.task, folders.work)]
-        program = Program(argv, self._environment(inputs, start), folders.work)
+        own = argv[names.program_words(self.task) :]
+        program = Program(argv, self._environment(inputs, start, own), folders.work)
         try:
             while program.poll() is None:
                 self._heed()
@@ -252,8 +258,21 @@ class Script:
     def _publish_result(self, argv: list[str], seconds: float) -> None:
         """The output folder of the first node, once the programs of all processes have ended well."""
         output = self.folders.output
+        if self.context.place.is_node_leader:
+            self._note_output(collect(self.context.container, output), count_files(output))
         if self.context.place.is_leader:
             summary = {"argv": argv, "seconds": round(seconds, 3), "installed": self.installed}
             (output / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         meta = {"kind": "script", "spec_digest": self.context.job.spec_digest}
         publish_final(self.context, self.store, output, self.together, meta)
+
+    def _note_output(self, left: list[str], files: int) -> None:
+        """Report what is not published, and a result with nothing in it."""
+        node = self.context.place.node
+        if node == 0 and not files:
+            written = f"no file in {self.task.output_folder}/ (SM_LLM_OUTPUT, SM_MODEL_DIR)"
+            left = [*left, f"the program left {written}: the result holds {SUMMARY} alone"]
+        elif node != 0 and files:
+            left = [*left, f"{files} files of node {node} are not published: the result is what the first node wrote"]
+        for text in left:
+            self.context.notice(text, "warning")

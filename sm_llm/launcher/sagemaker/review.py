@@ -11,6 +11,7 @@ from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher import images
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.lines import duration
+from sm_llm.launcher.removed_modules import import_warnings
 from sm_llm.launcher.review import Review
 from sm_llm.launcher.sagemaker.addresses import address_warnings
 from sm_llm.launcher.sagemaker.arns import place_faults, place_warnings
@@ -77,6 +78,8 @@ def review(plan: Plan) -> Review:
     image = decided.image if decided else None
     faults += program_faults(plan.job, tree, image)
     warnings = [*job_warnings(plan.job), *volume_warnings(plan), *(tree.warnings if tree else [])]
+    if tree is not None:
+        warnings += import_warnings(tree, image)
     if found is not None:
         has_requirements = tree is not None and REQUIREMENTS in tree.files
         warnings += network_warnings(plan, found, has_requirements=has_requirements)
