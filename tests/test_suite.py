@@ -136,7 +136,7 @@ FAILS = """
         (tmp_path / "many").mkdir()
         for n in range(100):
             (tmp_path / f"many/{n:03}").touch()
-        with running_proxy("http://127.0.0.1:1") as proxy:
+        with running_proxy("http://127.0.0.1:1", tmp_path / "requests.log") as proxy:
             proxy.set(Rule("GET", "503", first=1))
             for path in ("/first", "/second"):
                 connection = http.client.HTTPConnection(urlsplit(proxy.endpoint).netloc)
@@ -183,7 +183,7 @@ def test_failure_shows_files_logs_and_requests(suite: Path) -> None:
         assert f"node {node} line 099\n" in failed
         assert f"node {node} line 069\n" not in failed
     assert re.search(r"requests at http://127\.0\.0\.1:\d+, in front of http://127\.0\.0\.1:1 ", failed)
-    assert re.search(r"\n    0 +GET /first\n    1  503 +GET /second\n", failed)
+    assert len(re.findall(r"\n    0 +GET /first\n    1  503 +GET /second\n", failed)) == 2, "here, and in the file"
     assert "it broke off" in shown["test_set_up_fails"]
     assert not re.search("files of|end of|requests at", shown["test_says_nothing_of_others"])
     assert "state.json" not in shown["test_set_up_fails"]

@@ -316,7 +316,7 @@ def run_all(folder: Path, endpoint: str, bucket: str, names: list[str]) -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     agent_process.ABORT_SECONDS = 120.0  # how fast uploads are broken off depends on the machine
-    with running_proxy(endpoint) as proxy:
+    with running_proxy(endpoint, folder / f"requests-{dist.get_rank()}.log") as proxy:
         root = Root(folder, bucket, proxy if dist.get_rank() == 0 else None)
         for configuration in [globals()[name] for name in names] or CONFIGURATIONS:
             began = time.monotonic()
