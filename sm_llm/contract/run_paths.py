@@ -27,10 +27,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 RUN_RECORD = "run.json"
 JOB_FILE = "job.json"
@@ -132,7 +129,13 @@ class ContainerPaths:
         return self.config / "hyperparameters.json"
 
     def channel(self, name: str) -> Path:
-        return self.base / "input" / "data" / name
+        """The files of an input; where it could not be linked into the container's folder, they are where they lie."""
+        pointer = self.channel_pointer(name)
+        return Path(pointer.read_text(encoding="utf-8")) if pointer.is_file() else self.base / "input" / "data" / name
+
+    def channel_pointer(self, name: str) -> Path:
+        """A text file with the path of an input, in place of a link."""
+        return self.base / "input" / "data" / f"{name}.path"
 
     @property
     def model(self) -> Path:

@@ -93,7 +93,10 @@ def _write_json(path: Path, value: object) -> None:
 def _link_channels(container: ContainerPaths, channels: Mapping[str, str]) -> None:
     (container.base / "input" / "data").mkdir(parents=True)
     for name, source in channels.items():
-        container.channel(name).symlink_to(source)
+        try:
+            container.channel(name).symlink_to(source)
+        except OSError:  # a system, or a file system, without links
+            container.channel_pointer(name).write_text(str(source), encoding="utf-8")
 
 
 def node_environment(paths: RunPaths, job: JobFile, node: int, devices: str | None, threads: int) -> dict[str, str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError
+from sm_llm.storage.files import link_tree
 from sm_llm.storage.publish import find_final, find_newest
 from sm_llm.storage.uri import join, parse
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sm_llm.contract.run_home import RunHome
 
 RESULT_LINK = "result"
@@ -45,10 +46,18 @@ def result_place(home: RunHome, run_id: str) -> Path | str | None:
 
 
 def link_result(home: RunHome, place: Path | str | None) -> None:
-    """Point ``<run>/result`` at a published folder; S3, and a file system without links, simply have none."""
+    """Point ``<run>/result`` at a published folder; in S3 there is none.
+
+    Where there are no symbolic links it is a folder of hard links to the same files.
+    """
     if home.is_remote or place is None:
         return
     link = home.root / RESULT_LINK
     with contextlib.suppress(OSError):
+        if link.is_dir() and not link.is_symlink():
+            shutil.rmtree(link)
         link.unlink(missing_ok=True)
-        link.symlink_to(os.path.relpath(place, home.root))
+        try:
+            link.symlink_to(os.path.relpath(place, home.root))
+        except OSError:
+            link_tree(Path(place), link)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 _LONGEST_NAME = 205
@@ -30,6 +31,24 @@ def fsync_tree(folder: Path) -> None:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """The files of ``source`` below ``target``, as hard links where that works; a link in it becomes its content.
+
+    A link to nothing is left out. Raises ``OSError`` for anything that vanishes meanwhile or cannot be read.
+    """
+    for current, _, names in os.walk(source, followlinks=True, onerror=_raise):
+        there = target / Path(current).relative_to(source)
+        there.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            origin = Path(current, name)
+            if origin.is_symlink() and not origin.exists():
+                continue
+            try:
+                os.link(origin.resolve(), there / name)
+            except OSError:
+                shutil.copy2(origin, there / name)
 
 
 def drop_cache(descriptor: int) -> None:

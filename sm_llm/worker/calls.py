@@ -20,6 +20,7 @@ from typing import NoReturn, SupportsFloat
 from sm_llm.contract.events import EventWriter, Logged
 from sm_llm.contract.program import ATTEMPT, EVENTS, HANDOVER
 from sm_llm.errors import StorageError
+from sm_llm.storage.files import link_tree
 
 
 def log(step: int, **values: SupportsFloat) -> None:
@@ -93,24 +94,6 @@ def holds_file(folder: Path) -> bool:
     """Whether there is a file anywhere below ``folder``; a link to nothing is none."""
     walked = os.walk(folder, followlinks=True)
     return any(Path(current, name).is_file() for current, _, names in walked for name in names)
-
-
-def link_tree(source: Path, target: Path) -> None:
-    """The files of ``source`` below ``target``, as hard links where that works; a link in it becomes its content.
-
-    A link to nothing is left out. Raises ``OSError`` for anything that vanishes meanwhile or cannot be read.
-    """
-    for current, _, names in os.walk(source, followlinks=True, onerror=_raise):
-        there = target / Path(current).relative_to(source)
-        there.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            origin = Path(current, name)
-            if origin.is_symlink() and not origin.exists():
-                continue
-            try:
-                os.link(origin.resolve(), there / name)
-            except OSError:
-                shutil.copy2(origin, there / name)
 
 
 def quiet_since(folder: Path) -> float:

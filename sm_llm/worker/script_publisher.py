@@ -13,9 +13,10 @@ from sm_llm.contract.program import step_of
 from sm_llm.contract.published import CheckpointPublished
 from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.storage import publish as publication
+from sm_llm.storage.files import link_tree
 from sm_llm.storage.publish import upload_part
 from sm_llm.storage.uri import join
-from sm_llm.worker.calls import LATE_SECONDS, closed, holds_file, link_tree, quiet_since
+from sm_llm.worker.calls import LATE_SECONDS, closed, holds_file, quiet_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,12 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sm_llm.contract.events import TrackerOpened, read_file
+from sm_llm.contract.events import TrackerOpened, event_files, newest_per_step, read_file
+from sm_llm.contract.mirror import Mirror
+from sm_llm.contract.run_home import job_home
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.contract.s3_home import S3Home
+from sm_llm.errors import StorageError
 from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ POLL_SECONDS = 1.0
 CLOSE_SECONDS = 10.0
 """How long a finished training waits for its trackers; a failed one waits less, for others wait for its end."""
 CLOSE_AFTER_ERROR_SECONDS = 2.0
+
+_EARLIER = "earlier-events"
 
 _MODULES = {
     "tensorboard": "sm_llm.worker.sinks_tensorboard",
@@ -53,6 +60,12 @@ class Sink(Protocol):
     uri: str | None
     """Where a person finds it."""
 
+    def refill(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Events of earlier attempts, one of each kind and step, ascending: add what the tracker has not got.
+
+        It may have lost the last ones when its process was killed.
+        """
+
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
         """New events in the order they were written. Raises whatever the tracker's library raises."""
 
@@ -64,6 +77,27 @@ def numbers(event: Mapping[str, Any]) -> dict[str, float]:
     """What trackers show of an event: name -> number, NaN and infinity included; empty for events without numbers."""
     names = _NAMES.get(event["kind"], {})
     return {shown: float(event[name]) for name, shown in names.items() if event.get(name) is not None}
+
+
+def shown_names() -> list[str]:
+    """Every name that ``numbers`` gives."""
+    return [shown for names in _NAMES.values() for shown in names.values()]
+
+
+def earlier_events(context: WorkerContext, step: int) -> list[Mapping[str, Any]]:
+    """What earlier attempts have measured up to ``step``, which this one continues: the newest of each kind and step.
+
+    Raises ``StorageError`` if they are in S3 and it does not answer.
+    """
+    attempt, run, home = context.job.attempt, context.run, job_home(context.job)
+    if isinstance(home, S3Home):
+        run = RunPaths(context.scratch / _EARLIER)
+        own = f"events/attempt-{attempt}-"
+        Mirror(run.root, home.store).refresh("events/attempt-", lambda name: "-rank0." in name and own not in name)
+    files = [path for number, writer, path in event_files(run.events) if number < attempt and writer == "rank0"]
+    events = [event for path in files for _, event in read_file(path) if event["kind"] in _NAMES]
+    newest = [event for kind in _NAMES for event in newest_per_step(events, kind) if event["step"] <= step]
+    return sorted(newest, key=lambda event: int(event["step"]))
 
 
 def shown_spec(context: WorkerContext) -> dict[str, Any]:
@@ -126,6 +160,7 @@ class Feed:
         self._offset = 0
         self._sinks: dict[str, Sink] = {}
         self._completed = False
+        self._is_refilled = context.job.attempt == 1
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
 
@@ -156,8 +191,23 @@ class Feed:
         unopened, self._openers = self._openers, {}
         for name, opener in unopened.items():
             self._try(name, partial(self._open, name, opener))
+        start = next((event for event in events if event["kind"] == "start_chosen"), None)
+        if start is not None and not self._is_refilled:
+            self._is_refilled = True
+            self._refill(int(start["step"]))
         for name, sink in list(self._sinks.items()):
             self._try(name, partial(sink.take, events))
+
+    def _refill(self, step: int) -> None:
+        """Before the first number of this attempt: what its predecessors measured and a tracker may have lost."""
+        try:
+            events = earlier_events(self._context, step)
+        except StorageError as error:
+            self._context.notice(f"trackers may lack steps of earlier attempts: {error}", "warning")
+            return
+        for name, sink in list(self._sinks.items()):
+            if events:
+                self._try(name, partial(sink.refill, events))
 
     def _open(self, name: str, opener: Opener) -> None:
         sink = opener()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from sm_llm.worker.sinks import numbers, shown_spec
+from sm_llm.worker.sinks import numbers, shown_names, shown_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
 
 RUN_TAG = "sm_llm.run_id"
+_OF_TRAINING = ("train/", "validation/")
 _METRICS_PER_CALL = 1000
 _PARAMS_PER_CALL = 100
 _LONGEST_PARAM = 500
@@ -32,6 +33,8 @@ class Tracker:
         if known:
             self._client.update_run(known, status="RUNNING")
         self.uri: str | None = self._address(experiment)
+        self._held = self._history() if known else {}
+        """(name, step) -> values that MLflow has: it appends, and forgets nothing."""
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -54,11 +57,27 @@ class Tracker:
         root = str(self._client.tracking_uri)
         return f"{root.rstrip('/')}/#/experiments/{experiment}/runs/{self.id}" if root.startswith("http") else root
 
+    def _history(self) -> dict[tuple[str, int], set[str]]:
+        held: dict[tuple[str, int], set[str]] = {}
+        for name in shown_names():
+            for it in self._client.get_metric_history(self.id, name):
+                held.setdefault((name, it.step), set()).add(repr(it.value))
+        return held
+
+    def _is_new(self, name: str, step: int, value: float) -> bool:
+        """Not what is there already. How fast a step was taken again is no number of the training: the first stays."""
+        values = self._held.get((name, step), set())
+        return repr(value) not in values if name.startswith(_OF_TRAINING) else not values
+
+    def refill(self, events: Sequence[Mapping[str, Any]]) -> None:
+        self.take(events)
+
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
         metrics = [
             Metric(name, value, int(event["time"] * 1000), event["step"])
             for event in events
             for name, value in numbers(event).items()
+            if self._is_new(name, event["step"], value)
         ]
         for begin in range(0, len(metrics), _METRICS_PER_CALL):
             self._client.log_batch(self.id, metrics=metrics[begin : begin + _METRICS_PER_CALL])

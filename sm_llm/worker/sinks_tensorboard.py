@@ -35,6 +35,25 @@ class Tracker:
     def _open(self, purge_step: int | None) -> Any:
         return SummaryWriter(str(self._folder), purge_step=purge_step)
 
+    def refill(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """From the first step that the files lack a number of, all is written again, and what they had is forgotten."""
+        held = self._held() if self._goes_on else {}
+        lacking = (event for event in events for name in numbers(event) if event["step"] not in held.get(name, ()))
+        first = next(lacking, None)
+        if first is None:
+            return
+        self._writer.close()
+        self._writer = self._open(first["step"])
+        self._goes_on = True
+        self._write([event for event in events if event["step"] >= first["step"]])
+
+    def _held(self) -> dict[str, set[int]]:
+        """Steps of every scalar in the folder, as TensorBoard would show them."""
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        shown = EventAccumulator(str(self._folder), size_guidance={"scalars": 0}).Reload()
+        return {name: {it.step for it in shown.Scalars(name)} for name in shown.Tags()["scalars"]}
+
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event["kind"] == "start_chosen":
@@ -42,9 +61,13 @@ class Tracker:
                     self._writer.close()
                     self._writer = self._open(event["step"] + 1)
                 self._goes_on = True
+            self._write([event])
+        self._writer.flush()
+
+    def _write(self, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
             for name, value in numbers(event).items():
                 self._writer.add_scalar(name, value, event["step"], walltime=event["time"])
-        self._writer.flush()
 
     def close(self, *, completed: bool) -> None:
         self._writer.close()

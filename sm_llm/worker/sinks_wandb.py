@@ -38,6 +38,9 @@ class Tracker:
         self._run.define_metric("*", step_metric=STEP)
         self.uri: str | None = self._run.url or None
 
+    def refill(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing: W&B's own process sends what it has written to the disk, and a run offline cannot be asked."""
+
     def take(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if values := numbers(event):

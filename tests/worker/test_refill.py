@@ -1,0 +1,97 @@
+"""Trackers whose process was killed lack the last steps: the next attempt adds them from the event log, once."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from test_sinks import Fake, context_of, step
+
+from sm_llm.contract import events as ev
+from sm_llm.contract.events import EventWriter
+from sm_llm.contract.run_paths import RunPaths
+from sm_llm.worker.sinks import Feed, earlier_events, feeding
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def attempt(root: Path, number: int, done: int, last: int, monkeypatch: pytest.MonkeyPatch, spec: Any) -> None:
+    """One attempt that continues after ``done`` steps and is fed until ``last``; equal steps have equal numbers."""
+    with feeding(context := context_of(root, monkeypatch, spec, attempt=number)):
+        context.emit(ev.StartChosen("checkpoint" if done else "scratch", done))
+        for at in range(done + 1, last + 1):
+            context.emit(step(at, 5 - at / 100))
+        context.emit(ev.Validation(last, 4.5, 90.0, 64))
+
+
+def unfed(root: Path, number: int, *steps: int) -> None:
+    """Steps in the log that no tracker has got: its process was killed."""
+    log = EventWriter(RunPaths(root).event_file(number, "rank0"), number)
+    for at in steps:
+        log.write(step(at, 5 - at / 100))
+    log.close()
+
+
+def test_what_earlier_attempts_measured_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "run"
+    unfed(root, 1, *range(1, 19))
+    unfed(root, 2, *range(13, 16))
+    context, fake = context_of(root, monkeypatch, {}, attempt=3), Fake()
+    refilled: list[Any] = []
+    monkeypatch.setattr(Fake, "refill", lambda self, events: refilled.extend(events), raising=False)
+    feed = Feed(context, {"a": lambda: fake}, poll_seconds=0.01)
+    feed.start()
+    for done in (14, 13):  # the second goes back within the attempt
+        context.emit(ev.StartChosen("checkpoint", done))
+        context.emit(step(done + 1, 1.0))
+    feed.close(5)
+    assert [event["step"] for event in refilled] == list(range(1, 15))
+    assert [event["attempt"] for event in refilled] == [1] * 12 + [2] * 2
+    assert [event["step"] for event in fake.events if event["kind"] == "step"] == [15, 14]
+    assert earlier_events(context_of(root, monkeypatch, {}, attempt=1), 99) == []
+
+
+@pytest.mark.integration
+def test_D15_tensorboard_is_refilled_and_shows_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    # Files are read by name, which holds the second and a count of this process: attempts are seconds apart, not here.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
+    root, spec = tmp_path / "run", {"tensorboard": {}}
+
+    def shown() -> tuple[list[int], list[int]]:
+        found = EventAccumulator(str(root / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+        return [it.step for it in found.Scalars("train/loss")], [it.step for it in found.Scalars("validation/loss")]
+
+    attempt(root, 1, 0, 12, monkeypatch, spec)
+    unfed(root, 1, *range(13, 19))
+    attempt(root, 2, 18, 20, monkeypatch, spec)
+    assert shown() == ([*range(1, 21)], [12, 20])
+    attempt(root, 3, 20, 22, monkeypatch, spec)  # nothing is lacking
+    assert shown() == ([*range(1, 23)], [12, 20, 22])
+    attempt(root, 4, 10, 11, monkeypatch, spec)  # goes back before what was lost
+    assert shown() == ([*range(1, 12)], [11])
+    shutil.rmtree(root / "tensorboard")
+    attempt(root, 5, 11, 12, monkeypatch, spec)  # another machine, or a folder that was deleted
+    assert shown() == ([*range(1, 13)], [11, 12])
+
+
+@pytest.mark.integration
+def test_D15_mlflow_is_refilled_and_holds_every_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow.tracking import MlflowClient
+
+    root, uri = tmp_path / "run", str(tmp_path / "mlruns")
+    spec = {"mlflow": {"tracking_uri": uri, "experiment": "mine"}}
+    attempt(root, 1, 0, 12, monkeypatch, spec)
+    unfed(root, 1, *range(13, 19))
+    attempt(root, 2, 18, 20, monkeypatch, spec)
+    attempt(root, 3, 15, 21, monkeypatch, spec)  # takes 16 to 20 again, bit-equal
+    client = MlflowClient(tracking_uri=uri)
+    (experiment,) = [it for it in client.search_experiments() if it.name == "mine"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted(it.step for it in history) == list(range(1, 22))
