@@ -80,6 +80,13 @@ def main() -> NoReturn:
     gc.set_threshold(100_000)  # modules that are being loaded are no garbage: looking for it takes 5% of `plan`
     try:
         app()
+    except ImportError as error:
+        from sm_llm.optional import cause
+
+        if (text := cause(error)) is None:
+            raise
+        typer.echo(f"error: {text}", err=True)
+        sys.exit(1)
     except SmLlmError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(USAGE_EXIT_CODE if isinstance(error, SpecError | PlanError) else 1)

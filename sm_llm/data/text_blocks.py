@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.data.documents import usable
 from sm_llm.errors import DataError, SmLlmError
+from sm_llm.optional import missing
 from sm_llm.storage.hub import is_hub, parse_hub
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ def open_dataset(data: StreamData, split: str, rank: int, degree: int) -> Any:
     """The rank's part of a split as an ``IterableDataset``: its own files if they divide evenly, else every
     ``degree``-th document. Raises ``DataError`` if the dataset cannot be opened.
     """
-    try:
-        from datasets import load_dataset
-        from datasets.distributed import split_dataset_by_node
-    except ImportError as error:
-        raise DataError(f"task.data.format: stream needs datasets ({error}). Install sm_llm[stream]") from error
+    if (lack := missing("datasets")) is not None:
+        raise DataError(f"task.data.format: a stream cannot be read: {lack}")
+    from datasets import load_dataset
+    from datasets.distributed import split_dataset_by_node
+
     name, revision = data.dataset, None
     if is_hub(name):
         address = parse_hub(name)

@@ -14,6 +14,7 @@ from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 from sm_llm.launcher.sdk_tuner import watch_tuners
+from sm_llm.optional import command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -151,7 +152,7 @@ def pytorch() -> Any:
     except ImportError:
         raise SubmitError(
             "estimator() and build_pipeline() need version 2 of the SageMaker SDK (launch() and fit do not): "
-            "pip install 'sagemaker<3'"
+            f"{command('sagemaker')}"
         ) from None
     return PyTorch
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.metrics import metric_rows
+from sm_llm.optional import missing
 from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -40,10 +41,9 @@ def plot_run(events_folder: Path, target: Path, *, title: str) -> Path:
 
 def draw(rows: Sequence[MetricRow], title: str) -> Figure:
     """The figure: one large panel of losses, below it learning rate and throughput over the same steps."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise SmLlmError("plots need matplotlib. Install it with: pip install 'sm_llm[plot]'") from None
+    if (lack := missing("matplotlib")) is not None:
+        raise SmLlmError(f"a plot cannot be drawn: {lack}")
+    from matplotlib.figure import Figure
 
     # A Figure without pyplot: no global state, no display, usable from any thread.
     figure = Figure(figsize=(10, 7.2), layout="constrained")

@@ -1,10 +1,11 @@
-"""What a launch can really run: task kinds and strategies whose worker exists. Others are planned and shown only."""
+"""What a launch can really run: task kinds and strategies whose worker exists, with the packages it needs here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Fault, SpecError, SubmitError
+from sm_llm.optional import missing
 from sm_llm.spec.tasks import parallelism_of
 
 if TYPE_CHECKING:
@@ -15,13 +16,22 @@ if TYPE_CHECKING:
 TASKS = ("train", "prepare", "fetch", "register", "script")
 STRATEGIES = ("fsdp", "smp")
 """Of our own training; a script brings its own and may ask for the image and parameters of any."""
+_PACKAGES = {"train": ("transformers", "tokenizers", "safetensors"), "prepare": ("tokenizers",)}
+"""Kind of task -> what its worker imports, beside torch, which starts all of them."""
 
 
 def assert_runnable(plans: Sequence[Plan]) -> None:
-    """Raise one ``SpecError`` for everything that has no worker in this version. Nothing was uploaded or written."""
+    """Raise one ``SpecError`` for everything that has no worker in this version. Nothing was uploaded or written.
+
+    Raises ``SubmitError`` where workers that would run in this very environment lack packages.
+    """
     faults = [fault for plan in plans for fault in _faults(plan)]
     if faults:
         raise SpecError(faults)
+    kinds = [plan.job.task.kind for plan in plans if plan.job.backend.name == "local"]
+    needed = dict.fromkeys(module for kind in kinds for module in ("torch", *_PACKAGES.get(kind, ())))
+    if (lack := missing(*needed)) is not None:
+        raise SubmitError(f"a local run cannot start: {lack}")
 
 
 def _faults(plan: Plan) -> Iterator[Fault]:

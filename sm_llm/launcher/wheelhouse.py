@@ -29,9 +29,11 @@ def wheelhouse(
     Returns the names of the wheels. Raises ``PlanError`` for an unknown line, ``SubmitError`` with pip's last line.
     """
     from sm_llm.storage.sync import sync
+    from sm_llm.storage.uri import open_store
 
     if line not in LINES:
         raise PlanError([Fault("line", "there is no such line of images", line, f"Lines: {', '.join(LINES)}")])
+    open_store(target)  # a place that cannot be reached is refused before the download
     with tempfile.TemporaryDirectory() as folder:
         for argv in download_commands(line, folder, requirements):
             done = run(argv, capture_output=True, text=True, check=False)

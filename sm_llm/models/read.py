@@ -54,7 +54,7 @@ def _download(name: str, where: str) -> Path:
             RepositoryNotFoundError,
         )
     except ImportError:
-        remedy = "Install huggingface_hub (it comes with sm_llm[train]) or give a local folder."
+        remedy = "pip install huggingface_hub, or give a local folder"
         raise _error(where, "is no folder here, and huggingface_hub is not installed", name, remedy) from None
     try:
         return Path(hf_hub_download(name, "config.json"))

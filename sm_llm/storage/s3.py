@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
+from sm_llm.optional import missing
 from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_bytes, crc64_file
 from sm_llm.storage.listing import first_objects, object_pages, upload_pages
@@ -31,12 +32,14 @@ class S3Store:
     """Objects below ``prefix`` of a bucket. Nothing is touched before the first call.
 
     ``config`` overrides settings of ``botocore.config.Config`` (timeouts, retries). Safe to share between threads;
-    a process that it is sent to (pickled) connects anew.
+    a process that it is sent to (pickled) connects anew. Raises ``StorageError`` where boto3 is not installed.
     """
 
     def __init__(
         self, bucket: str, prefix: str = "", options: S3Options | None = None, config: Mapping[str, Any] | None = None
     ) -> None:
+        if (lack := missing("boto3", "botocore")) is not None:
+            raise StorageError(f"s3://{bucket}: {lack}")
         self.bucket = bucket
         self.prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self.uri = f"s3://{bucket}/{self.prefix}".rstrip("/")

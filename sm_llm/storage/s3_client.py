@@ -67,8 +67,7 @@ def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tupl
     """A new botocore session and an S3 client of it. ``config`` overrides what ``botocore.config.Config`` is given.
 
     A fresh session reads credentials anew; one that was given (``as_session``) refreshes its own, and inside
-    ``one_client`` nothing that is there is made again. Raises ``StorageError`` if boto3 is not installed, or is told
-    nonsense.
+    ``one_client`` nothing that is there is made again. Raises ``StorageError`` for settings that cannot be.
     """
     shared = _SHARED.get()
     if shared is None:
@@ -80,11 +79,9 @@ def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tupl
 
 
 def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    try:
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-    except ImportError:
-        raise StorageError("S3 storage needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
     try:
         # Not by boto3, whose import costs a short copy more than all its requests.
         session = _GIVEN.get() or fresh_session()

