@@ -14,6 +14,7 @@ from sm_llm.contract.states import RunState
 from sm_llm.errors import CheckpointError, Fault, PlanError, StorageError, SubmitError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
+from sm_llm.launcher.homes import is_own_endpoint, remember_options
 from sm_llm.launcher.input_places import assert_inputs_exist
 from sm_llm.launcher.inputs import anchored
 from sm_llm.launcher.plan import plan_loaded
@@ -22,7 +23,7 @@ from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
 from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.leaves import spec_differences
-from sm_llm.spec.overrides import texts, without_step
+from sm_llm.spec.overrides import parse_fields, parse_overrides, texts, without_step
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     )  # fmt: skip
     home = home_of(join(storage, run_id), loaded.spec.storage_options.model_dump())
     home.create(record)
+    remember_options(home)
     _submit(plans, home, record)
     return Run(home)
 
@@ -178,8 +180,22 @@ def resume(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], s
     else:
         _assert_checkpoint(run, step)
     loaded = recorded_spec(run.record, _own(run, overrides), fields)
+    _assert_own_endpoint(run, overrides, fields)
     _assert_start_is_kept(run, loaded)
     return proceed(run, loaded, resume=wanted, changes=texts(overrides, fields))
+
+
+def _assert_own_endpoint(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any]) -> None:
+    """Raise ``SubmitError`` where only the record names a host that signed requests would go to."""
+    endpoint = (run.record.spec.get("storage_options") or {}).get("endpoint_url")
+    given = {path for path, _ in (*parse_overrides(overrides)[0], *parse_fields(fields)[0])}
+    is_given = bool(given & {("storage_options",), ("storage_options", "endpoint_url")})
+    if endpoint is None or is_given or is_own_endpoint(run.home, endpoint):
+        return
+    raise SubmitError(
+        f"{run.id}: its record sends requests to {endpoint}, which nothing of yours names. If you trust it, add "
+        f"storage_options.endpoint_url={endpoint}; otherwise storage_options.endpoint_url=null"
+    )
 
 
 def _longer(run: Run) -> str:
@@ -246,6 +262,7 @@ def finish(run: Run) -> Run:
 
 def rerun(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any]) -> Run:
     """Repeat ``run`` as a new one, from its record; see ``Run.rerun``."""
+    _assert_own_endpoint(run, overrides, fields)
     return _new_from(run, recorded_spec(run.record, _own(run, overrides), fields))
 
 
@@ -254,6 +271,7 @@ def branch(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], s
     job = run.job
     if job.kind != "train":
         raise SubmitError(f"{run.id} trains nothing, so it has no checkpoint to branch from")
+    _assert_own_endpoint(job, overrides, fields)
     begins = _assert_checkpoint(job, step)
     _pin(job, begins)
     start = f"{job.uri}@{_assert_checkpoint(job, begins)}"  # it may have been collected before it was pinned

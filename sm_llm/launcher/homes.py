@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -13,6 +14,8 @@ from sm_llm.contract.run_home import FolderHome, home_of
 from sm_llm.contract.run_paths import RUN_RECORD
 from sm_llm.contract.s3_home import CONFIG, S3Home, workspace
 from sm_llm.errors import StorageError
+from sm_llm.redaction import redact
+from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.swap import folders
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 _READERS = 16
 _SHOWN = 8
+_REACHED = "reached.json"
+_LOG = logging.getLogger(__name__)
 
 
 def user_options(given: S3Options | None = None) -> S3Options:
@@ -39,7 +44,7 @@ def user_options(given: S3Options | None = None) -> S3Options:
 def find_home(uri: str | Path) -> RunHome:
     """The home of a run whose record was not read yet.
 
-    Its storage is reached as the user's defaults say, or else as this machine last reached it.
+    Its storage is reached as the user's defaults say, or else as a launch on this machine reached it.
     """
     location = parse(uri)
     if location.path is not None:
@@ -48,11 +53,45 @@ def find_home(uri: str | Path) -> RunHome:
 
 
 def with_recorded_options(home: RunHome, record: RunRecord) -> RunHome:
-    """The same home, reached as the run's specification says; what was told before, and worked, has precedence."""
+    """The same home, reached as the run's specification says; what was told before, and worked, has precedence.
+
+    Never at another host: whoever may write the record would choose where signed requests go.
+    """
     if not isinstance(home, S3Home):
         return home
-    options = _over(home.store.options, record.spec.get("storage_options") or {})
+    recorded = dict(record.spec.get("storage_options") or {})
+    endpoint = recorded.pop("endpoint_url", None)
+    if endpoint and not _is_same_host(endpoint, home.store.client.meta.endpoint_url):
+        _LOG.warning(
+            "%s: its record names the endpoint %r, which is not used. To use it, set SM_LLM_ENDPOINT_URL",
+            home.uri, redact(str(endpoint)),
+        )  # fmt: skip
+    options = _over(home.store.options, recorded)
     return home if options == home.store.options else home_of(home.uri, options)
+
+
+def _is_same_host(first: str, second: str) -> bool:
+    return str(first).rstrip("/") == str(second).rstrip("/")
+
+
+def is_own_endpoint(home: RunHome, endpoint: str) -> bool:
+    """Whether the user chose the endpoint that a run's record names, and not only somebody who may write the record.
+
+    The user did if the user's settings name it, if the run was reached at it, or if the record is the user's own file.
+    """
+    if endpoint == user_options().endpoint_url:
+        return True
+    if isinstance(home, S3Home):
+        return _is_same_host(endpoint, home.store.client.meta.endpoint_url)
+    return home.paths.record.stat().st_uid == os.getuid()
+
+
+def remember_options(home: RunHome) -> None:
+    """Keep how a run that is launched here is reached, for verbs on this machine that know its address alone."""
+    if isinstance(home, S3Home):
+        options = {name: value for name, value in asdict(home.store.options).items() if value is not None}
+        home.root.mkdir(parents=True, exist_ok=True)
+        write_atomically(home.root / _REACHED, json.dumps(options))
 
 
 def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None = None) -> list[RunHome]:
@@ -114,10 +153,9 @@ def _over(first: S3Options, second: Mapping[str, Any]) -> S3Options:
 
 
 def _remembered(uri: str) -> Mapping[str, Any]:
-    """The options of the copy of the record that this machine kept; how to reach a store is all that is read of it."""
+    """The options of a launch on this machine; nothing of the copy of the record, which others may have written."""
     try:
-        text = (workspace(uri, os.environ) / RUN_RECORD).read_text(encoding="utf-8")
-        options: Mapping[str, Any] = json.loads(text)["spec"]["storage_options"]
-        return options
-    except (OSError, ValueError, KeyError, TypeError):
+        options = json.loads((workspace(uri, os.environ) / _REACHED).read_text(encoding="utf-8"))
+        return options if isinstance(options, dict) else {}
+    except (OSError, ValueError):
         return {}

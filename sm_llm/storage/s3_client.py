@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import SMALL_BYTES, TooLargeError
@@ -38,6 +40,10 @@ _CONFIG: dict[str, Any] = {
 class AnswerError(StorageError):
     """An answer of the store that is not what S3 would have said. ``told`` adds where and of what."""
 
+
+_METADATA_ADDRESSES = (ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"))
+"""Beside link-local ones: of EC2 over IPv6 and of Alibaba Cloud."""
+_METADATA_NAMES = ("metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal")
 
 _GIVEN: ContextVar[Any] = ContextVar("given_session", default=None)
 _SHARED: ContextVar[dict[str, tuple[Any, Any]] | None] = ContextVar("shared_clients", default=None)
@@ -93,9 +99,22 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
         )
     except (BotoCoreError, ValueError) as error:
         raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
+    _refuse_metadata(client.meta.endpoint_url)
     for operation in ("PutObject", "UploadPart"):
         client.meta.events.register(f"before-sign.s3.{operation}", _leave_files_unsigned)
     return session, client
+
+
+def _refuse_metadata(endpoint: str) -> None:
+    """Raise ``StorageError`` for the services that give a machine its credentials: signed requests are not for them."""
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+        is_metadata = address.is_link_local or address in _METADATA_ADDRESSES
+    except ValueError:
+        is_metadata = host.rstrip(".") in _METADATA_NAMES
+    if is_metadata:
+        raise StorageError(f"the endpoint {endpoint} is a metadata service, not an S3 store. Name another one")
 
 
 def _leave_files_unsigned(request: Any, **_: Any) -> None:

@@ -1,0 +1,98 @@
+"""A run's record is data: it never decides which host gets requests signed with the user's credentials."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.contract.states import RunState
+from sm_llm.errors import StorageError, SubmitError
+from sm_llm.launcher import homes
+from sm_llm.launcher.run import Run
+from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_options import S3Options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Fakes = Any
+EVIL = "http://127.0.0.1:9/latest"
+
+
+def point_elsewhere(run: Run, endpoint: str = EVIL) -> None:
+    """As somebody who may write the record would."""
+
+    def change(record: Any) -> Any:
+        options = {**record.spec["storage_options"], "endpoint_url": endpoint}
+        return record.model_copy(update={"spec": {**record.spec, "storage_options": options}})
+
+    run.home.update(change)
+
+
+@pytest.fixture
+def finished(s3_fakes: Fakes) -> Run:
+    s3_fakes.use("put(1); put(None)")
+    run = s3_fakes.launch()
+    assert s3_fakes.end(run) is RunState.COMPLETED, run.logs()
+    return run
+
+
+def test_s10_the_endpoint_of_a_record_is_not_used_and_said(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
+    point_elsewhere(finished)
+    with caplog.at_level(logging.WARNING):
+        again = Run(finished.uri)
+    assert again.state is RunState.COMPLETED
+    assert again.home.store.client.meta.endpoint_url != EVIL
+    assert EVIL in caplog.text
+
+
+@pytest.mark.parametrize("verb", ["rerun", "branch"])
+def test_s10_a_new_run_from_such_a_record_asks_for_a_confirmation(finished: Run, verb: str) -> None:
+    point_elsewhere(finished)
+    with pytest.raises(SubmitError, match=r"storage_options\.endpoint_url=null") as caught:
+        getattr(Run(finished.uri), verb)()
+    assert EVIL in str(caught.value)
+
+
+def test_s10_a_launch_remembers_how_it_reached_its_run_and_no_record_changes_that(
+    s3_fakes: Fakes, finished: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SM_LLM_ENDPOINT_URL")
+    point_elsewhere(finished)
+    assert Run(finished.uri).state is RunState.COMPLETED
+    assert Run(finished.uri).state is RunState.COMPLETED, "also after its record was copied here"
+
+
+def test_the_users_own_endpoint_needs_no_confirmation(finished: Run, s3_fakes: Fakes) -> None:
+    assert homes.is_own_endpoint(finished.home, s3_fakes.options["endpoint_url"])
+    assert not homes.is_own_endpoint(finished.home, EVIL)
+
+
+def test_a_record_of_another_user_in_a_shared_folder_is_not_the_users_own(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes.use("put(None)")
+    run = fakes.launch()
+    fakes.end(run)
+    point_elsewhere(run)
+    assert homes.is_own_endpoint(run.home, EVIL)
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    with pytest.raises(SubmitError, match="nothing of yours names"):
+        run.rerun()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["169.254.169.254", "169.254.170.2", "[fd00:ec2::254]", "100.100.100.200", "metadata.google.internal", "[fe80::1]"],
+)
+def test_s10_metadata_services_are_no_stores(host: str, aws_environment: None) -> None:
+    with pytest.raises(StorageError, match="metadata service"):
+        S3Store("bkt", "", S3Options(endpoint_url=f"http://{host}/latest")).list("")
+
+
+def test_what_was_remembered_is_read_as_data(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (finished.home.root / "reached.json").write_text(json.dumps([1]))
+    assert Run(finished.uri).state is RunState.COMPLETED
