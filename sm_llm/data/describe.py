@@ -19,7 +19,8 @@ ROWS_INFO = "rows.json"
 class RowsInfo:
     """Facts of one split. What a foreign folder does not say is None.
 
-    ``tokens`` counts real tokens without padding; ``max_id`` is the largest token id that occurs.
+    ``tokens`` counts real tokens without padding; ``max_id`` is the largest token id that occurs. ``repeated`` rows are
+    all the same row.
     """
 
     seq_length: int | None
@@ -29,6 +30,7 @@ class RowsInfo:
     tokens: int | None = None
     max_id: int | None = None
     padded: bool | None = None
+    repeated: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -22,6 +22,7 @@ import pyarrow.json
 from sm_llm.data.compressed import whole_gzip
 from sm_llm.data.describe import is_dataset, read_json, write_json
 from sm_llm.data.files import is_hidden
+from sm_llm.data.peek import LINE_SUFFIXES, line_paths
 from sm_llm.data.rows_writer import RowsWriter
 from sm_llm.errors import DataError
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.int64]
 
-SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
 BLOCK_BYTES = 16_000_000
 ROWS_PER_SHARD = 100_000
 _FILES = "files.json"
@@ -80,11 +80,12 @@ def line_files(folder: Path) -> list[Path]:
     """The line files of a folder, in the order in which they are read. Raises ``DataError``."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder of line files")
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name.endswith(SUFFIXES)]
-    found = [path for path in found if not is_hidden(path, folder)]
+    found = line_paths(folder)
     if not found:
         others = sorted({path.suffix or path.name for path in folder.rglob("*") if path.is_file()})
-        raise DataError(f"{folder}: no file ends in {', '.join(SUFFIXES)} (found: {', '.join(others) or 'nothing'})")
+        raise DataError(
+            f"{folder}: no file ends in {', '.join(LINE_SUFFIXES)} (found: {', '.join(others) or 'nothing'})"
+        )
     return found
 
 
@@ -92,7 +93,7 @@ def left_out(folder: Path) -> list[str]:
     """What to report of files in the folder that are not read."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     hidden = sum(is_hidden(path, folder) for path in paths)
-    others = sum(not is_hidden(path, folder) and not path.name.endswith(SUFFIXES) for path in paths)
+    others = sum(not is_hidden(path, folder) and not path.name.endswith(LINE_SUFFIXES) for path in paths)
     found = [(hidden, "hidden files (names that begin with . or _)"), (others, "files of other kinds")]
     return [f"{folder}: {count} {what} left out" for count, what in found if count]
 

@@ -38,6 +38,8 @@ class RowsWriter:
         self.counts = np.zeros(vocab_size, np.int64)
         """How often each token id occurs, without padding."""
         self._crc = 0
+        self._first: npt.NDArray[np.int32] | None = None
+        self._repeats = True
         self._folder = folder
         self._seq_length = seq_length
         self._names = ("input_ids", *columns)
@@ -55,6 +57,9 @@ class RowsWriter:
         if len(ids) == 0:
             return
         self._count(ids if mask is None else ids[mask])
+        if self._first is None:
+            self._first = ids[0].copy()
+        self._repeats = self._repeats and bool((ids == self._first).all())
         self._crc = zlib.crc32(np.ascontiguousarray(ids).data, self._crc)
         for begin, end, is_new in self._cuts(len(ids)):
             if is_new:
@@ -76,6 +81,7 @@ class RowsWriter:
             tokens=self.tokens,
             max_id=int(occurring[-1]) if len(occurring) else None,
             padded=padded,
+            repeated=self._repeats and self.rows > 1,
         )
         write_json(self._folder / ROWS_INFO, info.to_json())
         write_json(self._folder / DATASET_INFO, self._dataset_info(split))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sm_llm.data.describe import RowsInfo, describe_rows
 from sm_llm.errors import DataError, Fault, PlanError, SpecError
 from sm_llm.launcher.checks import check_prepare, check_train, is_reference, local_folder, train_warnings
+from sm_llm.launcher.data_warnings import data_warnings
 from sm_llm.launcher.memory import MemoryEstimate, memory_estimate
 from sm_llm.launcher.model_facts import ModelFacts, check_pretrained, model_facts, planned_config, pretrained_source
 from sm_llm.launcher.plan_settings import random_token_warnings, settings
@@ -258,6 +259,7 @@ def _train_numbers(
     numbers.derived = _collect(faults, lambda: derive_task(task, compute.world_size, numbers.rows))
     faults += check_train(task, numbers.model, found, upstream)
     numbers.warnings += train_warnings(task, compute, numbers.derived, numbers.rows)
+    numbers.warnings += data_warnings(task, numbers.model, found)
     card = instance(compute.instance_type)
     if config is not None and numbers.derived is not None and not faults and card is not None and card.is_gpu:
         numbers.memory = memory_estimate(config, task, numbers.derived, compute.processes)

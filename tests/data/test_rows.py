@@ -61,7 +61,9 @@ def test_columns_follow_the_mask(tmp_path: Path) -> None:
 def test_the_description_needs_no_arrow_and_says_what_was_written(tmp_path: Path) -> None:
     info = write(tmp_path, numbers(20))
     assert describe_rows(tmp_path) == info
-    assert info == RowsInfo(6, 20, ("input_ids",), vocab_size=VOCAB, tokens=120, max_id=119, padded=False)
+    assert info == RowsInfo(
+        6, 20, ("input_ids",), vocab_size=VOCAB, tokens=120, max_id=119, padded=False, repeated=False
+    )
     code = f"import sys, sm_llm.data.describe as d, pathlib; d.describe_rows(pathlib.Path({str(tmp_path)!r}))"
     check = "; assert not {'numpy', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
     root = Path(__file__).parents[2]
