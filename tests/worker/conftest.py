@@ -18,9 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_jobs import MODEL, search_path
 
+from sm_llm.worker.script_publisher import ScriptPublisher
 from tests.fixtures.preloaded import ADDRESS, HOOK
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.fixtures.preloaded import ForkServer
 
 
@@ -63,6 +66,20 @@ def launch(
 def own_start() -> dict[str, str]:
     """Variables of programs that start as a user's do."""
     return {"OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
+
+
+@pytest.fixture(autouse=True)
+def _publishers_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """That of a program which failed ends with its process, and here that is the tests' own: it would go on looking."""
+    started: list[ScriptPublisher] = []
+    start = ScriptPublisher.start
+    monkeypatch.setattr(ScriptPublisher, "start", lambda self: (started.append(self), start(self))[1])
+    yield
+    for publisher in started:
+        publisher._ending.set()
+    for publisher in started:
+        publisher._thread.join(60)
+        assert not publisher._thread.is_alive()
 
 
 @pytest.fixture(scope="session")

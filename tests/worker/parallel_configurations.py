@@ -15,8 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_jobs import train_task
 
-LEAN = {"checkpoint": {"every_steps": 10}, "validation": {"every_steps": 10}}
+LEAN = {"max_steps": 6, "checkpoint": {"every_steps": 6}, "validation": {"every_steps": 6}}
 """These jobs are about their steps."""
+DEALT = {**LEAN, "checkpoint": {"every_steps": 2}}
+"""The same steps, continued with other degrees."""
 
 DEGREES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
@@ -96,7 +98,7 @@ def family_task(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
         (place / "config.json").write_text(json.dumps({**SMALL, **FAMILIES[name]}))
     if dist.is_initialized():
         dist.barrier()
-    return train_task(model={"preset": None, "path": str(place), "config": {}}, max_steps=4, **LEAN, **changes)
+    return train_task(model={"preset": None, "path": str(place), "config": {}}, **{**LEAN, "max_steps": 4}, **changes)
 
 
 def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
@@ -108,12 +110,13 @@ def padded(harness: Any, name: str, degrees: dict[str, Any]) -> None:
 
 def dealt_anew(harness: Any, degrees: dict[str, Any]) -> None:
     """Saved by plain FSDP, continued with other degrees, and back."""
-    harness.run("dealt", train_task(), break_at=7)
-    harness.run("dealt", train_task(parallelism=degrees), attempt=2, break_at=10)
+    task = train_task(**DEALT)
+    harness.run("dealt", task, break_at=3)
+    harness.run("dealt", {**task, "parallelism": degrees}, attempt=2, break_at=5)
     if dist.get_rank() == 0:
         shutil.copytree(harness.folder / "dealt", harness.folder / "for-others" / "dealt")
     dist.barrier()
-    harness.run("dealt", train_task(), attempt=3)
+    harness.run("dealt", task, attempt=3)
 
 
 def empty_shards(harness: Any) -> None:
@@ -137,7 +140,7 @@ def one(harness: Any) -> None:
     padded(harness, "alone", {})
     for name in FAMILIES:
         harness.run(f"family-{name}", family_task(harness.folder, name))
-    harness.run("dealt", train_task(), attempt=3)
+    harness.run("dealt", train_task(**DEALT), attempt=3)
 
 
 def two(harness: Any) -> None:

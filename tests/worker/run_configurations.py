@@ -143,8 +143,6 @@ def common(harness: Harness) -> None:
     harness.results["equal_shards"] = SpyStrategy.equal_shards
     padded = {"format": "json_rows", "seq_length": 32, "train": str(harness.folder.parent / "padded"), "shuffle": True}
     harness.run("padded", train_task(data=padded, max_steps=4))
-    harness.run("broken", train_task(), break_at=8)
-    harness.run("broken", train_task(), attempt=2)
     harness.run("half", train_task(), break_at=7)
 
 

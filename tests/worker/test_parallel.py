@@ -147,7 +147,7 @@ def test_CK22_CK32_a_checkpoint_continues_under_tensor_parallelism_and_back(
     plain: dict[int, float], parallel2: World
 ) -> None:
     """Optimiser state and all: the losses are those of an unbroken run. That it is dealt out anew is told."""
-    assert_continued(parallel2.run("dealt"), plain, [0, 6, 9], 3)
+    assert_continued(parallel2.run("dealt"), plain, [0, 2, 4], 3)
     told = " ".join(event["message"] for event in events(parallel2.run("dealt"), "notice"))
     assert "tensor_parallel_degree 1 -> 2" in told
     assert "tensor_parallel_degree 2 -> 1" in told
@@ -156,8 +156,8 @@ def test_CK22_CK32_a_checkpoint_continues_under_tensor_parallelism_and_back(
 def test_CK32_four_processes_deal_out_anew_to_other_degrees_to_one_process_and_back(
     plain: dict[int, float], parallel4: World, parallel1: World
 ) -> None:
-    assert_continued(parallel4.run("dealt"), plain, [0, 6, 9], 3)
-    assert_continued(parallel1.run("dealt"), plain, [0, 6, 9], 3)
+    assert_continued(parallel4.run("dealt"), plain, [0, 2, 4], 3)
+    assert_continued(parallel1.run("dealt"), plain, [0, 2, 4], 3)
 
 
 def test_CK30_more_processes_than_rows_of_a_parameter(parallel4: World) -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_jobs import events, job_environment, job_file, search_path, train_task
+from worker_jobs import events, job_environment, job_file, train_task
 
 from sm_llm.errors import SpecError
 from sm_llm.spec.load import load
-
-PROGRAM = "import sys; from sm_llm.worker.main import main; sys.exit(main('train'))"
+from sm_llm.worker.main import main
 
 
 def job(**profile: Any) -> dict[str, Any]:
@@ -26,13 +22,7 @@ def job(**profile: Any) -> dict[str, Any]:
 @pytest.mark.integration
 def test_a_trace_every_n_steps_is_published_with_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    environ = {
-        **os.environ,
-        **job_environment(job_file(job(every_steps=3, steps=2), run, 1)),
-        "PYTHONPATH": search_path(),
-    }
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert main("train", job_environment(job_file(job(every_steps=3, steps=2), run, 1))) == 0
     told = events(run, "profile_published")
     assert [event["step"] for event in told] == [3, 6]
     for event in told:

@@ -47,7 +47,7 @@ class Shut(FolderStore):
         self.gate.set()
 
     def put_file(self, source: Path, key: str) -> Any:
-        self.gate.wait(20)
+        self.gate.wait(120)
         if not self.is_open:
             raise StorageError("the store is shut")
         return super().put_file(source, key)

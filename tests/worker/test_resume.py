@@ -40,7 +40,7 @@ def world(request: pytest.FixtureRequest) -> World:
     return found
 
 
-def test_CK25_CK29_three_legs_equal_an_unbroken_run(world: World) -> None:
+def test_CK25_CK27_CK29_three_legs_equal_an_unbroken_run(world: World) -> None:
     """Losses, gradient norms and rates bit for bit: neither data nor schedule moves twice, mid-epoch and later."""
     assert exact_steps(world.run("legs")) == exact_steps(world.run("base"))
     assert starts(world.run("legs")) == [("scratch", 0), ("checkpoint", 3), ("checkpoint", 9)]

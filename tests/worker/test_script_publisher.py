@@ -55,7 +55,7 @@ class Cluster:
         return ScriptPublisher(
             cast("Any", context),
             self.store,
-            Gathering(cast("Any", self._notes), "publisher", node, count, timeout=20),
+            Gathering(cast("Any", self._notes), "publisher", node, count, timeout=120),
             checkpoints=self.checkpoints(node),
             handover=self.handover(node),
             done=-1,
@@ -99,7 +99,7 @@ def age_all(folder: Path, age: float) -> None:
 
 
 def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

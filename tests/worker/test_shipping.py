@@ -83,7 +83,7 @@ def test_a_request_in_S3_becomes_a_stop_file_on_the_first_node(
     courier = ship_events(context, environ)
     assert courier is not None
     ask_to_stop(store, 1)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not context.run.stop_file.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)

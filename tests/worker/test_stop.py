@@ -75,10 +75,10 @@ def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(
 def test_CK18_a_save_longer_than_the_grace_time_is_not_begun(tmp_path: Path, forks: dict[str, str]) -> None:
     slow = (
         "import time\nfrom sm_llm.storage import publish\nreal = publish.publish\n"
-        "publish.publish = lambda *a, **k: (time.sleep(4), real(*a, **k))[1]\n"
+        "publish.publish = lambda *a, **k: (time.sleep(1.5), real(*a, **k))[1]\n"
     )
     task = {"checkpoint": {"every_steps": 6, "async_save": False}, "validation": {"every_steps": 1000}}
-    with Nodes(tmp_path / "run", environ=forks, before=slow, stop_seconds=5.0, **task) as job:
+    with Nodes(tmp_path / "run", environ=forks, before=slow, stop_seconds=3.0, **task) as job:
         job.until(lambda: job.events("checkpoint_published"))
         for process in job.torchruns:
             process.send_signal(signal.SIGTERM)
