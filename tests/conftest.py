@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import PurePosixPath
 from typing import Any
@@ -10,6 +11,11 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from tests import durations
+
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+"""No thread pool per core, and where a process has several threads all the same, those that wait sleep: on a busy
+machine they would use up several times the computation's own CPU time by asking again and again. torch reads it when it
+is imported, which a test file may do before any test runs."""
 
 pytest_plugins = [
     "tests.fixtures.sampling",
@@ -129,16 +135,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads the user's own defaults or caches, reaches a hub or starts a thread pool per core.
-
-    Where a process has several threads all the same, those that wait sleep: on a busy machine they would use up
-    several times the computation's own CPU time by asking again and again.
-    """
+    """No test reads the user's own defaults or caches, or reaches a hub."""
     home = tmp_path_factory.getbasetemp() / "home"
     home.mkdir(exist_ok=True)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setenv("HF_HOME", str(home / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")

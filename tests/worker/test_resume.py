@@ -89,7 +89,7 @@ def test_I7_a_run_that_published_never_begins_from_scratch_unasked(world1: World
     assert starts(run) == [("scratch", 0), ("scratch", 0)], "attempt 2 did not start"
     assert {event["attempt"] for event in events(run, "step")} == {1, 3}
     failures = [event["message"] for event in events(run, "failed")]
-    assert "an earlier attempt published step 12" in failures[-1]
+    assert "an earlier attempt published step 6" in failures[-1]
     assert "task.start=scratch" in failures[-1]
 
 
