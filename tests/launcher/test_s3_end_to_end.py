@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from sm_llm.cli import main
 from sm_llm.contract.events import read_events
 from sm_llm.contract.states import RunState
 from sm_llm.launcher import api
@@ -58,7 +59,18 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     elsewhere: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     preloaded: Preloaded,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    def told(*arguments: str) -> str:
+        """What ``sm-llm`` prints, in this process."""
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["sm-llm", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed, errors = capfd.readouterr()
+        assert not ended.value.code, errors
+        return printed
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HUB_TOKEN", PLANTED)
     spec = s3_fakes.spec(compute={"instance_count": 2}, secrets={"HF_TOKEN": "env:HUB_TOKEN"})
@@ -85,17 +97,17 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     assert run.attempts[1].start.step >= 6
     assert exact(run) == exact(unbroken)
 
-    here = [sm_llm(verb, run.uri, "--json").stdout for verb in ("status", "metrics", "logs", "attempts", "checkpoints")]
+    verbs = ("status", "metrics", "logs", "attempts", "checkpoints")
+    here = [told(verb, run.uri, "--json") for verb in verbs]
     events = list(read_events(run.events))
     elsewhere()
     there = Run(run.uri)
-    verbs = ("status", "metrics", "logs", "attempts", "checkpoints")
-    assert [sm_llm(verb, run.uri, "--json").stdout for verb in verbs] == here
+    assert [told(verb, run.uri, "--json") for verb in verbs] == here
     assert list(read_events(there.events)) == events
     assert there.root != run.root
-    assert sm_llm("plot", run.uri, "-o", str(tmp_path / "plot.png")).returncode == 0
+    told("plot", run.uri, "-o", str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").stat().st_size > 10_000
-    assert json.loads(sm_llm("ls", s3_fakes.storage, "--json").stdout)[0]["step"] == 60
+    assert json.loads(told("ls", s3_fakes.storage, "--json"))[0]["step"] == 60
 
     got = sm_llm("sync", str(run.result), str(tmp_path / "model"), "--endpoint-url", s3_server.endpoint)
     assert got.returncode == 0, got.stderr

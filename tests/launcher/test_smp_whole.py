@@ -27,6 +27,7 @@ from sm_llm.models.registry import family
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
+    from tests.fixtures.preloaded import Preloaded
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 DOUBLE = Path(__file__).parents[1] / "fixtures" / "smp_double"
@@ -61,7 +62,7 @@ def waited(run: Run, *, until: RunState | None = None, step: int = 0) -> Run:
         ended_early = until is not None and run.state.is_final
         assert not ended_early, "\n".join(run.logs())
         assert time.monotonic() < deadline, "\n".join(run.logs())
-        time.sleep(0.3)
+        time.sleep(0.05)
     return run
 
 
@@ -91,16 +92,21 @@ def events_of(run: Run, kind: str) -> list[dict[str, Any]]:
     return [event for event in read_events(RunPaths(run.root).events) if event["kind"] == kind]
 
 
-def test_fetch_train_kill_resume_publish(hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_train_kill_resume_publish(
+    hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Preloaded
+) -> None:
     print(f"\ntorch {torch.__version__}, transformers {transformers.__version__}, on the contract double")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
+    preloaded.on()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     hub.add("org/tiny-llama", published_model(tmp_path))
     storage = str(tmp_path / "runs")
     fetch = {"kind": "fetch", "source": "hf://org/tiny-llama"}
     fetched = waited(api.launch({"name": "get", "storage": storage, "task": fetch}))
     assert fetched.state is RunState.COMPLETED, "\n".join(fetched.logs())
+    monkeypatch.delenv("HF_ENDPOINT")  # training needs no hub
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     task = {
         "kind": "train",
         "start": {"pretrained": str(fetched.result)},
@@ -113,8 +119,10 @@ def test_fetch_train_kill_resume_publish(hub: Any, tmp_path: Path, monkeypatch: 
         "logging": {"every_steps": 20},
     }
     job = {"name": "tune", "storage": storage, "task": task, "compute": {"processes_per_instance": 2}}
+    preloaded.off()  # every process is killed
     run = waited(api.launch(job), until=RunState.RUNNING, step=20)
     print(f"SIGKILL to {kill_everything(run)} processes after the checkpoint of step {newest_commit(run)}")
+    preloaded.on()
     again = waited(api.launch(job))
     assert again.root == run.root, "the same run goes on"
     assert again.state is RunState.COMPLETED, "\n".join(again.logs())
