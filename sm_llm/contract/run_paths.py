@@ -14,6 +14,7 @@
       ckpt/commits/step-<8 digits>.json
       final/<save_id>/{data/…, part-<node>.json}
       ckpt/commits/final.json
+      result/published.json            in S3, where the result is; in a folder ``result`` is a link to it
       profiles/attempt-<n>/step-<8 digits>-rank-<5 digits>.json.gz
       plot.png
       local/attempt-<n>/node-<i>/      the container contract (SAGEMAKER_BASE_DIR) of a local node

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import DataError, Fault, StorageError
+from sm_llm.errors import CheckpointError, DataError, Fault, StorageError
 from sm_llm.launcher.upstream import Upstream, tokenizer_vocabulary
 
 if TYPE_CHECKING:
@@ -39,7 +39,19 @@ def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
         path = parse(uri).path
     except StorageError:
         return None
-    return path if path is None or base is None or "://" in uri else base / Path(uri).expanduser()
+    if path is not None and base is not None and "://" not in uri:
+        path = base / Path(uri).expanduser()
+    return path if path is None or path.exists() else _published(path)
+
+
+def _published(path: Path) -> Path:
+    """The folder that ``RUN/result/…`` stands for, on a file system without links; the path itself for any other."""
+    from sm_llm.storage.result import result_address
+
+    try:
+        return Path(result_address(str(path)))
+    except (StorageError, CheckpointError):
+        return path
 
 
 def check_train(

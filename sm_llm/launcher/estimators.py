@@ -15,6 +15,7 @@ from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 from sm_llm.launcher.sdk_tuner import watch_tuners
 from sm_llm.optional import command
+from sm_llm.storage.result import RESULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -175,6 +176,11 @@ def _estimator_class() -> Any:
         def run_uri(self) -> str:
             """The address of the run."""
             return self._staged.submission.job.run_uri
+
+        @property
+        def result_uri(self) -> str:
+            """The stable address of the result, known before the run begins: for ``TrainingInput`` of a next step."""
+            return f"{self.run_uri}/{RESULT}"
 
         @property
         def channels(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sm_llm.spec.inputs import input_place
 from sm_llm.spec.references import sources
 from sm_llm.storage.find import commit_keys
 from sm_llm.storage.folder import FolderStore
+from sm_llm.storage.result import NotPublished, result_address
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_client import code_of
 from sm_llm.storage.s3_options import S3Options
@@ -72,13 +73,16 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
 def _fault(path: str, place: str, options: dict[str, Any]) -> Fault | None:
     if path == _CHECKPOINT:
         return _checkpoint_fault(place, options)
-    if _exists(place, options):
-        return None
+    try:
+        if _exists(place, options):
+            return None
+    except NotPublished:
+        return Fault(path, "is the result of a run that has not published it", place, "Wait for the run to complete")
     return Fault(path, "is not there: no object has this name, and none lies below it", place, "Check the address")
 
 
 def _exists(uri: str, options: dict[str, Any]) -> bool:
-    location = parse(uri)
+    location = parse(result_address(uri, options))
     if _store(location, options).holds():
         return True
     folder, _, name = location.prefix.rpartition("/")

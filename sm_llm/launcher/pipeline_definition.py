@@ -24,6 +24,7 @@ from sm_llm.spec.digest import spec_digest
 from sm_llm.spec.job import StepSpec
 from sm_llm.spec.references import references, resolve, step_dependencies, workflow_job
 from sm_llm.spec.tasks import RegisterTask
+from sm_llm.storage.result import RESULT
 from sm_llm.storage.uri import fill, join
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 REGISTER = "register"
 VERSION = "2020-12-01"
-RESULT = "result"
-"""Below a run's address it stands for what the run has published, whatever that is called."""
 _MOST_HYPERPARAMETERS = 100
 _LONGEST_HYPERPARAMETER = 2500
 _STAND_IN = "0" * 12

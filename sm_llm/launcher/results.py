@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import CheckpointError
 from sm_llm.storage.files import link_tree
 from sm_llm.storage.publish import find_final, find_newest
+from sm_llm.storage.result import RESULT
 from sm_llm.storage.uri import join, parse
 
 if TYPE_CHECKING:
     from sm_llm.contract.run_home import RunHome
 
-RESULT_LINK = "result"
+RESULT_LINK = RESULT
 """Name, in the run's folder, of a link to the published folder: for people, who type it. Programs follow the commit."""
 
 
@@ -52,12 +54,12 @@ def link_result(home: RunHome, place: Path | str | None) -> None:
     """
     if home.is_remote or place is None:
         return
-    link = home.root / RESULT_LINK
+    link, aside = home.root / RESULT_LINK, home.root / f".{RESULT_LINK}-{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
+        try:
+            aside.symlink_to(os.path.relpath(place, home.root))
+        except OSError:
+            link_tree(Path(place), aside)
         if link.is_dir() and not link.is_symlink():
             shutil.rmtree(link)
-        link.unlink(missing_ok=True)
-        try:
-            link.symlink_to(os.path.relpath(place, home.root))
-        except OSError:
-            link_tree(Path(place), link)
+        aside.replace(link)

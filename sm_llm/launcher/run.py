@@ -146,7 +146,13 @@ class Run:
 
     @property
     def result_link(self) -> Path | str | None:
-        """The short path ``<run>/result`` to the published folder, where there are links; else ``result``."""
+        """The stable address ``<run>/result`` once there is a result; it stays the same whatever save is committed.
+
+        ``sync``, sources of other jobs and ``TrainingInput`` of the SDK take it, also in S3. A folder without links
+        has ``result`` in its place. None before the result is published.
+        """
+        if self.home.is_remote and self.kind != "workflow":
+            return None if self.result is None else f"{self.uri}/{RESULT_LINK}"
         link = self.root / RESULT_LINK
         return link if link.exists() else self.result
 

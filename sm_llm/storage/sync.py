@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.engines.auto import ENGINES
+from sm_llm.storage.result import result_address
 from sm_llm.storage.scan import describe, scan
 from sm_llm.storage.selection import LeftOut, Selection
 from sm_llm.storage.transfer import CopyTransfer
@@ -77,7 +78,8 @@ def sync(
     uploads by the checksum S3 computed of what it stored, and by a listing.
 
     Args:
-        source: folder, file, ``s3://bucket/prefix`` or one object; wildcards belong into ``include``.
+        source: folder, file, ``s3://bucket/prefix`` or one object; wildcards belong into ``include``. ``RUN/result``
+            stands for what a run has published.
         destination: folder or ``s3://bucket/prefix``, always taken as a folder (closed by "/").
         include: patterns of what to take: ``original``, ``.pth``, ``*.json`` (see ``Selection``).
         exclude: patterns of what to leave out; they win.
@@ -93,6 +95,7 @@ def sync(
     disk, a file that stays wrong after three tries, and a storage that does not answer.
     """
     began = time.monotonic()
+    source = result_address(str(source), options)
     here, there = _locate(source, "source"), _locate(destination, "destination")
     if here.path is None and there.path is None:
         raise StorageError("sync: one of source and destination must be a folder on this machine")

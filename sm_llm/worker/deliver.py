@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import Sample
-from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import is_s3
 from sm_llm.worker.export import export_model
-from sm_llm.worker.publish_final import publish_final, result_folder
+from sm_llm.worker.publish_final import is_published, publish_final, result_folder
 from sm_llm.worker.sample import generate
 from sm_llm.worker.strategies.device import DTYPES
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 def is_delivered(context: WorkerContext, store: Store, control: Agreement) -> bool:
     """Whether an earlier attempt published the result already. Rank 0 looks."""
     leader = context.place.is_leader
-    published = control.broadcast(leader and find_final(store, run_id=context.job.run_id) is not None)
+    published = control.broadcast(leader and is_published(context, store))
     if published:
         context.notice("the result of this run is published already; there is nothing to do")
     return published

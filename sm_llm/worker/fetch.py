@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import AttemptStarted, Progress
-from sm_llm.contract.published import FinalPublished
 from sm_llm.errors import StorageError
 from sm_llm.spec.tasks import FetchTask
 from sm_llm.storage import publish as publication
@@ -15,7 +14,8 @@ from sm_llm.storage.hub_fetch import StoreSink, bring_files, select
 from sm_llm.storage.hub_ledger import Ledger, ledger_prefix
 from sm_llm.storage.manifest import PartManifest, Save
 from sm_llm.storage.selection import Selection
-from sm_llm.storage.uri import join, open_store
+from sm_llm.storage.uri import open_store
+from sm_llm.worker.publish_final import announce, is_published
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
         return
     context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
     store = open_store(context.job.run_uri, job.storage_options.model_dump())
-    if publication.find_final(store, run_id=context.job.run_id) is not None:
+    if is_published(context, store):
         context.notice("the result of this run is published already; there is nothing to do")
         return
     ledger = Ledger(store, ledger_prefix(task.source))
@@ -78,9 +78,7 @@ def _publish(
     commit = published.commit
     if commit is None or commit.run_id != context.job.run_id:
         raise StorageError(f"the result was not published: {published.reason}")
-    uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
-    context.emit(FinalPublished(uri, commit.size))
-    context.say(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
+    announce(context, store, commit)
 
 
 class FetchReporter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from functools import partial
@@ -14,6 +13,7 @@ from sm_llm.errors import StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.publish import upload_part
+from sm_llm.storage.result import POINTER, leave_pointer, pointer_text
 from sm_llm.storage.uri import is_s3, join
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
 
 RESULT_FOLDER = "result"
-POINTER = "published.json"
-"""In the container's model folder: the address of the result. Nothing large is ever written there."""
 PATIENCE_SECONDS = 900.0
 """How long a store in S3 that fails is tried again; then the attempt fails, and the next one publishes the result."""
 PAUSE_SECONDS = 10.0
@@ -41,6 +39,14 @@ def result_folder(context: WorkerContext) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(_sealed(folder), ignore_errors=True)
     return folder
+
+
+def is_published(context: WorkerContext, store: Store) -> bool:
+    """Whether an earlier attempt has published the run's result; makes sure that its stable address exists."""
+    commit = publication.find_final(store, run_id=context.job.run_id)
+    if commit is not None:
+        leave_pointer(store, commit)
+    return commit is not None
 
 
 def publish_final(
@@ -71,8 +77,15 @@ def publish_final(
     if sealed is None:
         return None
     shutil.rmtree(sealed, ignore_errors=True)
+    return announce(context, store, commit)
+
+
+def announce(context: WorkerContext, store: Store, commit: CommitManifest) -> str:
+    """Tell of a result that was committed: in the model folder, which the platform archives whole, under the stable
+    address, and in events and log. Returns the address of the files."""
     uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
-    _leave_pointer(context, uri, commit)
+    write_atomically(context.container.model / POINTER, pointer_text(store, commit))
+    leave_pointer(store, commit)
     context.emit(FinalPublished(uri, commit.size))
     context.say(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
     return uri
@@ -98,12 +111,6 @@ def _publish_once(
 def _may_pass(store: Store, error: StorageError) -> bool:
     """Whether to wait for the store: a folder does not mend itself, nor does a full disk."""
     return is_s3(store.uri) and cause_of(error) is not Cause.DISK_FULL
-
-
-def _leave_pointer(context: WorkerContext, uri: str, commit: CommitManifest) -> None:
-    """A few bytes for who looks into the platform's model folder, which is archived whole: where the result is."""
-    pointer = {"uri": uri, "run_id": commit.run_id, "bytes": commit.size, "digest": commit.digest}
-    write_atomically(context.container.model / POINTER, json.dumps(pointer, indent=2) + "\n")
 
 
 def _sealed(folder: Path) -> Path:

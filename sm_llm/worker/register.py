@@ -10,10 +10,10 @@ from sm_llm.contract.events import AttemptStarted
 from sm_llm.errors import RunFailed
 from sm_llm.spec.tasks import RegisterTask
 from sm_llm.storage.publish import find_final
+from sm_llm.storage.result import result_address
 from sm_llm.storage.uri import is_s3
 from sm_llm.worker.own_record import region_of
 from sm_llm.worker.publish_final import publish_final, result_folder
-from sm_llm.worker.run_result import result_address
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:

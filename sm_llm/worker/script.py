@@ -17,18 +17,17 @@ from sm_llm.errors import RunFailed
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.smp import SmpSpec
 from sm_llm.spec.tasks import ScriptTask
-from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.failure import FAILED
 from sm_llm.worker.gathering import Gathering
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.program import Program
-from sm_llm.worker.publish_final import publish_final
+from sm_llm.worker.publish_final import is_published, publish_final
 from sm_llm.worker.requirements import install
 from sm_llm.worker.script_platform import collect, count_files, make_folders, variables
 from sm_llm.worker.script_publisher import ScriptPublisher, restore_checkpoint
 from sm_llm.worker.stop import Stopping
-from sm_llm.worker.sync import once_per_node, stage
+from sm_llm.worker.sync import channel, once_per_node, stage
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class Script:
         """From the staged inputs to the published result."""
         context, place = self.context, self.context.place
         context.emit(AttemptStarted(place.world_size, "script", None, versions()))
-        is_done = place.is_leader and find_final(self.store, run_id=context.job.run_id) is not None
+        is_done = place.is_leader and is_published(context, self.store)
         if self.together(is_done)[0]:
             context.notice("the result of this run is published already; there is nothing to do")
             return
@@ -168,7 +167,7 @@ class Script:
         for name, value in self.job.inputs.items():
             uri = input_place(value)
             if uri in mounted:
-                places[name] = str(self.context.container.channel(mounted[uri]))
+                places[name] = str(channel(self.context, mounted[uri]))
             else:
                 places[name] = str(stage(self.context, uri)) if "://" in uri else uri
         return places

@@ -11,7 +11,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.worker.publish_final import POINTER
+from sm_llm.storage.result import POINTER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

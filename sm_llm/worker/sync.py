@@ -11,10 +11,10 @@ from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.spec.references import sources
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.hub import is_hub
+from sm_llm.storage.result import pointed, result_address
 from sm_llm.storage.sync import SyncReport, sync
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.hub_source import bring_from_hub, hub_stream, pinned, with_pinned_stream
-from sm_llm.worker.run_result import result_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +44,20 @@ def stage_inputs(context: WorkerContext) -> JobSpec:
             continue
         if uri in mounted:
             # A link is followed: its own name has no suffix, and messages shall name the user's file.
-            places[uri] = str(context.container.channel(mounted[uri]).resolve())
+            places[uri] = str(channel(context, mounted[uri]).resolve())
         elif "://" in uri:
             places[uri] = str(stage(context, uri))
     job = _with_sources(context.job.spec, places)
     if (stream := hub_stream(job)) is None:
         return job
     return with_pinned_stream(job, once_per_node(context, f"{stream}.commit", lambda: pinned(context, stream).commit))
+
+
+def channel(context: WorkerContext, name: str) -> Path:
+    """The folder of an input channel; a copy of a run's result, where all that the channel brings is its pointer."""
+    folder = context.container.channel(name)
+    address = pointed(folder)
+    return folder if address is None else stage(context, address)
 
 
 def _with_sources(job: JobSpec, places: dict[str, str]) -> JobSpec:

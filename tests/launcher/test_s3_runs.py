@@ -79,7 +79,7 @@ def test_a_run_in_S3_is_the_same_from_another_machine(
     assert run.uri.startswith(f"s3://{bucket}/runs/fake-")
     assert run.wait() is RunState.COMPLETED, "\n".join(run.logs())
     assert str(run.result).startswith(f"{run.uri}/final/")
-    assert run.result_link == run.result
+    assert run.result_link == f"{run.uri}/result"
     here = seen(run)
     assert here["metrics"][0]["loss"] == 0.1 + 0.2
     assert here["logs"] == ["[node 0] Loss on 0", "[node 1] Loss on 1"]

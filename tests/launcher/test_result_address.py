@@ -1,0 +1,93 @@
+"""``RUN/result`` as a source: checked before a launch, resolved where links do not work, and told by estimators."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.contract.run_home import home_of
+from sm_llm.errors import PlanError
+from sm_llm.launcher.checks import local_folder
+from sm_llm.launcher.estimators import estimator
+from sm_llm.launcher.input_places import assert_inputs_exist
+from sm_llm.launcher.plan import plan
+from sm_llm.launcher.results import link_result, result_place
+from sm_llm.storage.publish import new_save, publish, seal
+from sm_llm.storage.uri import open_store
+from tests.fixtures.sagemaker_calls import BUCKET, calls, job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["calls"]
+
+
+def published(uri: str, tmp_path: Path, **options: Any) -> None:
+    """A run whose result holds ``train/x``."""
+    store = open_store(uri, options)
+    store.put_if_absent("run.json", b"{}")
+    working = tmp_path / "working"
+    (working / "train").mkdir(parents=True)
+    (working / "train" / "x").write_text("x")
+    save = new_save("run", None, world_size=1, node_count=1)
+    publish(store, save, seal(working, tmp_path / "sealed"), node=0, leader=True, gather=lambda it: [it])
+
+
+def test_C12_without_links_the_address_still_names_the_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    published(str(run), tmp_path)
+    found = local_folder(str(run / "result" / "train"))
+    assert found is not None
+    assert (found / "x").read_text() == "x"
+    home = home_of(str(run), {})
+    for _ in range(2):
+        link_result(home, result_place(home, "run"))
+        assert (run / "result" / "train" / "x").read_text() == "x"
+    assert sorted(it.name for it in run.iterdir() if it.name.startswith(".result")) == []
+
+
+def test_C12_a_result_in_s3_is_looked_for_before_a_launch(tmp_path: Path, bucket: str, s3_server: Any) -> None:
+    options = {"endpoint_url": s3_server.endpoint}
+    published(f"s3://{bucket}/done", tmp_path, **options)
+    open_store(f"s3://{bucket}/begun", options).put_if_absent("run.json", b"{}")
+    task = {"kind": "prepare", "seq_length": 16, "train_tokenizer": {"vocab_size": 300}}
+
+    def look(place: str) -> str:
+        sources = {**task, "sources": [f"s3://{bucket}/{place}"]}
+        try:
+            assert_inputs_exist(plan({"name": "x", "task": sources, "storage_options": options}))
+        except PlanError as error:
+            return str(error)
+        return ""
+
+    assert look("done/result/train") == ""
+    assert "is not there" in look("done/result/other")
+    assert "has not published it" in look("begun/result/train")
+
+
+@pytest.mark.integration
+def test_C12_an_estimator_tells_the_address_and_a_step_takes_it_or_the_artifacts(calls: list[Any]) -> None:
+    from sagemaker.inputs import TrainingInput
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    session = PipelineSession(default_bucket=BUCKET)
+    script = {"kind": "script", "entry": "-m x"}
+    first = estimator(job("first", task=script), sagemaker_session=session)
+    one = TrainingStep("one", step_args=first.fit())
+    inputs = {
+        "model": TrainingInput(one.properties.ModelArtifacts.S3ModelArtifacts, input_mode="File"),
+        "same": TrainingInput(f"{first.result_uri}/", input_mode="File"),
+    }
+    second = estimator(job("second", task=script), sagemaker_session=session)
+    two = TrainingStep("two", step_args=second.fit(inputs), depends_on=[one])
+    found = json.loads(Pipeline("p", steps=[one, two], sagemaker_session=session).definition())["Steps"][1]
+    places = {
+        it["ChannelName"]: it["DataSource"]["S3DataSource"]["S3Uri"] for it in found["Arguments"]["InputDataConfig"]
+    }
+    assert places["model"] == {"Get": "Steps.one.ModelArtifacts.S3ModelArtifacts"}
+    assert places["same"] == f"{first.run_uri}/result/"
