@@ -121,7 +121,7 @@ def test_a_shell_is_a_session_in_the_container_where_the_job_allows_it(
     closed = launch({**TINY, **storage})
     with pytest.raises(SubmitError, match=r"without remote debugging. Launch with backend.remote_debug=true"):
         shell_command(closed)
-    run = launch({**TINY, **storage}, "backend.remote_debug=true")
+    run = launch({**TINY, **storage}, "backend.remote_debug=true", new=True)
     with pytest.raises(SubmitError, match="is in status Starting"):
         shell_command(run)
     name = run.attempts[-1].native_id.partition("/")[2]
