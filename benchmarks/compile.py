@@ -64,7 +64,7 @@ class RepeatedWeights:
 
 
 def measure(options: argparse.Namespace, world: int) -> dict[str, Any]:
-    train.first_weights = lambda start, tensors, seed: RepeatedWeights()  # type: ignore[assignment]
+    train.first_weights = lambda *_: RepeatedWeights()  # type: ignore[assignment]
     train.check_space = lambda *_: None  # type: ignore[assignment]
     losses: list[float] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):

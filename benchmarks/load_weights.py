@@ -82,7 +82,7 @@ def write_model(folder: Path, wanted: int) -> int:
 def load(folder: Path, master: str) -> None:
     """One process: what the train task does between its start and its first step."""
     from sm_llm.models.config import model_config
-    from sm_llm.models.registry import family
+    from sm_llm.models.weights_check import check_weights
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.context import Place
     from sm_llm.worker.strategies import fsdp
@@ -109,7 +109,7 @@ def load(folder: Path, master: str) -> None:
             return build_adamw(*arguments)
 
         fsdp.build_adamw = noted
-        strategy.build(config, PretrainedWeights(folder, family(config).tensors(config)))
+        strategy.build(config, PretrainedWeights(folder, check_weights(folder, config)))
         told["with_optimizer"] = peak() - before
     print(json.dumps(told), flush=True)
     strategy.close()

@@ -56,8 +56,8 @@ class PretrainedWeights:
         """See ``WeightReader``. Raises ``CheckpointError`` for values that are not finite."""
         view = self._handle(self._tensors[name].file).get_slice(name)
         part: torch.Tensor = view[tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))]
-        # A sum needs no memory of its own; only where it is not finite are the elements looked up.
-        if not part.sum(dtype=torch.float32).isfinite() and not part.isfinite().all():
+        # The extremes need no memory of their own; only where they are not finite are the elements looked up.
+        if part.numel() and not all(bool(extreme.isfinite()) for extreme in part.aminmax()):
             place = [int(i) + o for i, o in zip(part.isfinite().logical_not().nonzero()[0], offsets, strict=True)]
             raise CheckpointError(
                 f"{START}: {self._tensors[name].file}: {name} holds NaN or infinity, first at {place}. "
