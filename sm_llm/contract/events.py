@@ -17,7 +17,13 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.published import CheckpointPublished, FinalPublished, ProfilePublished, PublicationLate
+from sm_llm.contract.published import (
+    CheckpointPublished,
+    FinalPublished,
+    NothingDone,
+    ProfilePublished,
+    PublicationLate,
+)
 from sm_llm.contract.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
 
 if TYPE_CHECKING:
@@ -184,6 +190,7 @@ Event = (
     | CheckpointPublished
     | PublicationLate
     | FinalPublished
+    | NothingDone
     | ProfilePublished
     | Sample
     | Progress

@@ -28,6 +28,15 @@ class FinalPublished:
 
 
 @dataclass(frozen=True)
+class NothingDone:
+    """An attempt ended without doing anything: the run's result, at ``uri``, was published before."""
+
+    reason: str
+    uri: str
+    kind: str = "nothing_done"
+
+
+@dataclass(frozen=True)
 class PublicationLate:
     """Publishing checkpoints lags or fails; training goes on.
 

@@ -12,11 +12,18 @@ class RunState(StrEnum):
     RUNNING = "running"
     RESTARTING = "restarting"
     COMPLETED = "completed"
+    UNCHANGED = "completed-unchanged"
+    """Completed, and the newest attempt did nothing: the result was published before."""
     COMPLETED_UNPUBLISHED = "completed-unpublished"
     INTERRUPTED = "interrupted-resumable"
     FAILED = "failed"
     STOPPED = "stopped"
     UNKNOWN = "unknown"
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the run has its result."""
+        return self in (RunState.COMPLETED, RunState.UNCHANGED)
 
     @property
     def is_final(self) -> bool:
@@ -25,6 +32,7 @@ class RunState(StrEnum):
 
 EXIT_CODES: dict[RunState, int] = {
     RunState.COMPLETED: 0,
+    RunState.UNCHANGED: 0,
     RunState.FAILED: 1,
     RunState.COMPLETED_UNPUBLISHED: 3,
     RunState.STOPPED: 4,

@@ -169,7 +169,7 @@ def resume(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], s
     """Continue ``run`` from its newest checkpoint or that of ``step``; see ``Run.resume``."""
     if (state := run.state) in (RunState.RUNNING, RunState.RESTARTING):
         raise SubmitError(f"{run.id} is {state.value}. Stop it first: sm-llm stop {run.uri}")
-    if state is RunState.COMPLETED:
+    if state.is_completed:
         raise SubmitError(f"{run.id} is completed, there is nothing left to resume.{_longer(run)}")
     wanted: Resume = "newest" if step is None else step
     if run.kind == "workflow":
@@ -250,7 +250,7 @@ def _anew(run: Run) -> str:
 def finish(run: Run) -> Run:
     """Publish the result of a run that has done all its steps; see ``Run.finish``."""
     job = run.job
-    if run.state is RunState.COMPLETED:
+    if run.state.is_completed:
         raise SubmitError(f"{run.id} is completed: its result is {run.result}")
     total = job.status().progress.total_steps
     newest = max((it.step for it in job.checkpoints() if it.valid), default=0)

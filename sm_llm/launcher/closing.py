@@ -30,7 +30,7 @@ def closing(run: Run, console: Console, plot: str | None) -> None:
         if value:
             console.print(f"  {name:<9} {escape(str(value))}", soft_wrap=True)
     console.print(f"  {'more':<9} sm-llm status|metrics|logs {escape(run.uri)}", soft_wrap=True)
-    if status.state is RunState.COMPLETED:
+    if status.state.is_completed:
         _print_sample(run, console)
         _print_loading(run, console)
         _print_rows(run, console)

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.launcher.estimator_address import address_below, step_address, step_of
 from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 from sm_llm.launcher.sdk_tuner import watch_tuners
@@ -117,9 +118,10 @@ class Staged:
     def request(self) -> dict[str, Any]:
         return self.submission.request
 
-    def store(self) -> None:
+    def store(self, *, with_record: bool = True) -> None:
         """Put the run's record, the code and job.json where the job will look for them.
 
+        A step whose address only its execution knows writes its record itself (``with_record`` false).
         Raises ``StorageError`` and ``SubmitError``.
         """
         from sm_llm.contract.run_home import job_home
@@ -128,7 +130,7 @@ class Staged:
         if self.is_stored:
             return
         home = job_home(self.submission.job)
-        if not home.exists():
+        if with_record and not home.exists():
             home.create(self.record)
         upload(self.submission)
         self.is_stored = True
@@ -158,80 +160,91 @@ def pytorch() -> Any:
     return PyTorch
 
 
+_SDK: Any = object
+"""Stands for the SDK's class, which comes after ours among the bases of the estimator."""
+
+
+class _OfRuns(_SDK):  # type: ignore[misc]
+    """What makes a PyTorch estimator of the SDK one whose every job is a run of ours; comes before the SDK's class."""
+
+    def __init__(self, staged: Staged, session: Any, kwargs: Mapping[str, Any]) -> None:
+        self._staged = staged
+        self._fitted = False
+        self._more_tags = kwargs.get("tags") or []
+        self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
+        self._address: Any = None
+        _refuse(hyperparameter_faults(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
+        super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
+        self._adopt()
+
+    @property
+    def run_uri(self) -> Any:
+        """The address of the run; in a pipeline a ``Join`` where variables are part of it (see ``fit``)."""
+        given = self._given if _is_pipeline(self.sagemaker_session) else {}
+        return self._address or step_address(self.submission.job.run_uri, given)
+
+    @property
+    def result_uri(self) -> Any:
+        """The stable address of the result, known before the run begins: for ``TrainingInput`` of a next step."""
+        return address_below(self.run_uri, RESULT)
+
+    @property
+    def channels(self) -> dict[str, Any]:
+        """Inputs of the specification; the channel with job.json is added everywhere by itself."""
+        return channels(self._staged.request)
+
+    @property
+    def submission(self) -> Submission:
+        """What ``fit`` sends, but for arguments that were given to the estimator."""
+        return self._staged.submission
+
+    def inputs_of(self, inputs: Any, job_name: Any = None) -> dict[str, Any] | None:
+        """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``."""
+        given = inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
+        _refuse(fit_faults(self.submission, given, job_name))
+        return {**self.channels, **given} or None
+
+    def _adopt(self) -> None:
+        """Take over what belongs to one run."""
+        request = self._staged.request
+        self.source_dir = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
+        self.output_path = request["OutputDataConfig"]["S3OutputPath"]
+        self.tags = [*request["Tags"], *self._more_tags]
+        self.code_channel_name, self.code_uri = job_channel(request)
+
+    def fit(
+        self, inputs: Any = None, wait: bool = True, logs: str = "All", job_name: Any = None, **options: Any
+    ) -> Any:
+        if self._fitted and not _is_pipeline(self.sagemaker_session):
+            self._staged = self._staged.again()
+            self._adopt()
+        merged = self.inputs_of(inputs, job_name)
+        self._fitted = True
+        name = job_name or self._staged.request["TrainingJobName"]
+        if _is_pipeline(self.sagemaker_session):
+            step = step_of(self, self.submission.job.run_uri, {**self._given, "inputs": inputs})
+            self._address = step._address
+            return super(_OfRuns, step).fit(merged, wait=wait, logs=logs, job_name=name, **options)
+        print(*self._staged.plan.start_lines(), sep="\n", file=sys.stderr)
+        with of_session(self.sagemaker_session):
+            self._staged.store()
+            self._staged.claim(self.sagemaker_session.boto_region_name, name)
+        return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+
+    def set_hyperparameters(self, **given: Any) -> None:
+        _refuse(hyperparameter_faults(self._staged.submission, self._staged.plan, given))
+        self._given["hyperparameters"] |= given
+        super().set_hyperparameters(**given)
+
+    def _prepare_for_training(self, job_name: Any = None) -> None:
+        with of_session(self.sagemaker_session):
+            self._staged.store(with_record=self._address in (None, self.submission.job.run_uri))
+        super()._prepare_for_training(job_name=job_name)
+
+
 def _estimator_class() -> Any:
     """A subclass of the SDK's estimator, made here because the SDK takes seconds to import."""
-
-    class RunEstimator(pytorch()):  # type: ignore[misc]
-        """A PyTorch estimator whose every job is a run of ours."""
-
-        def __init__(self, staged: Staged, session: Any, kwargs: Mapping[str, Any]) -> None:
-            self._staged = staged
-            self._fitted = False
-            self._more_tags = kwargs.get("tags") or []
-            _refuse(hyperparameter_faults(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
-            super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
-            self._adopt()
-
-        @property
-        def run_uri(self) -> str:
-            """The address of the run."""
-            return self._staged.submission.job.run_uri
-
-        @property
-        def result_uri(self) -> str:
-            """The stable address of the result, known before the run begins: for ``TrainingInput`` of a next step."""
-            return f"{self.run_uri}/{RESULT}"
-
-        @property
-        def channels(self) -> dict[str, Any]:
-            """Inputs of the specification; the channel with job.json is added everywhere by itself."""
-            return channels(self._staged.request)
-
-        @property
-        def submission(self) -> Submission:
-            """What ``fit`` sends, but for arguments that were given to the estimator."""
-            return self._staged.submission
-
-        def inputs_of(self, inputs: Any, job_name: Any = None) -> dict[str, Any] | None:
-            """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``."""
-            given = inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
-            _refuse(fit_faults(self.submission, given, job_name))
-            return {**self.channels, **given} or None
-
-        def _adopt(self) -> None:
-            """Take over what belongs to one run."""
-            request = self._staged.request
-            self.source_dir = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
-            self.output_path = request["OutputDataConfig"]["S3OutputPath"]
-            self.tags = [*request["Tags"], *self._more_tags]
-            self.code_channel_name, self.code_uri = job_channel(request)
-
-        def fit(
-            self, inputs: Any = None, wait: bool = True, logs: str = "All", job_name: Any = None, **options: Any
-        ) -> Any:
-            if self._fitted and not _is_pipeline(self.sagemaker_session):
-                self._staged = self._staged.again()
-                self._adopt()
-            merged = self.inputs_of(inputs, job_name)
-            self._fitted = True
-            name = job_name or self._staged.request["TrainingJobName"]
-            if not _is_pipeline(self.sagemaker_session):
-                print(*self._staged.plan.start_lines(), sep="\n", file=sys.stderr)
-                with of_session(self.sagemaker_session):
-                    self._staged.store()
-                    self._staged.claim(self.sagemaker_session.boto_region_name, name)
-            return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
-
-        def set_hyperparameters(self, **given: Any) -> None:
-            _refuse(hyperparameter_faults(self._staged.submission, self._staged.plan, given))
-            super().set_hyperparameters(**given)
-
-        def _prepare_for_training(self, job_name: Any = None) -> None:
-            with of_session(self.sagemaker_session):
-                self._staged.store()
-            super()._prepare_for_training(job_name=job_name)
-
-    return RunEstimator
+    return type("RunEstimator", (_OfRuns, pytorch()), {"__doc__": "A PyTorch estimator whose every job is a run."})
 
 
 def _with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -106,6 +106,10 @@ def _final(event: Mapping[str, Any]) -> str:
     return f"result published, {size(event['bytes'])}"
 
 
+def _nothing_done(event: Mapping[str, Any]) -> str:
+    return f"did nothing: {event['reason']}"
+
+
 def _notice(event: Mapping[str, Any]) -> str:
     message = str(event["message"])
     return message if event["level"] == "info" else f"{event['level']}: {message}"
@@ -132,6 +136,7 @@ _WRITERS = {
     "checkpoint_published": _checkpoint,
     "publication_late": _late,
     "final_published": _final,
+    "nothing_done": _nothing_done,
     "notice": _notice,
     "account": _account,
     "tracker_opened": _tracker_opened,

@@ -43,6 +43,8 @@ _EXPERIMENT = {
     "ExperimentName": {"Get": "Execution.PipelineName"},
     "TrialName": {"Get": "Execution.PipelineExecutionId"},
 }
+EXECUTION: dict[str, str] = _EXPERIMENT["TrialName"]
+"""Part of a run's address where steps are not cached: every execution trains anew."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,15 @@ def render(
     """The pipeline of a workflow on the sagemaker backend. Reads files of this machine, nothing else.
 
     ``variables`` are names of parameters and the dotted paths that they override, ``steps.train.task.max_steps``;
-    defaults are what the workflow says. Raises ``PlanError`` with every fault.
+    defaults are what the workflow says. ``cache_days``: how long a finished step stands in for an equal one; None runs
+    every step in every execution, in a run of its own. Raises ``PlanError`` with every fault.
     """
     if workflow.backend.name != "sagemaker":
         remedy = "Set backend.name=sagemaker"
         raise PlanError([Fault("backend.name", "a pipeline runs on SageMaker", workflow.backend.name, remedy)])
+    if cache_days is not None and cache_days < 1:
+        remedy = "Give a number of days, or None to run every step every time"
+        raise PlanError([Fault("cache_days", "must be at least 1", cache_days, remedy)])
     if register is not None:
         workflow = _with_registration(workflow, register)
     known = variables_of(workflow, variables or {})
@@ -122,7 +128,7 @@ def render(
     places: dict[str, list[Any]] = {}
     for plan in plan_workflow(workflow):
         assert plan.step is not None
-        steps.append(_training(workflow, plan, known, places))
+        steps.append(_training(workflow, plan, known, places, more=[EXECUTION] if cache_days is None else []))
     if faults := [fault for step in steps for fault in _hyperparameter_faults(step, known)]:
         raise PlanError(faults)
     request = steps[0].arguments
@@ -143,9 +149,12 @@ def _hyperparameter_faults(step: PipelineStep, known: tuple[Variable, ...]) -> I
 
 
 def _training(
-    workflow: WorkflowSpec, plan: Plan, known: tuple[Variable, ...], places: dict[str, list[Any]]
+    workflow: WorkflowSpec, plan: Plan, known: tuple[Variable, ...], places: dict[str, list[Any]], more: list[Any]
 ) -> PipelineStep:
-    """One task as a training step; its run's address is added to ``places`` as parts of a path."""
+    """One task as a training step; its run's address is added to ``places`` as parts of a path.
+
+    ``more`` are further parts, beside the values of the step's variables and those of the steps it reads from.
+    """
     step = plan.step
     assert step is not None
     job = workflow_job(workflow, step)
@@ -154,7 +163,7 @@ def _training(
     fixed = {name: "/".join([*map(_shown, places[name]), RESULT]) for name in after}
     resolved = resolve(job, {}, fixed)
     inherited = [part for name in after for part in places[name] if not isinstance(part, str)]
-    tail = _unique([*inherited, *(it.reference for it in own)])
+    tail = _unique([*inherited, *(it.reference for it in own), *more])
     base, request, uploads, job_file = _rendered(workflow, replace(plan, job=resolved))
     places[step] = [base, *tail]
     hyperparameters = request["HyperParameters"]

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.estimators import of_session, pytorch, without_telemetry
+from sm_llm.launcher.pipeline_definition import EXECUTION
 from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 
 if TYPE_CHECKING:
@@ -79,12 +80,15 @@ def _texts(hyperparameters: Mapping[str, Any]) -> dict[str, str]:
 
 def _objects(value: Any, own: Mapping[str, Any]) -> Any:
     """A JSON value with its expressions as objects of the SDK."""
+    from sagemaker.workflow.execution_variables import ExecutionVariables
     from sagemaker.workflow.functions import Join
 
     if isinstance(value, list):
         return [_objects(item, own) for item in value]
     if not isinstance(value, dict):
         return value
+    if value == EXECUTION:
+        return ExecutionVariables.PIPELINE_EXECUTION_ID
     if set(value) == {"Get"}:
         return own[value["Get"].removeprefix(_GET)]
     if set(value) == {"Std:Join"}:

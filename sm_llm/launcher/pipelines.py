@@ -46,7 +46,8 @@ def definition(
     Args:
         variables: parameter's name -> the path it overrides: ``{"Rate": "steps.train.task.optim.learning_rate"}``.
         register: a step whose result becomes a version of a model.
-        cache_days: how long a finished step stands in for an equal one; None runs every step every time.
+        cache_days: how long a finished step stands in for an equal one; None runs every step every time, in a run of
+            its own per execution.
 
     Raises ``SpecError`` and ``PlanError``.
     """

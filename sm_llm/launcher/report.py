@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STATE_STYLES = {
     RunState.COMPLETED: "green",
+    RunState.UNCHANGED: "yellow",
     RunState.FAILED: "red",
     RunState.RUNNING: "cyan",
     RunState.INTERRUPTED: "yellow",

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.run_paths import STEPS
-from sm_llm.contract.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher.homes import find_home, with_recorded_options
 from sm_llm.launcher.metrics import MetricRow, metric_rows
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_paths import RunPaths
     from sm_llm.contract.run_record import Attempt, RunRecord
+    from sm_llm.contract.states import RunState
     from sm_llm.launcher.backends.base import Backend
     from sm_llm.launcher.status import Status
     from sm_llm.spec.overrides import Override
@@ -264,7 +264,7 @@ class Run:
         from sm_llm.launcher.patience import final_state
 
         state = final_state(self, poll or max(POLL_SECONDS, self.home.poll_seconds), sleep)
-        if state is not RunState.COMPLETED:
+        if not state.is_completed:
             raise RunFailed(self.failure_message())
         return state
 

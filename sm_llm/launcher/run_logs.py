@@ -6,7 +6,6 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.states import RunState
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.follow import has_begun_in
 from sm_llm.launcher.logs import LogFilter
@@ -51,7 +50,7 @@ def _is_settled(run: Run, name: str) -> bool:
     step, attempts = run.steps.get(name), run.attempts
     if step is None or not attempts:
         return False
-    return has_begun_in(attempts[-1], step) or step.state is RunState.COMPLETED
+    return has_begun_in(attempts[-1], step) or step.state.is_completed
 
 
 def _own_lines(run: Run, wanted: LogFilter, follow: bool, attempt: int | None) -> Iterator[str]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from sm_llm.contract.states import RunState
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.find_runs import run_records
 from sm_llm.launcher.run import Run
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import RunRecord
+    from sm_llm.contract.states import RunState
     from sm_llm.spec.leaves import Difference
     from sm_llm.spec.load import Loaded
 
@@ -50,7 +50,7 @@ def find_unfinished(storage: str, loaded: Loaded) -> tuple[Run, list[str]] | Non
     found = [it for it in run_records(storage, f"{loaded.spec.name}-", options) if it[1].name == loaded.spec.name]
     newest_first = sorted(found, key=lambda it: (it[1].created, it[1].run_id), reverse=True)
     for home, record in newest_first:
-        if _differences(record, loaded) == [] and Run(home).state is not RunState.COMPLETED:
+        if _differences(record, loaded) == [] and not Run(home).state.is_completed:
             return Run(home), _free_changes(record, loaded)
     if newest_first:
         _refuse_beside(*newest_first[0], loaded)
@@ -77,7 +77,7 @@ def _free_changes(record: RunRecord, loaded: Loaded) -> list[str]:
 def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:
     run = Run(home)
     state = run.state
-    if state is RunState.COMPLETED:
+    if state.is_completed:
         return
     found = _differences(record, loaded)
     if found == []:

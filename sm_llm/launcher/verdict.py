@@ -44,9 +44,9 @@ def judge(home: RunHome, job: JobFile, ended: Ended, *, interrupted: bool) -> En
 
     ``interrupted``: whether it was asked to stop before any of it failed.
     """
-    if has_final(home, job.run_id):
-        return Ending(RunState.COMPLETED)
     paths = home.paths
+    if has_final(home, job.run_id):
+        return completed(paths, job.attempt)
     told = told_failure(paths, job, len(ended.codes))
     stops = [StopRecord.read(_container(paths, job, node).stopped) for node in range(len(ended.codes))]
     stop = next((record for record in stops if record is not None), None)
@@ -58,6 +58,14 @@ def judge(home: RunHome, job: JobFile, ended: Ended, *, interrupted: bool) -> En
         return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
     node = ended.first_failed
     return _failed(killed(paths, job, len(ended.codes)) or told or _in_log(paths, job, node, ended.codes[node]))
+
+
+def completed(paths: RunPaths, attempt: int, since: float = 0.0) -> Ending:
+    """How an attempt ended whose run has a result: by its work, or without any, where the result was there before."""
+    log = paths.event_file(attempt, "rank0")
+    events = (event for _, event in read_file(log)) if log.is_file() else iter(())
+    found = next((it for it in events if it["kind"] == "nothing_done" and it["time"] >= since), None)
+    return Ending(RunState.COMPLETED) if found is None else Ending(RunState.UNCHANGED, str(found["reason"]))
 
 
 def _failed(failure: Failure) -> Ending:

@@ -57,7 +57,7 @@ def _run_steps(
         result = result_place(place, own_id) if place.exists() else None
         if result is None:
             ending = _run_step(place, own_id, workflow, step, outputs, interrupts, recording)
-            if ending.state is not RunState.COMPLETED:
+            if not ending.state.is_completed:
                 return Ending(ending.state, f"step {step}: {ending.reason or ending.state}", ending.rank)
             result = result_place(place, own_id)
         outputs[step] = str(result)

@@ -72,10 +72,14 @@ class Ledger:
         return f"{self.prefix}stored/{hashlib.sha256(file.path.encode()).hexdigest()[:32]}.json"
 
 
+LEDGERS = "sources/"
+"""Below it a run's storage keeps the ledgers of all it has read from the hub."""
+
+
 def ledger_prefix(uri: str) -> str:
     """Where a run's storage keeps the ledger of ``uri``: ``sources/<16 hex digits>/``."""
     whole = replace(parse_hub(uri), path="").uri
-    return f"sources/{hashlib.sha256(whole.encode()).hexdigest()[:16]}/"
+    return f"{LEDGERS}{hashlib.sha256(whole.encode()).hexdigest()[:16]}/"
 
 
 def _encode(snapshot: HubSnapshot) -> bytes:

@@ -15,7 +15,7 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.find import find_final
 from sm_llm.storage.layout import FINAL
 from sm_llm.storage.s3_client import code_of
-from sm_llm.storage.uri import is_s3, join, open_store, parse
+from sm_llm.storage.uri import flattened, is_s3, join, open_store, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ def result_address(uri: str, options: S3Options | Mapping[str, Any] | None = Non
     Raises ``NotPublished`` for a run that has no result yet, ``CheckpointError`` for a damaged one, ``StorageError``
     where the store does not answer.
     """
-    text = uri.rstrip("/")
+    text = flattened(uri.rstrip("/"))
     parts = f"{text}/".split(f"/{RESULT}/")
     for end in range(1, len(parts)):  # folders above a run may have this name, too
         run, rest = f"/{RESULT}/".join(parts[:end]), f"/{RESULT}/".join(parts[end:]).rstrip("/")

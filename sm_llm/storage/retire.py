@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.storage.find import commit_keys, examine
-from sm_llm.storage.layout import COMMITS
+from sm_llm.storage.layout import COMMITS, FINAL, slot_of_commit
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -28,6 +28,16 @@ def retire_after(store: Store, step: int, *, label: str) -> list[int]:
     return [slot.step or 0 for slot, _ in later]
 
 
+def retire_all(store: Store, *, label: str) -> str:
+    """Take away the result, and the commits of all steps; returns in words what there was. Raises ``StorageError``."""
+    final = store.get(FINAL.commit_key) is not None
+    if final:
+        _retire(store, FINAL.commit_key, label)
+    steps = retire_after(store, -1, label=label)
+    found = [*(["its result"] if final else []), *(["steps " + ", ".join(map(str, steps))] if steps else [])]
+    return " and ".join(found) or "nothing"
+
+
 def retire_damaged(store: Store, steps: Container[int] | None, *, run_id: str, label: str) -> list[int]:
     """Take away the commits of ``steps`` (None: of every step), which were found damaged; returns their steps.
 
@@ -42,6 +52,13 @@ def retire_damaged(store: Store, steps: Container[int] | None, *, run_id: str, l
             _retire(store, key, label)
             retired.append(step)
     return retired
+
+
+def retired_steps(store: Store) -> set[int]:
+    """Steps whose checkpoints were set aside at some time. Raises ``StorageError``."""
+    names = (found.key.rpartition("/")[2] for found in store.list(RETIRED))
+    slots = (slot_of_commit(f"{COMMITS}{name}") for name in names)
+    return {slot.step for slot in slots if slot is not None and slot.step is not None}
 
 
 def bring_back(store: Store, *, label: str) -> None:

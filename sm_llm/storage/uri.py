@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}?|\}")
 _STEP = re.compile(r"[0-9]+")
+_SLASHES = re.compile("/{2,}")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,15 @@ def _parse_s3(text: str) -> Location:
             f"storage address: {text!r} holds an empty folder, '.' or '..', which S3 takes for names. Write it without"
         )
     return Location("s3", bucket=bucket, prefix="/".join(folders))
+
+
+def flattened(uri: str) -> str:
+    """An ``s3://`` address in which a pipeline has joined values, with empty folders left out.
+
+    A value may be an address itself: ``s3://bucket/run/s3://other/data`` means ``s3://bucket/run/s3:/other/data``.
+    """
+    scheme, separator, rest = uri.partition("://")
+    return f"{scheme}{separator}{_SLASHES.sub('/', rest)}".rstrip("/") if scheme == "s3" else uri
 
 
 def run_and_step(address: str) -> tuple[str, int | None]:

@@ -96,6 +96,8 @@ class WorkerContext:
     """Moves this node's files."""
     board: Board | None = None
     """Notes that all processes can read, where somebody keeps them."""
+    replaced_job: str | None = None
+    """On the leader: another job of the platform that had this run before, where nobody launched this one for it."""
     changes: Sequence[str] = ()
     """Overrides that the container was started with."""
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import Sample
 from sm_llm.storage.uri import is_s3
+from sm_llm.worker.earlier import is_published
 from sm_llm.worker.export import export_model
-from sm_llm.worker.publish_final import is_published, publish_final, result_folder
+from sm_llm.worker.publish_final import publish_final, result_folder
 from sm_llm.worker.sample import generate
 from sm_llm.worker.strategies.device import DTYPES
 
@@ -19,13 +20,9 @@ if TYPE_CHECKING:
     from sm_llm.worker.strategies.base import Strategy
 
 
-def is_delivered(context: WorkerContext, store: Store, control: Agreement) -> bool:
+def is_delivered(context: WorkerContext, control: Agreement) -> bool:
     """Whether an earlier attempt published the result already. Rank 0 looks."""
-    leader = context.place.is_leader
-    published = control.broadcast(leader and is_published(context, store))
-    if published:
-        context.notice("the result of this run is published already; there is nothing to do")
-    return published
+    return control.broadcast(context.place.is_leader and is_published(context))
 
 
 def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Store, control: Agreement) -> None:

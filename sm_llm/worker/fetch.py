@@ -15,7 +15,8 @@ from sm_llm.storage.hub_ledger import Ledger, ledger_prefix
 from sm_llm.storage.manifest import PartManifest, Save
 from sm_llm.storage.selection import Selection
 from sm_llm.storage.uri import open_store
-from sm_llm.worker.publish_final import announce, is_published
+from sm_llm.worker.earlier import is_published
+from sm_llm.worker.publish_final import announce
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
         return
     context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
     store = open_store(context.job.run_uri, job.storage_options.model_dump())
-    if is_published(context, store):
-        context.notice("the result of this run is published already; there is nothing to do")
+    if is_published(context):
         return
     ledger = Ledger(store, ledger_prefix(task.source))
     snapshot = ledger.pin(parse_hub(task.source))

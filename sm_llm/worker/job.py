@@ -10,7 +10,7 @@ from sm_llm.contract.job_file import JOB_CHANNEL, JOB_ENVIRONMENT, JobFile
 from sm_llm.contract.run_paths import CONTAINER_BASE, JOB_FILE
 from sm_llm.errors import RunFailed
 from sm_llm.spec.yaml_text import from_typed
-from sm_llm.storage.uri import join
+from sm_llm.storage.uri import flattened, join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ def _moved(value: Any, base: str) -> Any:
 def _in_own_run(job: JobFile, given: Mapping[str, str], environ: Mapping[str, str]) -> JobFile:
     """The job with the run that only the platform could name: a pipeline's variables, or a trial of a tuning job."""
     if (text := given.get(RUN_HYPERPARAMETER)) is not None:
-        uri = str(from_typed(text, RUN_HYPERPARAMETER).value).rstrip("/")
+        uri = flattened(str(from_typed(text, RUN_HYPERPARAMETER).value))
         job = job.model_copy(update={"run_uri": uri, "run_id": uri.rpartition("/")[2]})
     if TUNING_METRIC in given and (trial := environ.get(TRAINING_JOB)):
         job = job.model_copy(update={"run_uri": join(job.run_uri, "trials", trial), "run_id": trial})

@@ -22,6 +22,7 @@ from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.worker import failure as failures
 from sm_llm.worker.context import Place, WorkerContext, container_paths
+from sm_llm.worker.earlier import replace_finished
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.own_record import keep_record
 from sm_llm.worker.probe import probe_kernels
@@ -109,6 +110,7 @@ class Frame:
             try:
                 _check(kind, context)
                 _tell_changes(context)
+                replace_finished(context)
                 settle_environment(self.environ, context.job.spec.environment)
                 if watched:
                     probe_kernels(context)

@@ -37,11 +37,19 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
     try:
         if not home.exists():
             home.create(_record(context.job).with_attempt(attempt))
-        elif not attempt.is_open_in(home.record()):  # nor is it where somebody took this job for dead
+        elif not attempt.is_open_in(held := home.record()):  # nor is it where somebody took this job for dead
+            context.replaced_job = _replaced(held, attempt)
             home.store.delete([STOP_FILE])  # an earlier job was asked, whose attempt this one takes the place of
-            home.update(lambda held: held.with_attempt(attempt))
+            spec = {"spec": context.job.spec.model_dump(mode="json"), "spec_digest": context.job.spec_digest}
+            home.update(lambda held: held.with_attempt(attempt).model_copy(update=spec))
     except SmLlmError as error:
         context.notice(f"the run's record could not be written: {error}", "warning")
+
+
+def _replaced(record: RunRecord, attempt: Attempt) -> str | None:
+    """The job that held ``attempt``; None if it is the same job, started again."""
+    held = record.attempt(attempt.number)
+    return held.native_id if held is not None and held.native_id not in ("", attempt.native_id) else None
 
 
 def region_of(environ: Mapping[str, str]) -> str | None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.events import Account, AttemptStarted, Progress
 from sm_llm.data.prepare import prepare
 from sm_llm.spec.tasks import PrepareTask
-from sm_llm.worker.publish_final import is_published, publish_final, result_folder
+from sm_llm.worker.earlier import is_published
+from sm_llm.worker.publish_final import publish_final, result_folder
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
         return
     context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
     store = context.store
-    if is_published(context, store):
-        context.notice("the result of this run is published already; there is nothing to do")
+    if is_published(context):
         return
     folder = result_folder(context)
     account = prepare(task, folder, _Reporter(context))

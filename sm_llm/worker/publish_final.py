@@ -41,14 +41,6 @@ def result_folder(context: WorkerContext) -> Path:
     return folder
 
 
-def is_published(context: WorkerContext, store: Store) -> bool:
-    """Whether an earlier attempt has published the run's result; makes sure that its stable address exists."""
-    commit = publication.find_final(store, run_id=context.job.run_id)
-    if commit is not None:
-        leave_pointer(store, commit)
-    return commit is not None
-
-
 def publish_final(
     context: WorkerContext, store: Store, folder: Path, gather: Gather, meta: Mapping[str, Any]
 ) -> str | None:

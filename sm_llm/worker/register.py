@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.events import AttemptStarted
 from sm_llm.errors import RunFailed
 from sm_llm.spec.tasks import RegisterTask
-from sm_llm.storage.publish import find_final
 from sm_llm.storage.result import result_address
 from sm_llm.storage.uri import is_s3
+from sm_llm.worker.earlier import is_published
 from sm_llm.worker.own_record import region_of
 from sm_llm.worker.publish_final import publish_final, result_folder
 from sm_llm.worker.versions import versions
@@ -34,8 +34,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     if not context.place.is_leader:
         return
     context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
-    if find_final(context.store, run_id=context.job.run_id) is not None:
-        context.notice("this run has registered its model already; there is nothing to do")
+    if is_published(context):
         return
     address = result_address(task.model, job.storage_options.model_dump())
     if not is_s3(address):

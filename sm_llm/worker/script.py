@@ -18,11 +18,12 @@ from sm_llm.spec.inputs import input_place
 from sm_llm.spec.smp import SmpSpec
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.uri import open_store
+from sm_llm.worker.earlier import is_published
 from sm_llm.worker.failure import FAILED
 from sm_llm.worker.gathering import Gathering
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.program import Program
-from sm_llm.worker.publish_final import is_published, publish_final
+from sm_llm.worker.publish_final import publish_final
 from sm_llm.worker.requirements import install
 from sm_llm.worker.script_platform import collect, count_files, make_folders, variables
 from sm_llm.worker.script_publisher import ScriptPublisher, restore_checkpoint
@@ -100,9 +101,7 @@ class Script:
         """From the staged inputs to the published result."""
         context, place = self.context, self.context.place
         context.emit(AttemptStarted(place.world_size, "script", None, versions()))
-        is_done = place.is_leader and is_published(context, self.store)
-        if self.together(is_done)[0]:
-            context.notice("the result of this run is published already; there is nothing to do")
+        if self.together(place.is_leader and is_published(context))[0]:
             return
         start = self._lay_out()
         with context.requests.deferred():

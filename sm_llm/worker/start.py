@@ -20,10 +20,11 @@ from sm_llm.models.weights_check import check_weights, unread_sentence
 from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
 from sm_llm.storage import publish as publication
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
-from sm_llm.storage.retire import retire_after, retire_damaged
+from sm_llm.storage.retire import retire_after, retire_damaged, retired_steps
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.worker import random_state
 from sm_llm.worker.continuity import check_strategy
+from sm_llm.worker.earlier import begin_anew
 from sm_llm.worker.earlier_attempts import published_before
 from sm_llm.worker.restore import fetcher, rank_file, restored_folder
 from sm_llm.worker.shard_reader import ShardReader
@@ -95,6 +96,11 @@ class Starter:
             raise CheckpointError("there is no checkpoint yet to go back to")
         return self._agreed(self._continued(restored))
 
+    def anew(self, reason: str) -> Start:
+        """Set this run's checkpoints, which another job saved, aside, and start as ``task.start`` says."""
+        self._led(lambda: begin_anew(self._context, reason))
+        return self._agreed(self._requested())
+
     def _abort_stale_uploads(self) -> None:
         """Rank 0: what an attempt that was killed has left half-stored costs money. This one uploads nothing yet."""
         if not self._context.place.is_leader or not is_s3(self._store.uri):
@@ -132,11 +138,15 @@ class Starter:
         return None
 
     def _refuse_to_forget(self) -> None:
-        """Raise ``CheckpointError`` where an earlier attempt published, and the storage shows no checkpoint at all."""
+        """Raise ``CheckpointError`` where an earlier attempt published, and the storage shows no checkpoint at all.
+
+        One that was set aside, so that the run begins anew, is not lost.
+        """
         step, error = None, None
         if self._context.place.is_leader and self._task.start != "scratch":
             try:
                 step = published_before(job_home(self._context.job))
+                step = None if step in retired_steps(self._store) else step
             except StorageError as caught:
                 error = caught
         if fault := self._control.verdict(error):
@@ -156,12 +166,20 @@ class Starter:
 
     def _set_aside(self, retire: Callable[[str], list[int]]) -> None:
         """Rank 0 retires commits; all processes raise if it cannot."""
+
+        def retired() -> None:
+            if steps := retire(f"attempt-{self._context.job.attempt}"):
+                listed = ", ".join(map(str, steps))
+                self._context.notice(f"checkpoints set aside (ckpt/retired): steps {listed}", "warning")
+
+        self._led(retired)
+
+    def _led(self, action: Callable[[], None]) -> None:
+        """Rank 0 acts; all processes raise if it cannot."""
         error: StorageError | None = None
         if self._context.place.is_leader:
             try:
-                if steps := retire(f"attempt-{self._context.job.attempt}"):
-                    listed = ", ".join(map(str, steps))
-                    self._context.notice(f"checkpoints set aside (ckpt/retired): steps {listed}", "warning")
+                action()
             except StorageError as caught:
                 error = caught
         if fault := self._control.verdict(error):

@@ -83,7 +83,7 @@ class Training:
     def run(self) -> None:
         """Every step that is not done yet, then the publication of the model."""
         self.announce()
-        if is_delivered(self.context, self.store, self.control):
+        if is_delivered(self.context, self.control):
             return
         done = self.begin().step
         with self.context.requests.deferred(), ExitStack() as stack:
@@ -195,16 +195,29 @@ class Training:
 
     def begin(self) -> Start:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
-        start = self.starter.choose()
         self.identity = own_identity(self.context, self.setup, self.control)
-        if start.commit is not None:
-            check_continuation(self.context, start, self.identity, self.setup)
+        start = self.continuable(self.starter.choose())
         random_state.seed_everything(self.task.seed, self.context.place.rank)
         weights = first_weights(self.context, start, self.setup.config, self.task.seed)
         self.strategy.build(self.setup.config, weights)
         self.strategy.train_mode(True)
         check_space(self.context, self.control, self.strategy.state_dict(), self.task.checkpoint.keep_last)
         self.continue_from(start)
+        return start
+
+    def continuable(self, start: Start) -> Start:
+        """``start``, if this job may continue its checkpoint; else ``CheckpointError``.
+
+        Where another job of the platform has left that checkpoint in the run, the run begins anew instead.
+        """
+        if start.commit is None:
+            return start
+        try:
+            check_continuation(self.context, start, self.identity, self.setup)
+        except CheckpointError as error:
+            if not start.is_own or self.control.broadcast(self.context.replaced_job) is None:
+                raise
+            return self.continuable(self.starter.anew(str(error)))
         return start
 
     def continue_from(self, start: Start) -> None:

@@ -57,12 +57,12 @@ def test_the_container_contract_is_sagemakers() -> None:
     assert str(paths.model) == "/opt/ml/model"
 
 
-def test_every_final_state_has_its_own_exit_code() -> None:
+def test_every_final_state_has_its_own_exit_code_and_those_with_a_result_have_0() -> None:
     final = {it for it in RunState if it.is_final}
     assert EXIT_CODES.keys() == final
-    codes = [*EXIT_CODES.values(), USAGE_EXIT_CODE]
+    assert [state for state, code in EXIT_CODES.items() if code == 0] == [it for it in RunState if it.is_completed]
+    codes = [0, *filter(None, EXIT_CODES.values()), USAGE_EXIT_CODE]
     assert len(set(codes)) == len(codes)
-    assert [state for state, code in EXIT_CODES.items() if code == 0] == [RunState.COMPLETED]
 
 
 @pytest.mark.parametrize("kind", TASK_KINDS)

@@ -141,7 +141,7 @@ def normal(request: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_sdk_sends_what_render_gives(name: str, source: str, cloud: list[Any]) -> None:
     est = built(name, source)
-    assert type(est).__mro__[1].__name__ == "PyTorch"
+    assert "PyTorch" in [kind.__name__ for kind in type(est).__mro__]
     est.fit(wait=False)
     (sent,) = [arguments for operation, arguments in cloud if operation == "CreateTrainingJob"]
     assert normal(sent) == normal(est._staged.request)
@@ -255,6 +255,53 @@ def test_a_training_step_of_a_pipeline_is_byte_identical_every_time(source: str,
     assert first == definition()
     arguments = json.loads(first)["Steps"][0]["Arguments"]
     assert {it["ChannelName"] for it in arguments["InputDataConfig"]} == {"data", "shared", "job"}
+
+
+def steps_of(source: str, *fits: Any, **kwargs: Any) -> list[dict[str, Any]]:
+    """Requests of the steps of a hand-written pipeline, one for each input of ``fit``."""
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    session = PipelineSession(default_bucket=BUCKET)
+    est = built("script", source, sagemaker_session=session, **kwargs)
+    steps = [TrainingStep(f"s{number}", step_args=est.fit(given)) for number, given in enumerate(fits)]
+    definition = json.loads(Pipeline("p", steps=steps, sagemaker_session=session).definition())
+    return [step["Arguments"] for step in definition["Steps"]]
+
+
+def address_of(request: dict[str, Any]) -> Any:
+    """Where a step's run lies, by its tag, which agrees with what its worker reads."""
+    (tag,) = [it["Value"] for it in request["Tags"] if it["Key"] == "sm_llm:run"]
+    sent = request["HyperParameters"].get("sm_llm_run")
+    if sent is not None:
+        told = json.loads(sent) if isinstance(sent, str) else sent
+        assert told == tag
+    return tag
+
+
+@pytest.mark.integration
+def test_f01_the_address_of_a_hand_written_step_follows_all_that_it_is_given(source: str, cloud: list[Any]) -> None:
+    from sagemaker.inputs import TrainingInput
+    from sagemaker.workflow.parameters import ParameterInteger, ParameterString
+
+    (plain,) = steps_of(source, None)
+    assert "sm_llm_run" not in plain["HyperParameters"], "the specification alone is in the address already"
+    other, data = TrainingInput("s3://data-bkt/other/"), ParameterString("Data", "s3://data-bkt/some/")
+    first, second, third = steps_of(source, {"train": TrainingInput("s3://data-bkt/some/")}, {"train": other}, None)
+    (fourth,) = steps_of(source, {"train": TrainingInput(data)})
+    count = ParameterInteger("Count", 3)
+    (fifth,) = steps_of(source, None, hyperparameters={"task.output_folder": "a"})
+    (sixth,) = steps_of(source, None, hyperparameters={"task.output_folder": "b"})
+    (seventh,) = steps_of(source, None, environment={"COUNT": count})
+    addresses = [address_of(it) for it in (plain, first, second, fourth, fifth, sixth, seventh)]
+    assert len({json.dumps(it) for it in addresses}) == len(addresses)
+    assert address_of(third) == address_of(plain), "each fit is a step of its own"
+    for request, expression in ((fourth, {"Get": "Parameters.Data"}), (seventh, {"Get": "Parameters.Count"})):
+        join = address_of(request)["Std:Join"]
+        assert join["On"] == "/"
+        assert join["Values"][0].startswith(f"{address_of(plain)}/")
+        assert join["Values"][1:] == [expression]
 
 
 @pytest.mark.integration

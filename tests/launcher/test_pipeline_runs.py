@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
+import boto3
 import pytest
 
+from sm_llm.contract.events import read_events
 from sm_llm.launcher import pipelines
 from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.pipelines import Register, definition
@@ -52,6 +55,77 @@ def workflow(bucket: str) -> dict[str, Any]:
             },
         },
     }  # fmt: skip
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(1200)
+def test_f02_without_a_cache_every_execution_trains_in_a_run_of_its_own(
+    s3_server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Preloaded
+) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, s3_server.endpoint)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    train = workflow(bucket)["steps"]["train"]["task"]
+    task = {**train, "tokenizer": None, "data": {"format": "synthetic", "seq_length": 16, "rows": 40}}
+    found = definition({**workflow(bucket), "steps": {"train": {"task": task}}}, cache_days=None)
+    pipelines._store(found)
+    interpreter = Interpreter(tmp_path, {})
+    runs = []
+    for number in (1, 2):
+        assert interpreter.execute(found.to_json()) == {"train": "ran"}
+        (step,) = found.to_json()["Steps"]
+        (tag,) = [it["Value"] for it in step["Arguments"]["Tags"] if it["Key"] == "sm_llm:run"]
+        assert tag["Std:Join"]["Values"][1:] == [{"Get": "Execution.PipelineExecutionId"}]
+        runs.append(attach(f"{tag['Std:Join']['Values'][0]}/execution-{number}"))
+    for run in runs:
+        assert [event["step"] for event in read_events(run.events) if event["kind"] == "step"] == [1, 2, 3]
+        assert run.attempts[-1].start is None or run.attempts[-1].start.source == "scratch"
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(1200)
+def test_f01_a_hand_written_step_trains_for_every_value_and_for_a_spent_cache(
+    s3_server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preloaded: Preloaded
+) -> None:
+    from sagemaker.workflow.parameters import ParameterFloat, ParameterInteger
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    from sm_llm.launcher.estimators import estimator
+
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, s3_server.endpoint)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sagemaker.session.sts_regional_endpoint", lambda region: s3_server.endpoint)
+    flow = workflow(bucket)
+    data = {"format": "synthetic", "seq_length": 16, "rows": 40}
+    task = {**flow["steps"]["train"]["task"], "tokenizer": None, "data": data}
+    session = PipelineSession(boto3.session.Session(region_name="us-east-1"), default_bucket=bucket)
+    rate, seed = ParameterFloat("Rate", 1e-3), ParameterInteger("Seed", 0)
+    est = estimator(
+        {**{name: flow[name] for name in ("backend", "storage", "compute")}, "name": "by-hand", "task": task},
+        sagemaker_session=session,
+        hyperparameters={"task.optim.learning_rate": rate, "task.seed": seed},
+    )
+    step = TrainingStep("train", step_args=est.fit())
+    found = json.loads(Pipeline("hand", parameters=[rate, seed], steps=[step], sagemaker_session=session).definition())
+    interpreter = Interpreter(tmp_path, {})
+    for values in ({}, {"Rate": 1e-5}, {"Seed": 7}, {}):
+        assert interpreter.execute(found, **values) == {"train": "ran"}
+    (join,) = [it["Value"]["Std:Join"] for it in found["Steps"][0]["Arguments"]["Tags"] if it["Key"] == "sm_llm:run"]
+    base = join["Values"][0]
+    told = {}
+    for values in ("0.001/0", "1e-05/0", "0.001/7"):
+        run = attach(f"{base}/{values}")
+        steps = [event for event in read_events(run.events) if event["kind"] == "step"]
+        told[values] = (len(steps), steps[0]["loss"], steps[0]["learning_rate"])
+        assert run.result is not None
+    assert told["1e-05/0"][2] != told["0.001/0"][2]
+    assert told["0.001/7"][1] != told["0.001/0"][1]
+    first = attach(f"{base}/0.001/0")
+    assert first.attempts[-1].native_id.endswith("pipelines-x-train-3"), "the fourth execution, whose cache was off"
+    assert first.home.store.get("ckpt/retired/pipelines-x-train-0/final.json") is not None
 
 
 @pytest.mark.integration

@@ -14,6 +14,7 @@ from sm_llm.storage import publish as publication
 from sm_llm.storage.find import commit_keys
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.manifest import CommitManifest, decode, encode
+from sm_llm.worker import main as main_module
 from sm_llm.worker import start as start_module
 from sm_llm.worker import train as train_module
 
@@ -160,6 +161,7 @@ def requests(harness: Any) -> None:
         forget_identity(harness.folder / copy_of_half(harness, "old"))
     dist.barrier()
     harness.run("old/half", train_task(), attempt=2)
+    pipeline(harness)
     half = {"checkpoint": str(harness.folder / "half")}
     harness.run("branch-refused", train_task(seed=5, start=half), fails=True)
     harness.run("branch", train_task(seed=5, start={**half, "allow_other_data": True}))
@@ -170,6 +172,14 @@ def requests(harness: Any) -> None:
     harness.run("doubted", verified, break_at=5)
     with replaced(start_module, "state_hash", lambda *_: "another"):
         harness.run("doubted", verified, attempt=2, fails=True)
+
+
+def pipeline(harness: Any) -> None:
+    """Jobs of a pipeline, which no launcher starts, one after the other in the same run."""
+    with replaced(main_module, "keep_record", lambda context, _: setattr(context, "replaced_job", "us/pipelines-1")):
+        harness.run(copy_of_half(harness, "retried"), train_task(), attempt=2)
+        harness.run(copy_of_half(harness, "reseeded"), train_task(seed=3), attempt=2)
+        harness.run("reseeded/half", train_task(seed=3), attempt=3)
 
 
 def two(harness: Any) -> None:

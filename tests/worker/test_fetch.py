@@ -51,7 +51,7 @@ def test_fetch_publishes_one_weight_format_at_a_pinned_commit(hub: Hub, tmp_path
     hub.requests.clear()
     assert main("fetch", environ) == 0
     assert not hub.requests
-    assert "published already" in events(tmp_path / "run", "notice")[-1]["message"]
+    assert "published already" in events(tmp_path / "run", "nothing_done")[-1]["reason"]
 
 
 def test_the_next_attempt_goes_on_with_the_commit_and_the_files_of_the_first(

@@ -60,7 +60,42 @@ def test_prepare_publishes_rows_tokenizer_and_account(tmp_path: Path) -> None:
     assert {"train", "tokenizer", "account.json"} <= paths
     assert len(events(run, "account")) == 1
     assert main("prepare", environ) == 0
-    assert "published already" in events(run, "notice")[-1]["message"]
+    (told,) = events(run, "nothing_done")
+    assert "published already; there is nothing to do" in told["reason"]
+    assert told["uri"] == str(run / "final" / commit.save_id / "data")
+
+
+def as_job(environ: dict[str, str], name: str) -> dict[str, str]:
+    """The environment of a training job that no launcher started: a pipeline's."""
+    return {**environ, "TRAINING_JOB_NAME": name, "SAGEMAKER_REGION": "us-west-2"}
+
+
+def test_f01_another_job_of_a_pipeline_begins_anew_where_a_result_is_published(tmp_path: Path) -> None:
+    texts = text_folder(tmp_path)
+    environ, run = prepare_context(tmp_path, str(texts))
+    assert main("prepare", as_job(environ, "pipelines-a-prepare-1")) == 0
+    first = find_final(open_store(run), run_id="prepared")
+    assert first is not None
+    (texts / "20.txt").write_text("a new document under the same prefix, which counts. " * 5)
+    assert main("prepare", as_job(environ, "pipelines-b-prepare-2")) == 0
+    second = find_final(open_store(run), run_id="prepared")
+    assert second is not None
+    assert second.save_id != first.save_id
+    used = [it["account"]["documents"]["used"] for it in events(run, "account")]
+    assert used == [20, 21]
+    assert "This run begins anew" in events(run, "notice")[-1]["message"]
+    assert (run / "ckpt/retired/pipelines-a-prepare-1/final.json").is_file()
+    assert events(run, "nothing_done") == []
+    assert main("prepare", as_job(environ, "pipelines-b-prepare-2")) == 0, "the platform started it again"
+    assert len(events(run, "nothing_done")) == 1
+
+
+def test_A1_the_result_of_another_specification_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environ, run = prepare_context(tmp_path, str(text_folder(tmp_path)))
+    assert main("prepare", environ) == 0
+    job = job_file({**PREPARE, "sources": ["elsewhere"]}, run, 1).model_copy(update={"spec_digest": "another"})
+    assert main("prepare", job_environment(job)) == 1
+    assert "is the result of another specification (digest, this job has another)" in capsys.readouterr().err
 
 
 def test_only_one_process_prepares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,15 @@ def test_F1_a_checkpoint_of_an_earlier_release_is_continued_and_says_what_was_no
     assert "recorded neither model nor data" in notices(run)
 
 
+def test_f01_a_pipelines_next_job_continues_what_it_can_and_else_begins_anew(world1: World) -> None:
+    assert starts(world1.run("retried/half")) == [("scratch", 0), ("checkpoint", 12)]
+    run = world1.run("reseeded/half")
+    assert starts(run) == [("scratch", 0), ("checkpoint", 12), ("scratch", 0), ("scratch", 0)]
+    assert notices(run).count("This run begins anew") == 2, "of another order, then of a finished run"
+    assert saved(run) == [12, 18, 20]
+    assert exact_steps(run)[1] != exact_steps(world1.run("base"))[1]
+
+
 def test_F1_another_run_continues_on_other_data_only_where_it_asks_for_them(world1: World) -> None:
     assert events(world1.run("branch-refused"), "step") == []
     assert events(world1.run("branch-model"), "step") == []

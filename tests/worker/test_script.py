@@ -163,7 +163,7 @@ def test_a_program_goes_on_from_the_checkpoint_it_handed_over(tmp_path: Path) ->
     assert [event["step"] for event in events(job.folder, "logged")] == [1, 2, 3, 3, 4]
     assert [event["source"] for event in events(job.folder, "start_chosen")] == ["scratch", "checkpoint"]
     assert job.run(attempt=3) == 0
-    assert "published already" in events(job.folder, "notice")[-1]["message"]
+    assert "published already" in events(job.folder, "nothing_done")[-1]["reason"]
 
 
 def test_what_a_program_leaves_in_its_checkpoint_folder_is_published(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from sm_llm.launcher.sagemaker.cloudwatch import LogMirror
 from sm_llm.launcher.sagemaker.no_logs import NoStream
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.states import billable_seconds, native_state, seconds, used_seconds
-from sm_llm.launcher.verdict import Ending, failures_in_events
+from sm_llm.launcher.verdict import Ending, completed, failures_in_events
+from sm_llm.storage.uri import flattened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -104,7 +105,7 @@ def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, j
 def _ending(home: RunHome, run_id: str, number: int, native: NativeState, created: float) -> Ending:
     """How an attempt ended. What its processes told before its job was ``created``, an earlier job of it told."""
     if has_final(home, run_id):
-        return Ending(RunState.COMPLETED)
+        return completed(home.paths, number, since=created)
     if native.state is RunState.COMPLETED:
         return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
     failures = [it for it in failures_in_events(home.paths, number) if it[0] >= created]
@@ -173,4 +174,4 @@ def run_of(native: str, connect: Callable[[str], Account]) -> str | None:
     with told(f"cannot read the tags of training job {name}"):
         pages = account.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
         tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
-    return tags.get(RUN_TAG)
+    return flattened(tags[RUN_TAG]) if RUN_TAG in tags else None
