@@ -94,7 +94,7 @@ def _unquoted(change: str) -> str:
 def _of_file(path: Path) -> dict[str, str]:
     try:
         return _texts(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise SpecError([Fault(str(path), f"is not a JSON object of hyperparameters: {error}")]) from error
 
 

@@ -256,11 +256,20 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(name: str, tmp_path: P
     assert "names files outside of its folder" in message(folder)
 
 
-@pytest.mark.parametrize("total", [17, "many", True])
+@pytest.mark.parametrize("total", [17, 200_000, 10**9, "many", True])
 def test_an_index_with_a_wrong_total_is_refused(total: Any, tmp_path: Path) -> None:
     folder = write(tmp_path / "w", arrays(), 2)
     write_index(folder, index(folder)["weight_map"], total)
     assert "total_size" in message(folder)
+
+
+@pytest.mark.parametrize("beyond", [0, 700, 300 * 48 * 4])
+def test_a_total_of_another_format_of_the_same_weights_is_taken(beyond: int, tmp_path: Path) -> None:
+    """Buffers of other sizes, or a tied head counted beside its embedding, as published indexes have them."""
+    folder = write(tmp_path / "w", arrays(tie_word_embeddings=True), 2, tie_word_embeddings=True)
+    content = index(folder)
+    write_index(folder, content["weight_map"], content["metadata"]["total_size"] + beyond)
+    assert checked(folder).faults == ()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 100_000])
