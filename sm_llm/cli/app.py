@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -41,7 +41,7 @@ VERBS = {
 app = typer.Typer(
     name="sm-llm",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -68,9 +68,35 @@ S3, in and out:
 Proof that a broken job goes on exactly:
   sm-llm doctor --resume-proof job.yaml
 
+\b
+Exit codes, also in scripts:
+  0 done, 1 failed, 2 wrong usage, specification or plan, 3 trained but not published (sm-llm finish),
+  4 stopped without a checkpoint, 75 interrupted and resumable (the same command continues it)
+
+\b
+Shell completion:
+  sm-llm --install-completion
+
 RUN is a run's folder or address in S3, its id or its name below ./runs, or its native job (sagemaker://REGION/JOB or
 the job's ARN, local://host/process). Where it may be left out, the newest run below ./runs is meant.""",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from sm_llm import __version__
+
+        typer.echo(f"sm-llm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def whole(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> NoReturn:

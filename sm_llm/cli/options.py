@@ -88,8 +88,8 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    # Piped output is for programs and logs: long lines stay whole there.
-    return Console(stderr=stderr, highlight=False, width=None if is_terminal else 200)
+    # Piped output is for programs and logs: long lines stay whole there, unless COLUMNS says how wide it is.
+    return Console(stderr=stderr, highlight=False, width=None if is_terminal or "COLUMNS" in os.environ else 200)
 
 
 def print_json(value: Any) -> None:

@@ -169,6 +169,14 @@ class TrackerOpened:
 
 
 @dataclass(frozen=True)
+class StopRequested:
+    """Somebody has asked the attempt to stop after its current step, or (``now``) to be killed."""
+
+    now: bool
+    kind: str = "stop_requested"
+
+
+@dataclass(frozen=True)
 class AttemptEnded:
     """Written last, by the launcher's supervisor: a ``RunState`` value and, if it failed, why."""
 
@@ -201,6 +209,7 @@ Event = (
     | Failed
     | Stalled
     | Stacks
+    | StopRequested
     | AttemptEnded
 )
 

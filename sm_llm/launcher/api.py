@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -63,7 +64,7 @@ def launch(
     Args:
         source: recipe name, YAML file, mapping or specification.
         overrides: ``key.path=value``, as on the command line.
-        wait: return only when the run has ended; raises ``RunFailed`` if it failed.
+        wait: return only when the run has ended, which a notebook shows meanwhile; raises ``RunFailed`` if it failed.
         dry_run: start nothing; return what would be submitted, one Submission per job.
         new: never continue an unfinished run.
         fields: overrides by keyword.
@@ -86,8 +87,17 @@ def launch(
         unfinished = None if new else find_unfinished(storage, loaded)
         run = begin(loaded, storage) if unfinished is None else proceed(unfinished[0], loaded, changes=unfinished[1])
     if wait:
+        if _in_notebook():
+            run.watch()
         run.wait()
     return run
+
+
+def _in_notebook() -> bool:
+    """Whether a person reads what this process prints in a notebook's cell; IPython, where it is used, is loaded."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def storage_root(spec: JobSpec | WorkflowSpec) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.model_facts import ModelFacts
     from sm_llm.spec.compute import ComputeSpec
     from sm_llm.spec.derive import Derived
+    from sm_llm.spec.job import JobSpec
     from sm_llm.spec.tasks import PrepareTask, TrainTask
 
 _STEP_OUTPUT = re.compile(r"steps\.(?P<step>[\w-]+)\.output(?:/.*)?")
@@ -70,6 +71,20 @@ def check_train(
     if model is not None:
         faults += _vocabulary_faults(task, model, rows.vocab_size if rows else step.vocab_size if step else None)
     return faults
+
+
+def storage_faults(job: JobSpec) -> list[Fault]:
+    """A storage on this machine in which no folder can be made: it, or what it would lie in, is a file."""
+    folder = local_folder(job.storage)
+    if folder is None:
+        return []
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if there.is_dir():
+        return []
+    where = "is a file" if there == folder else f"lies below {there}, which is a file"
+    return [
+        Fault("storage", f"must be a folder, and {where}", job.storage, "Give a folder; it is made if it is not there")
+    ]
 
 
 def _missing_inputs(task: TrainTask) -> list[Fault]:

@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.events import event_files, read_file
+from sm_llm.contract.events import EventWriter, StopRequested, event_files, read_file
 from sm_llm.errors import StorageError
 from sm_llm.launcher.patience import Patience
 
@@ -69,6 +69,17 @@ def follow(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> Iterator
         if ended:
             return
         sleep(pause)
+
+
+def note_stop(run: Run, *, now: bool) -> None:
+    """Write into the log of the job that runs that it was asked to stop, so that everyone who follows it sees so."""
+    job = run.job
+    if job.home.is_remote or not job.attempts:
+        return  # its worker will say so: from here nothing is written into its log
+    number = job.attempts[-1].number
+    writer = EventWriter(job.paths.event_file(number, "stop"), number)
+    writer.write(StopRequested(now))
+    writer.close()
 
 
 def _notice(message: str) -> dict[str, Any]:

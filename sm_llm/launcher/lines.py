@@ -119,6 +119,10 @@ def _tracker_opened(event: Mapping[str, Any]) -> str:
     return f"{event['tracker']}: {event['uri'] or event['id']}"
 
 
+def _stop_requested(event: Mapping[str, Any]) -> str:
+    return "it is being killed" if event["now"] else "asked to stop after the current step"
+
+
 def _account(event: Mapping[str, Any]) -> str:
     account = event["account"]
     rows = sum(split["rows"] for split in account["splits"].values())
@@ -138,6 +142,7 @@ _WRITERS = {
     "final_published": _final,
     "nothing_done": _nothing_done,
     "notice": _notice,
+    "stop_requested": _stop_requested,
     "account": _account,
     "tracker_opened": _tracker_opened,
 }

@@ -46,7 +46,7 @@ def to_json(row: MetricRow) -> MetricRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """Where a run stands. ``eta_seconds`` is what is left at the newest throughput."""
+    """Where a run stands. ``eta_seconds`` is what is left at the smoothed throughput of the last windows."""
 
     step: int = 0
     total_steps: int | None = None
@@ -59,8 +59,15 @@ class Summary:
     done: float | None = None
     total: float | None = None
     unit: str = ""
+    stopping: bool = False
+    """Somebody has asked the newest attempt to stop."""
     alarm: str | None = None
     """Publication is late: the last published step, how long ago, and why. None once a checkpoint is published."""
+
+
+_SMOOTHING = 0.3
+"""Weight of the newest window in the seconds of a step that the time left is reckoned from."""
+_WARM = 2
 
 
 class SummaryBuilder:
@@ -69,6 +76,7 @@ class SummaryBuilder:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._step_seconds: float | None = None
+        self._windows = 0
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Take one event into account; kinds that say nothing of progress are ignored."""
@@ -77,7 +85,8 @@ class SummaryBuilder:
             handler(event)
 
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
-        self._values.update(total_steps=event["total_steps"], phase=None)
+        self._values.update(total_steps=event["total_steps"], phase=None, stopping=False)
+        self._step_seconds, self._windows = None, 0
 
     def _on_start_chosen(self, event: Mapping[str, Any]) -> None:
         self._values.update(step=event["step"])
@@ -90,7 +99,13 @@ class SummaryBuilder:
 
     def _on_throughput(self, event: Mapping[str, Any]) -> None:
         self._values.update(tokens_per_second=event["tokens_per_second"])
-        self._step_seconds = event["step_seconds"]
+        before, now = self._step_seconds, event["step_seconds"]
+        # The first window holds compilation and warm-up: the second replaces it, and later ones are averaged.
+        self._step_seconds = now if before is None or self._windows < _WARM else before + _SMOOTHING * (now - before)
+        self._windows += 1
+
+    def _on_stop_requested(self, _: Mapping[str, Any]) -> None:
+        self._values.update(stopping=True)
 
     def _on_validation(self, event: Mapping[str, Any]) -> None:
         self._values.update(validation_loss=event["validation_loss"])

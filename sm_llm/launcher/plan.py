@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.data.describe import RowsInfo, describe_rows
 from sm_llm.errors import DataError, Fault, PlanError, SpecError
-from sm_llm.launcher.checks import check_prepare, check_train, is_reference, local_folder, train_warnings
+from sm_llm.launcher.checks import (
+    check_prepare,
+    check_train,
+    is_reference,
+    local_folder,
+    storage_faults,
+    train_warnings,
+)
 from sm_llm.launcher.data_warnings import data_warnings
 from sm_llm.launcher.memory import MemoryEstimate, memory_estimate
 from sm_llm.launcher.model_facts import ModelFacts, check_pretrained, model_facts, planned_config, pretrained_source
@@ -194,7 +201,7 @@ def plan_job(
     job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
     target = backend(job.backend.name)
     world_size = job.compute.world_size
-    faults = list(target.check(job))
+    faults = [*target.check(job), *storage_faults(job)]
     numbers = _Numbers()
     if isinstance(job.task, TrainTask):
         numbers = _train_numbers(job.task, job.compute, upstream or {}, faults)

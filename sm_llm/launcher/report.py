@@ -143,7 +143,9 @@ def status_table(status: Status) -> Table:
     table = _pairs(status.run_id)
     style = STATE_STYLES.get(status.state, "")
     reason = f": {escape(status.reason)}" if status.reason else ""
-    table.add_row("state", f"[{style}]{status.state.value}[/]{reason}" if style else f"{status.state.value}{reason}")
+    stopping = " (stopping)" if status.progress.stopping and not status.state.is_final else ""
+    words = f"{status.state.value}{stopping}"
+    table.add_row("state", f"[{style}]{words}[/]{reason}" if style else f"{words}{reason}")
     table.add_row("attempt", escape(f"{status.attempt} ({status.native_uri})") if status.native_uri else "none yet")
     for name, value in _progress_rows(status):
         table.add_row(name, value)
@@ -193,6 +195,8 @@ def _bill(billed: int, used: int | None) -> str:
 def runs_table(runs: Sequence[Listed]) -> Table:
     """The runs of a storage root. One that has no end time is still running."""
     table = _columns("run", "state", "kind", "step", "loss", "attempts", "began", "took")
+    table.columns[0].no_wrap = True  # an id is there to be copied
+    table.columns[0].min_width = max((len(run.run_id) for run in runs), default=0)
     for run in runs:
         total = f"/{run.total_steps:,}" if run.total_steps else ""
         step = f"{run.step:,}{total}" if run.step or total else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.run_paths import STEPS
 from sm_llm.errors import RunFailed, SubmitError
+from sm_llm.launcher.follow import note_stop
 from sm_llm.launcher.homes import find_home, with_recorded_options
 from sm_llm.launcher.metrics import MetricRow, metric_rows
 from sm_llm.launcher.results import RESULT_LINK, result_place
@@ -163,7 +164,11 @@ class Run:
         return status_of(self)
 
     def metrics(self) -> list[MetricRow]:
-        """One row per step with exact floats; where attempts overlap, the newest attempt's values."""
+        """One row per step with exact floats; where attempts overlap, the newest attempt's values.
+
+        ``pandas.DataFrame(run.metrics()).set_index("step")`` is a frame of them: loss, learning_rate, grad_norm,
+        validation_loss, tokens_per_second and more. What a step has no value for is missing in its row.
+        """
         return metric_rows(self.job.events)
 
     def checkpoints(self, *, deep: bool = False) -> list[CheckpointInfo]:
@@ -216,6 +221,7 @@ class Run:
         if not attempts or (state := self.state).is_final:
             raise SubmitError(f"{self.id} is not running: it is {self.state.value}")
         self.backend.stop(self.home, attempts[-1], now=now)
+        note_stop(self, now=now)
         while wait and not (state := self.state).is_final:
             time.sleep(POLL_SECONDS)
         return state

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
 from sm_llm.errors import Fault
 from sm_llm.launcher.checks import is_reference, local_folder
+from sm_llm.optional import is_installed
 from sm_llm.spec.tasks import ScriptTask
 
 if TYPE_CHECKING:
@@ -48,11 +49,27 @@ def local_program_faults(job: JobSpec) -> Iterator[Fault]:
     """The same for a program that is run from its folder: an entry that is not in it, too."""
     yield from source_faults(job)
     task = job.task
-    if not isinstance(task, ScriptTask) or task.entry.startswith(_MODULE) or is_reference(task.source):
+    if not isinstance(task, ScriptTask) or is_reference(task.source):
         return
     folder = local_folder(task.source)
-    if folder is not None and folder.is_dir() and not (folder / task.entry).is_file():
+    if task.entry.startswith(_MODULE):
+        yield from _module_faults(task.entry, folder)
+    elif folder is not None and folder.is_dir() and not (folder / task.entry).is_file():
         yield Fault("task.entry", "is not in the source folder", task.entry, f"Check the name in {folder}")
+
+
+def _module_faults(entry: str, folder: Path | None) -> Iterator[Fault]:
+    """A module that is neither in the program's folder nor installed in this environment, in which it would run."""
+    names = entry.removeprefix(_MODULE).strip().split(".")
+    own = folder is not None and ((folder / names[0]).is_dir() or (folder / f"{names[0]}.py").is_file())
+    if own and folder is not None:
+        path = folder.joinpath(*names)
+        found = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    else:
+        found = is_installed(names[0])
+    if not found:
+        where = f"in {folder} or " if folder is not None else ""
+        yield Fault("task.entry", f"is not {where}installed in this environment", entry, "Check the module's name")
 
 
 def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -> list[Fault]:

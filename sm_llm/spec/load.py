@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
@@ -20,6 +21,8 @@ from sm_llm.spec.recipes import recipe_files
 from sm_llm.spec.secrets import conceal
 from sm_llm.spec.tree import Path, Tree, from_python
 from sm_llm.spec.yaml_text import from_yaml, read_text
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 SpecSource = str | FilePath | Mapping[str, Any] | JobSpec | WorkflowSpec
 """What a specification can be loaded from: a recipe's name, a YAML file, a mapping or an object."""
@@ -96,6 +99,7 @@ def _merged(
     with_account(tree, defaults)
     if environ is not None:
         with_local_gpus(tree, environ)
+        _with_hub_tokenizers(tree)
     concealed = conceal(tree)
     spec, type_faults = validate(kind, tree)
     told = {fault.path for fault in concealed}
@@ -160,6 +164,17 @@ def _further_faults(spec: JobSpec | WorkflowSpec | None, tree: Tree, faults: lis
     touched = {_parent(fault.path) for fault in faults} - {""}
     found = [fault for fault in check(spec) if _parent(fault.path) not in touched]
     return [replace(fault, origin=tree.origin(_path(fault.path))) for fault in found]
+
+
+def _with_hub_tokenizers(tree: Tree) -> None:
+    """Write a tokenizer ``org/name`` that is no folder here as the hub's address, as ``model.path`` is understood."""
+    steps = tree.value.get("steps")
+    holders: list[Path] = [("steps", str(name)) for name in steps] if isinstance(steps, Mapping) else [()]
+    for holder in holders:
+        path = (*holder, "task", "tokenizer")
+        name = tree.get(path)
+        if isinstance(name, str) and _HUB_ID.fullmatch(name) and not FilePath(name).parent.is_dir():
+            tree.replace(path, f"hf://{name}")
 
 
 def _parent(path: str) -> str:

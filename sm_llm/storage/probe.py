@@ -83,7 +83,11 @@ def probe_storage(uri: str | Path, options: S3Options | Mapping[str, Any] | None
             ("find unfinished uploads", lambda: _find_unfinished(store, key), ("s3:ListBucketMultipartUploads",)),
         ]
     trials.append(("delete", lambda: store.delete([key, f"{key}-record", f"{key}-parts"]), ("s3:DeleteObject",)))
-    checks = tuple(_try(name, trial, actions) for name, trial, actions in trials)
+    checks: tuple[Check, ...] = ()
+    for name, trial, actions in trials:
+        checks += (_try(name, trial, actions),)
+        if not (checks[0].ok or checks[0].actions):
+            break  # no bucket, no credentials, no answer: every further trial could only say the same
     return StorageReport(store.uri, checks, _policy(store, [it for it in checks if not it.ok]))
 
 

@@ -122,6 +122,8 @@ class Frame:
 
     def run_task(self, kind: str, context: WorkerContext) -> None:
         """The task. A stop is recorded before anything closes, which may take longer than the grace time."""
+        if kind == "train" and "torch" not in sys.modules:
+            context.notice("loads torch")
         try:
             _task(kind)(context, stage_inputs(context))
         except Stopping as stopping:

@@ -198,6 +198,8 @@ class Training:
         self.identity = own_identity(self.context, self.setup, self.control)
         start = self.continuable(self.starter.choose())
         random_state.seed_everything(self.task.seed, self.context.place.rank)
+        if start.source == "scratch":
+            self.context.notice("draws the initial weights")
         weights = first_weights(self.context, start, self.setup.config, self.task.seed)
         self.strategy.build(self.setup.config, weights)
         self.strategy.train_mode(True)

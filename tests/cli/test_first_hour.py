@@ -1,0 +1,177 @@
+"""What a person meets in the first hour: versions, help, widths, pipes, wrong places, words about what happens."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import sm_llm
+from sm_llm import cli
+from sm_llm.cli.options import console
+from sm_llm.contract.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
+from sm_llm.errors import PlanError
+from sm_llm.launcher import api
+from sm_llm.launcher.find_runs import Listed
+from sm_llm.launcher.metrics import SummaryBuilder
+from sm_llm.launcher.report import runs_table, status_table
+from sm_llm.spec.load import load
+
+
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of ``sm-llm`` in this process."""
+    monkeypatch.setattr(sys, "argv", ["sm-llm", *argv])
+    with pytest.raises(SystemExit) as leaving:
+        cli.main()
+    out, err = capsys.readouterr()
+    return int(leaving.value.code or 0), out, err
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(monkeypatch, capsys, "--version") == (0, f"sm-llm {sm_llm.__version__}\n", "")
+
+
+def test_help_and_docs_list_every_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, text, _ = said(monkeypatch, capsys, "--help")
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    for code in (*EXIT_CODES.values(), USAGE_EXIT_CODE):
+        assert f" {code} " in text
+        assert f"| {code} |" in page
+    assert "--install-completion" in text
+
+
+def test_only_public_names_are_shown() -> None:
+    assert dir(sm_llm) == sorted([*sm_llm.__all__, "__version__"])
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_list_of_runs_keeps_ids_whole(width: int) -> None:
+    run_id = "llama-3-1-8b-fsdp-20261129-012748-c750"
+    run = Listed(run_id, f"/runs/{run_id}", "train", RunState.COMPLETED, created=0.0, step=1000, total_steps=1000)
+    shown = Console(width=width, file=io.StringIO())
+    shown.print(runs_table([run]))
+    assert run_id in shown.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_columns_is_honoured_where_output_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "61")
+    assert console().width == 61
+    monkeypatch.delenv("COLUMNS")
+    assert console().width == 200
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    argv = [sys.executable, "-m", "sm_llm.cli", "show", "tiny-local", "--json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def test_the_time_left_is_smoothed() -> None:
+    builder = SummaryBuilder()
+    builder.add({"kind": "attempt_started", "total_steps": 100})
+    builder.add({"kind": "step", "step": 50, "loss": 1.0})
+    found = []
+    for seconds in (30.0, 1.0, 1.0, 3.0, 1.0):
+        builder.add({"kind": "throughput", "tokens_per_second": 1.0, "step_seconds": seconds})
+        found.append(builder.summary.eta_seconds)
+    assert found[0] == 1500.0
+    assert found[1:3] == [50.0, 50.0], "the window with compilation does not linger"
+    assert found[3] == pytest.approx(80.0)
+    assert found[4] == pytest.approx(71.0), "one slow window neither triples the time left nor is forgotten at once"
+
+
+def test_a_run_that_was_asked_to_stop_says_so() -> None:
+    builder = SummaryBuilder()
+    events: list[dict[str, Any]] = [
+        {"kind": "attempt_started", "total_steps": 9},
+        {"kind": "stop_requested", "now": False},
+    ]
+    for event in events:
+        builder.add(event)
+    assert builder.summary.stopping
+    builder.add(events[0])
+    assert not builder.summary.stopping, "another attempt"
+
+
+@pytest.mark.parametrize("shell", ["ZMQInteractiveShell", "TerminalInteractiveShell", None])
+def test_a_launch_that_waits_prints_in_notebooks(shell: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = type("IPython", (), {"get_ipython": staticmethod(lambda: type(shell, (), {})() if shell else None)})
+    monkeypatch.setitem(sys.modules, "IPython", module)  # type: ignore[arg-type]
+    assert api._in_notebook() is (shell == "ZMQInteractiveShell")
+
+
+def faults(source: Any, *overrides: str) -> str:
+    with pytest.raises(PlanError) as raised:
+        sm_llm.plan(source, *overrides)
+    return str(raised.value)
+
+
+def test_wrong_places_are_told_by_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("x")
+    assert "storage (override): must be a folder, and is a file (got 'file')" in faults("smoke", "storage=file")
+    assert f"lies below {tmp_path / 'file'}, which is a file" in faults("smoke", "storage=file/runs")
+    script = {"name": "s", "task": {"kind": "script", "source": ".", "entry": "-m nothing.here"}}
+    assert "task.entry (Python): is not in" in faults(script)
+    Path("own").mkdir()
+    own = {**script, "task": {**script["task"], "entry": "-m own.here"}}  # type: ignore[dict-item]
+    assert "task.entry" in faults(own)
+    Path("own/here.py").touch()
+    assert sm_llm.plan(own)
+    assert sm_llm.plan({**script, "task": {**script["task"], "entry": "-m json.tool"}})  # type: ignore[dict-item]
+
+
+def test_a_tokenizer_of_the_hub_needs_no_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+
+    def tokenizer(name: str) -> Any:
+        return load("smoke", [f"task.tokenizer={name}"]).spec.task.tokenizer  # type: ignore[union-attr]
+
+    assert tokenizer("org/name") == "hf://org/name"
+    assert tokenizer("here/name") == "here/name", "a folder here that holds no such tokenizer"
+    assert tokenizer("/org/name") == "/org/name"
+    steps = load("tiny-local", ["steps.train.task.tokenizer=org/name"]).spec
+    assert steps.steps["train"].task.tokenizer == "hf://org/name"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_storage_that_cannot_be_reached_is_told_once(reached: bool, s3_server: Any, monkeypatch: Any) -> None:
+    from sm_llm.storage.probe import probe_storage
+    from sm_llm.storage.s3_options import S3Options
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test") if reached else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    report = probe_storage("s3://no-such-bucket-here/runs", S3Options(endpoint_url=s3_server.endpoint))
+    assert not report.ok
+    assert len(report.checks) == 1
+    assert ("does not exist" if reached else "AWS_ACCESS_KEY_ID") in report.text()
+
+
+def test_status_shows_that_a_run_stops(tmp_path: Path) -> None:
+    from sm_llm.launcher.metrics import Summary
+    from sm_llm.launcher.status import Status
+
+    status = Status(
+        "r", str(tmp_path), "train", RunState.RUNNING, None, 1, "1", "local://x/1", 0.0, None,
+        Summary(stopping=True), None, {}, None,
+    )  # fmt: skip
+    shown = Console(width=100, file=io.StringIO())
+    shown.print(status_table(status))
+    shown.print(status_table(replace(status, state=RunState.STOPPED)))
+    assert shown.file.getvalue().count("(stopping)") == 1  # type: ignore[attr-defined]
