@@ -40,6 +40,10 @@ def fit(
     from sm_llm.launcher.api import launch
 
     if dry_run:
+        from sm_llm.launcher.plan import plan as make_plan
+
+        for it in make_plan(spec, *overrides or ()):  # standard output is for what would be sent
+            typer.echo("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
         print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
         return
     run = launched(lambda new: launch(spec, *overrides or (), new=new), new)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from sm_llm.cli.app import app
 from sm_llm.contract.run_home import home_of
 from sm_llm.launcher.live import begin
 from sm_llm.launcher.plan import Plan, plan
@@ -15,6 +18,7 @@ from sm_llm.launcher.report import plan_table
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
 from sm_llm.spec.load import load
+from sm_llm.spec.yaml_text import to_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,3 +96,15 @@ def test_f12_what_requirements_install_is_shown(tmp_path: Path) -> None:
         for shown in (table(found), fit_shows(found, tmp_path / found.job.backend.name)):
             assert "pytest, black" in shown
             assert "requirements.txt, once per node" in shown
+
+
+def test_f12_a_dry_run_shows_it_beside_what_would_be_sent(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "requirements.txt").write_text("pytest\n")
+    script = {"kind": "script", "source": str(tmp_path), "entry": "train.py"}
+    file = tmp_path / "job.yaml"
+    file.write_text(to_yaml({"name": "x", "task": script, "storage": str(tmp_path / "runs")}))
+    done = CliRunner().invoke(app, ["fit", str(file), "--dry-run"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)[0]["backend"] == "local"
+    assert "installs   pytest" in done.stderr
