@@ -357,7 +357,6 @@ def test_CK02_each_of_eight_nodes_uploads_its_own_and_nothing_twice(
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(170)
 def test_no_history_in_s3_loses_or_invents_a_checkpoint(
     s3_bench: Any, faulty: Any, killed: Any, contents: Any, s3_server: Any
 ) -> None:
