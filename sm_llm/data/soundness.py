@@ -41,18 +41,27 @@ def warnings(source: Source) -> list[str]:
     if not isinstance(source, RowsSource):
         return []
     found = list(source.notices)
-    chosen = np.unique(np.linspace(0, source.count - 1, _ROWS_AT_ONCE).astype(np.int64))
-    ids = source.rows(chosen).input_ids
-    if (ids == ids[0]).all():
-        looked = f"all {source.count:,}" if len(chosen) == source.count else f"{len(chosen)} of {source.count:,}"
-        several = "the data hold a single row" if source.count == 1 else f"{looked} rows of the data are the same row"
-        found.append(f"task.data.train: {several}: the model learns it by heart and nothing else")
+    if repeated := _repeated(source):
+        found.append(f"task.data.train: {repeated}: the model learns it by heart and nothing else")
     if source.tokenizer_size is not None and is_far_smaller(source.tokenizer_size, source.vocab_size):
         found.append(
             f"task.data.train: the rows were made with {source.tokenizer_size:,} tokens, the model's vocabulary has "
             f"{source.vocab_size:,}: the other rows of its embedding are never trained"
         )
     return found
+
+
+def _repeated(source: RowsSource) -> str:
+    """A sentence about data of one row; "" for others. Two rows tell most data apart, and no more are read then."""
+    for chosen in (np.arange(min(source.count, 2)), np.linspace(0, source.count - 1, _ROWS_AT_ONCE).astype(np.int64)):
+        numbers = np.unique(chosen)
+        ids = source.rows(numbers).input_ids
+        if (ids != ids[0]).any():
+            return ""
+    if source.count == 1:
+        return "the data hold a single row"
+    looked = f"all {source.count:,}" if len(numbers) == source.count else f"{len(numbers)} of {source.count:,}"
+    return f"{looked} rows of the data are the same row"
 
 
 def rows_of_step(source: Source, step: int, global_batch_size: int) -> Ints:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from test_sinks import Fake, context_of, step
+from worker_jobs import job_file, train_task
 
 from sm_llm.contract import events as ev
 from sm_llm.contract.events import EventWriter
 from sm_llm.contract.run_paths import RunPaths
+from sm_llm.storage.s3 import S3Store
+from sm_llm.storage.s3_options import S3Options
+from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.shipping import ship_events
 from sm_llm.worker.sinks import Feed, earlier_events, feeding
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def attempt(root: Path, number: int, done: int, last: int, monkeypatch: pytest.MonkeyPatch, spec: Any) -> None:
@@ -51,6 +54,27 @@ def test_what_earlier_attempts_measured_is_told_once(tmp_path: Path, monkeypatch
     assert [event["attempt"] for event in refilled] == [1] * 12 + [2] * 2
     assert [event["step"] for event in fake.events if event["kind"] == "step"] == [15, 14]
     assert earlier_events(context_of(root, monkeypatch, {}, attempt=1), 99) == []
+
+
+def test_what_earlier_containers_measured_is_fetched_from_s3(bucket: str, s3_server: Any, tmp_path: Path) -> None:
+    """A container begins with an empty disk."""
+    store = S3Store(bucket, "runs/job-1", S3Options(endpoint_url=s3_server.endpoint))
+    made = job_file(train_task(), Path("/job-1"), 1)
+    access = made.spec.storage_options.model_copy(update={"endpoint_url": s3_server.endpoint})
+    spec = made.spec.model_copy(update={"storage_options": access})
+    for number, steps in ((1, range(1, 19)), (2, range(13, 16)), (3, ())):
+        job = made.model_copy(update={"run_uri": store.uri, "spec": spec, "attempt": number})
+        job.write(tmp_path / "job.json")
+        environ = {"SM_LLM_JOB_FILE": str(tmp_path / "job.json"), "SAGEMAKER_BASE_DIR": str(tmp_path / str(number))}
+        context = WorkerContext.read(environ)
+        courier = ship_events(context, environ)
+        assert courier is not None
+        for at in steps:
+            context.emit(step(at, 5.0))
+        courier.close()
+        found = [(event["step"], event["attempt"]) for event in earlier_events(context, 14)]
+        context.close()
+    assert found == [(at, 1) for at in range(1, 13)] + [(13, 2), (14, 2)]
 
 
 @pytest.mark.integration
