@@ -155,7 +155,7 @@ def branch(
 
     \b
     Example:
-      sm-llm branch tiny-local --step 100 task.max_steps=400 task.optim.learning_rate=1e-4
+      sm-llm branch tiny-local --step 324 task.max_steps=400 task.optim.learning_rate=1e-4
     """
     from sm_llm.launcher.find_runs import attach as find
 

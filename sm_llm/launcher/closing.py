@@ -29,7 +29,7 @@ def closing(run: Run, console: Console, plot: str | None) -> None:
     for name, value in places:
         if value:
             console.print(f"  {name:<9} {escape(str(value))}", soft_wrap=True)
-    console.print(f"  {'more':<9} sm-llm status|metrics|logs {escape(run.uri)}", soft_wrap=True)
+    console.print(f"  {'more':<9} sm-llm status {escape(run.uri)} (also metrics, logs)", soft_wrap=True)
     if status.state.is_completed:
         _print_sample(run, console)
         _print_loading(run, console)

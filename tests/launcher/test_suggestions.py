@@ -1,0 +1,113 @@
+"""Every command and every change that the product's own texts suggest can be typed as it is printed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import typer
+
+from sm_llm import cli
+from sm_llm.errors import PlanError, SubmitError
+from sm_llm.launcher.backends import local
+from sm_llm.launcher.plan import plan
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.machine import Machine
+from sm_llm.spec.schema import blocks, knows, tag_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SOURCES = sorted((Path(cli.__file__).parents[1]).rglob("*.py"))
+_COMMAND = re.compile(r"sm-llm ([a-z|]+)((?: [^`'\",;()\n]*)?)")
+_CHANGE = re.compile(r"\b((?:steps\.\w+\.)?(?:task|compute|backend|storage_options)(?:\.\w+)+)=(?!=)")
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text of the sources with its place; what is filled in is X."""
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(it.value) if isinstance(it, ast.Constant) else "X" for it in node.values]
+                yield f"{file.name}:{node.lineno}", "".join(parts)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{file.name}:{node.lineno}", node.value
+
+
+def commands() -> dict[str, Any]:
+    """Every verb, groups with a space, and the click command that runs it."""
+    whole = typer.main.get_command(cli.app)
+    found: dict[str, Any] = {}
+    for name, command in whole.commands.items():  # type: ignore[attr-defined]
+        found[name] = command
+        found |= {f"{name} {verb}": it for verb, it in getattr(command, "commands", {}).items()}
+    return found
+
+
+def test_every_suggested_command_has_its_verb_and_options() -> None:
+    known, wrong, seen = commands(), [], 0
+    for place, text in texts():
+        for verb, rest in _COMMAND.findall(text):
+            seen += 1
+            words = rest.split()
+            name = f"{verb} {words[0]}" if words and f"{verb} {words[0]}" in known else verb
+            if name not in known:
+                wrong.append(f"{place}: there is no verb {verb!r} in {text[:90]!r}")
+                continue
+            options = {it for parameter in known[name].params for it in (*parameter.opts, *parameter.secondary_opts)}
+            lacking = {word.rstrip(".:") for word in words if word.startswith("-")} - options - {"--help", "-h", "-"}
+            wrong += [f"{place}: {name} has no {option}" for option in lacking]
+    assert not wrong
+    assert seen > 60, "they are found at all"
+
+
+def is_known(path: str) -> bool:
+    parts = path.removeprefix("steps.").split(".")
+    parts = parts[1:] if path.startswith("steps.") else parts
+    kinds = tag_values(JobSpec.model_fields["task"].annotation)
+    backends = tag_values(JobSpec.model_fields["backend"].annotation)
+    jobs = [{"task": {"kind": kind}, "backend": {"name": name}} for kind in kinds for name in backends]
+    return any(knows(JobSpec, job, parts) for job in jobs) or knows(WorkflowSpec, {}, parts)
+
+
+def test_every_suggested_change_is_of_a_field() -> None:
+    found = [(place, path) for place, text in texts() for path in _CHANGE.findall(text)]
+    # In docstrings task.x stands for any field, and X for what is filled in.
+    wrong = [f"{place}: {path}" for place, path in found if not path.endswith((".x", ".X")) and not is_known(path)]
+    assert not wrong
+    assert len(found) > 10
+    assert blocks(JobSpec.model_fields["task"].annotation)
+    assert not is_known("task.max_epoch")
+
+
+def test_the_suggested_number_of_processes_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.LocalBackend, "machine", Machine(8, ("0", "1")), raising=False)
+    backend = local.LocalBackend(Machine(8, ("0", "1")))
+    (job,) = [it.job for it in plan("smoke", "environment.CUDA_VISIBLE_DEVICES=''", "compute.processes_per_instance=5")]
+    (fault,) = backend.check(job.model_copy(update={"environment": {}}))
+    changes = dict(it.split("=", 1) for it in re.findall(r"[a-z_]+\.[\w.]+=[^\s,)]+", fault.remedy))
+    for path, value in changes.items():
+        typed = f"{path}={value}"
+        assert plan("smoke", "environment.CUDA_VISIBLE_DEVICES=''", typed), typed
+    assert changes["compute.processes_per_instance"] == "2"
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 8}, {"max_epochs": 0.5}, {"max_tokens": 128}])
+def test_a_completed_run_suggests_a_branch_that_can_be_typed(length: dict[str, float], fakes: Any) -> None:
+    from tests.launcher.conftest import SYNTHETIC
+
+    fakes.use("put(1)\nput(None)")
+    run = fakes.launch(task={**SYNTHETIC["task"], "max_steps": None, **length})
+    fakes.end(run)
+    with pytest.raises(SubmitError, match="is completed") as raised:
+        run.resume()
+    (uri, typed) = re.findall(r"sm-llm branch (\S+) (\S+)$", str(raised.value))[0]
+    assert uri == run.uri
+    try:
+        (name,) = length
+        assert getattr(plan(run.record.spec, typed)[0].job.task, name) == 2 * length[name]
+    except PlanError as error:
+        pytest.fail(str(error))
