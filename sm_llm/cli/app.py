@@ -77,8 +77,9 @@ Exit codes, also in scripts:
 Shell completion:
   sm-llm --install-completion
 
-RUN is a run's folder or address in S3, its id or its name below ./runs, or its native job (sagemaker://REGION/JOB or
-the job's ARN, local://host/process). Where it may be left out, the newest run below ./runs is meant.""",
+RUN is a run's folder or address in S3, its id or its name in the default storage or ./runs (or --storage), its native
+job (sagemaker://REGION/JOB or the job's ARN, local://host/process), or a YAML file: the newest run of that
+specification. Where it may be left out, the newest run is meant.""",
 )
 
 

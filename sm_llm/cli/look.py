@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, RunName, console, print_json
+from sm_llm.cli.options import AsJson, RunName, Storage, console, print_json
 
 
 @app.command()
@@ -36,11 +36,11 @@ def ls(
 
 
 @app.command()
-def status(run: RunName = None, as_json: AsJson = False) -> None:
+def status(run: RunName = None, storage: Storage = None, as_json: AsJson = False) -> None:
     """Show what a run is doing: state, step, loss, result."""
     from sm_llm.launcher.find_runs import attach
 
-    found = attach(run).status()
+    found = attach(run, storage=storage).status()
     if as_json:
         print_json(found.to_json())
         return
@@ -50,11 +50,11 @@ def status(run: RunName = None, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def attempts(run: RunName = None, as_json: AsJson = False) -> None:
+def attempts(run: RunName = None, storage: Storage = None, as_json: AsJson = False) -> None:
     """Show every start of a run: when, where from, how it ended."""
     from sm_llm.launcher.find_runs import attach
 
-    found = attach(run)
+    found = attach(run, storage=storage)
     if as_json:
         print_json([it.model_dump(mode="json") for it in found.attempts])
         return
@@ -66,6 +66,7 @@ def attempts(run: RunName = None, as_json: AsJson = False) -> None:
 @app.command()
 def logs(
     run: RunName = None,
+    storage: Storage = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", min=0, help="Begin with the last lines of every node.")
@@ -86,7 +87,9 @@ def logs(
     """
     from sm_llm.launcher.find_runs import attach
 
-    lines = attach(run).logs(follow=follow, tail=tail, node=node, rank=rank, pattern=grep, attempt=attempt)
+    lines = attach(run, storage=storage).logs(
+        follow=follow, tail=tail, node=node, rank=rank, pattern=grep, attempt=attempt
+    )
     for line in lines:
         typer.echo(json.dumps({"line": line}) if as_json else line)
 
@@ -94,6 +97,7 @@ def logs(
 @app.command()
 def metrics(
     run: RunName = None,
+    storage: Storage = None,
     as_json: AsJson = False,
     last: Annotated[int | None, typer.Option(min=1, help="Only the last rows.")] = None,
 ) -> None:
@@ -104,7 +108,7 @@ def metrics(
     from sm_llm.launcher.find_runs import attach
     from sm_llm.launcher.metrics import to_json
 
-    rows = attach(run).metrics()
+    rows = attach(run, storage=storage).metrics()
     rows = rows[-last:] if last else rows
     if as_json:
         print_json([to_json(row) for row in rows])
@@ -117,13 +121,14 @@ def metrics(
 @app.command()
 def plot(
     run: RunName = None,
+    storage: Storage = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Else plot.png in the run.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw losses, learning rate and speed as a PNG."""
     from sm_llm.launcher.find_runs import attach
 
-    path = str(attach(run).plot(output))
+    path = str(attach(run, storage=storage).plot(output))
     if as_json:
         print_json({"plot": path})
         return
@@ -133,13 +138,14 @@ def plot(
 @app.command()
 def checkpoints(
     run: RunName = None,
+    storage: Storage = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read all the data and compare checksums.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List a run's checkpoints: size, age, usable or not."""
     from sm_llm.launcher.find_runs import attach
 
-    found = attach(run).checkpoints(deep=verify)
+    found = attach(run, storage=storage).checkpoints(deep=verify)
     if as_json:
         from dataclasses import asdict
 

@@ -36,9 +36,17 @@ Overrides = Annotated[
 ]
 RunName = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Folder, s3:// address, id, name or job URI of a run; else the newest."),
+    typer.Argument(
+        metavar="[RUN]", help="Folder, s3:// address, id, name or job URI of a run, or a YAML file; else the newest."
+    ),
 ]
-GivenRun = Annotated[str, typer.Argument(metavar="RUN", help="Folder, s3:// address, id, name or job URI of a run.")]
+GivenRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="Folder, s3:// address, id, name or job URI of a run, or a YAML file.")
+]
+Storage = Annotated[
+    str | None,
+    typer.Option("--storage", help="Where runs are found by id or name; else the default storage and ./runs."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
 New = Annotated[bool, typer.Option("--new", help="Start another run, even if an unfinished one could go on.")]
 Wait = Annotated[

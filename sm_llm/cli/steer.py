@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, GivenRun, Overrides, RunName, Wait, carry_on, console, print_json
+from sm_llm.cli.options import AsJson, GivenRun, Overrides, RunName, Storage, Wait, carry_on, console, print_json
 
 Step = Annotated[int | None, typer.Option("--step", min=1, help="The checkpoint of this step; else the newest.")]
 
 
 @app.command()
-def attach(run: RunName = None) -> None:
+def attach(run: RunName = None, storage: Storage = None) -> None:
     """Watch a run that is running; Ctrl-C only ends the watching.
 
     \b
@@ -25,12 +25,12 @@ def attach(run: RunName = None) -> None:
     from sm_llm.launcher.find_runs import attach as find
     from sm_llm.launcher.live import look_on
 
-    state = look_on(find(run), console())
+    state = look_on(find(run, storage=storage), console())
     raise typer.Exit(0 if state is None else EXIT_CODES.get(state, 0))
 
 
 @app.command()
-def wait(run: RunName = None, as_json: AsJson = False) -> None:
+def wait(run: RunName = None, storage: Storage = None, as_json: AsJson = False) -> None:
     """Wait silently until a run has ended.
 
     The exit code tells how; a failure is told with the first failing rank and its cause.
@@ -43,7 +43,7 @@ def wait(run: RunName = None, as_json: AsJson = False) -> None:
     from sm_llm.errors import RunFailed
     from sm_llm.launcher.find_runs import attach as find
 
-    found = find(run)
+    found = find(run, storage=storage)
     try:
         found.wait()
     except RunFailed as error:
@@ -57,6 +57,7 @@ def wait(run: RunName = None, as_json: AsJson = False) -> None:
 @app.command()
 def stop(
     run: RunName = None,
+    storage: Storage = None,
     now: Annotated[bool, typer.Option("--now", help="Kill it; what was not saved is lost.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch how it ends, or only ask.")] = True,
     as_json: AsJson = False,
@@ -65,7 +66,7 @@ def stop(
     from sm_llm.launcher.find_runs import attach as find
     from sm_llm.launcher.live import see_it_stop
 
-    found = find(run)
+    found = find(run, storage=storage)
     found.stop(now=now)
     words = "is being killed" if now else "was asked to stop after its current step"
     typer.echo(f"{found.id} {words}", err=as_json)
@@ -78,6 +79,7 @@ def stop(
 @app.command()
 def shell(
     run: RunName = None,
+    storage: Storage = None,
     node: Annotated[int, typer.Option("--node", min=0, help="Node to enter, counted from 0.")] = 0,
     print_only: Annotated[bool, typer.Option("--print", help="Print the command only.")] = False,
 ) -> None:
@@ -91,7 +93,7 @@ def shell(
     from sm_llm.launcher.shell import shell as enter
     from sm_llm.launcher.shell import shell_command
 
-    found = find(run)
+    found = find(run, storage=storage)
     if not print_only:
         enter(found, node)
     typer.echo(" ".join(shell_command(found, node)))
@@ -99,7 +101,12 @@ def shell(
 
 @app.command()
 def resume(
-    run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = None, as_json: AsJson = False
+    run: GivenRun,
+    overrides: Overrides = None,
+    storage: Storage = None,
+    step: Step = None,
+    wait: Wait = None,
+    as_json: AsJson = False,
 ) -> None:
     """Continue a run from its newest, or an earlier checkpoint.
 
@@ -112,22 +119,24 @@ def resume(
     """
     from sm_llm.launcher.find_runs import attach as find
 
-    carry_on(find(run).resume(*overrides or (), step=step), wait=wait, as_json=as_json)
+    carry_on(find(run, storage=storage).resume(*overrides or (), step=step), wait=wait, as_json=as_json)
 
 
 @app.command()
-def finish(run: RunName = None, wait: Wait = None, as_json: AsJson = False) -> None:
+def finish(run: RunName = None, storage: Storage = None, wait: Wait = None, as_json: AsJson = False) -> None:
     """Publish the result of a run that has done all steps.
 
     For a run that ended after its last step, before its result was published (completed-unpublished).
     """
     from sm_llm.launcher.find_runs import attach as find
 
-    carry_on(find(run).finish(), wait=wait, as_json=as_json)
+    carry_on(find(run, storage=storage).finish(), wait=wait, as_json=as_json)
 
 
 @app.command()
-def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = None, as_json: AsJson = False) -> None:
+def rerun(
+    run: GivenRun, overrides: Overrides = None, storage: Storage = None, wait: Wait = None, as_json: AsJson = False
+) -> None:
     """Repeat a run, from its record, as a new one.
 
     It has the same specification, digest and inputs. What has changed since is told: packages, this code, the commit.
@@ -139,7 +148,7 @@ def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = None, as_json
     from sm_llm.launcher.begin import differences
     from sm_llm.launcher.find_runs import attach as find
 
-    found = find(run)
+    found = find(run, storage=storage)
     for line in differences(found.record):
         typer.echo(f"not as it was then: {line}", err=True)
     carry_on(found.rerun(*overrides or ()), wait=wait, as_json=as_json)
@@ -147,7 +156,12 @@ def rerun(run: GivenRun, overrides: Overrides = None, wait: Wait = None, as_json
 
 @app.command()
 def branch(
-    run: GivenRun, overrides: Overrides = None, step: Step = None, wait: Wait = None, as_json: AsJson = False
+    run: GivenRun,
+    overrides: Overrides = None,
+    storage: Storage = None,
+    step: Step = None,
+    wait: Wait = None,
+    as_json: AsJson = False,
 ) -> None:
     """Begin a new run from a checkpoint of another.
 
@@ -159,4 +173,4 @@ def branch(
     """
     from sm_llm.launcher.find_runs import attach as find
 
-    carry_on(find(run).branch(*overrides or (), step=step), wait=wait, as_json=as_json)
+    carry_on(find(run, storage=storage).branch(*overrides or (), step=step), wait=wait, as_json=as_json)

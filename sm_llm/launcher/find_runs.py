@@ -15,16 +15,19 @@ from sm_llm.launcher.backends.registry import BACKENDS, backend
 from sm_llm.launcher.homes import assert_storage, homes_below, read_records
 from sm_llm.launcher.run import Run
 from sm_llm.spec.job import DEFAULT_STORAGE
+from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.uri import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import RunRecord
-    from sm_llm.storage.s3_options import S3Options
+    from sm_llm.spec.leaves import Difference
+    from sm_llm.spec.load import Loaded
 
 SHOWN_RUNS = 20
+_SPEC_SUFFIXES = (".yaml", ".yml")
 _JOB_ARN = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d{12}:training-job/(?P<name>[\w-]+)")
 _EXECUTION_ARN = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:pipeline/[\w-]+/execution/\w+")
 
@@ -57,30 +60,68 @@ class Listed:
 def attach(run: str | Path | None = None, *, storage: str | Path | None = None) -> Run:
     """The handle of a run that exists, from any process or machine that sees its storage.
 
-    ``run`` is the run's folder or ``s3://`` (``file://``) URI, its id or name below ``storage``, the native job of one
-    of its attempts (``local://host/process``, ``sagemaker://region/job`` or that job's ARN), or None: the newest run
-    there. ``storage`` is the user's default storage,
-    or ``./runs``. A name means its newest run. Raises ``SubmitError`` naming what there is.
+    ``run`` is the run's folder or ``s3://`` (``file://``) URI, its id or name, the native job of one of its attempts
+    (``local://host/process``, ``sagemaker://region/job`` or that job's ARN), a specification's YAML file (the newest
+    run of that specification, in the storage that it names), or None: the newest run. Names, ids and None are looked
+    for below ``storage``; without it below the user's default storage and ``./runs``. A name means its newest run.
+    Raises ``SubmitError`` naming where it looked, and what is there.
     """
     if run is not None and (found := _by_uri(str(run), storage)):
         return found
-    place = storage_address(storage)
-    records = run_records(place)
-    wanted = [(home, it) for home, it in records if run is None or str(run) in (it.run_id, it.name)]
+    if run is not None and str(run).endswith(_SPEC_SUFFIXES) and Path(run).expanduser().is_file():
+        return _by_spec(Path(run).expanduser(), storage)
+    places = storage_places(storage)
+    records = {place: run_records(place) for place in places}
+    wanted = [it for found in records.values() for it in found if run is None or str(run) in (it[1].run_id, it[1].name)]
     if wanted:
         return Run(max(wanted, key=_by_age)[0])
-    raise SubmitError(_not_found(run, place, [record.run_id for _, record in sorted(records, key=_by_age)]))
+    raise SubmitError(_not_found("no run yet" if run is None else f"no run {str(run)!r}", records))
+
+
+def _by_spec(file: Path, storage: str | Path | None) -> Run:
+    """The newest run of the specification in a file, as it is now."""
+    from sm_llm.launcher.api import storage_root
+    from sm_llm.spec.load import load
+
+    loaded = load(file)
+    place = storage_root(loaded.spec) if storage is None else storage_address(storage)
+    options = S3Options(**loaded.spec.storage_options.model_dump())
+    records = run_records(place, f"{loaded.spec.name}-", options)
+    wanted = [it for it in records if it[1].name == loaded.spec.name and differences_to(it[1], loaded) == []]
+    if wanted:
+        return Run(max(wanted, key=_by_age)[0])
+    raise SubmitError(_not_found(f"no run of the specification {file} as it is now", {place: records}))
+
+
+def differences_to(record: RunRecord, loaded: Loaded) -> list[Difference] | None:
+    """What makes a loaded specification another one than a run's; None where another release wrote the record in a
+    form that this one cannot read."""
+    from pydantic import ValidationError
+
+    from sm_llm.spec.leaves import spec_differences
+
+    if record.spec_digest == loaded.digest:
+        return []
+    try:
+        return spec_differences(record.load_spec(), loaded.spec)
+    except ValidationError:
+        return None
 
 
 def _by_age(found: tuple[RunHome, RunRecord]) -> tuple[float, str]:
     return found[1].created, found[1].run_id
 
 
-def _not_found(run: str | Path | None, place: str, known: Sequence[str]) -> str:
-    asked = "no run yet" if run is None else f"no run {str(run)!r}"
+def _not_found(asked: str, records: Mapping[str, Sequence[tuple[RunHome, RunRecord]]]) -> str:
+    """``asked`` is what there is not; ``records`` are the places that were searched, with the runs in each."""
+    places = " or ".join(f"{place} (runs there: {_ids(found)})" for place, found in records.items())
+    return f"{asked} in {places}. Name a run's folder or URI, its id or its name, or where it is: --storage URI"
+
+
+def _ids(records: Sequence[tuple[RunHome, RunRecord]]) -> str:
+    known = [record.run_id for _, record in sorted(records, key=_by_age)]
     earlier = f"{len(known) - SHOWN_RUNS} earlier ones, " if len(known) > SHOWN_RUNS else ""
-    listed = ", ".join(known[-SHOWN_RUNS:]) or "none"
-    return f"{asked} in {place} (runs there: {earlier}{listed}). Name a run's folder or URI, its id or its name"
+    return earlier + (", ".join(known[-SHOWN_RUNS:]) or "none")
 
 
 def _by_uri(run: str, storage: str | Path | None) -> Run | None:
@@ -101,15 +142,18 @@ def _by_native_job(uri: str, scheme: str, rest: str, storage: str | Path | None)
     target = backend(scheme)
     if (alive := target.find(rest)) is not None:
         return Run(alive)
-    place = storage_address(storage)
+    places = storage_places(storage)
     matching = [
         (attempt.started, home)
+        for place in places
         for home, record in run_records(place)
         for attempt in record.attempts
         if target.native_uri(attempt) == uri
     ]
     if not matching:
-        raise SubmitError(f"no run with the native job {uri} is alive on this machine or recorded in {place}")
+        raise SubmitError(
+            f"no run with the native job {uri} is alive on this machine or recorded in {' or '.join(places)}"
+        )
     return Run(max(matching, key=lambda it: it[0])[1])  # process ids are used again: the newest holder of this one
 
 
@@ -161,6 +205,13 @@ def _listed(home: RunHome, record: RunRecord | StorageError) -> Listed:
         total_steps=now.total_steps,
         loss=now.loss,
     )
+
+
+def storage_places(storage: str | Path | None) -> list[str]:
+    """Where a run that is not named by its address is looked for: what was given, else the default storage and
+    ``./runs``."""
+    default = storage_address(storage)
+    return [default] if storage is not None else list(dict.fromkeys([default, storage_address(DEFAULT_STORAGE)]))
 
 
 def storage_address(storage: str | Path | None) -> str:

@@ -6,10 +6,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.find_runs import run_records
+from sm_llm.launcher.find_runs import differences_to, run_records
 from sm_llm.launcher.run import Run
 from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.leaves import spec_differences
@@ -50,21 +48,11 @@ def find_unfinished(storage: str, loaded: Loaded) -> tuple[Run, list[str]] | Non
     found = [it for it in run_records(storage, f"{loaded.spec.name}-", options) if it[1].name == loaded.spec.name]
     newest_first = sorted(found, key=lambda it: (it[1].created, it[1].run_id), reverse=True)
     for home, record in newest_first:
-        if _differences(record, loaded) == [] and not Run(home).state.is_completed:
+        if differences_to(record, loaded) == [] and not Run(home).state.is_completed:
             return Run(home), _free_changes(record, loaded)
     if newest_first:
         _refuse_beside(*newest_first[0], loaded)
     return None
-
-
-def _differences(record: RunRecord, loaded: Loaded) -> list[Difference] | None:
-    """What makes it another specification; None where another release wrote it in a form that we cannot read."""
-    if record.spec_digest == loaded.digest:
-        return []
-    try:
-        return spec_differences(record.load_spec(), loaded.spec)
-    except ValidationError:
-        return None
 
 
 def _free_changes(record: RunRecord, loaded: Loaded) -> list[str]:
@@ -79,7 +67,7 @@ def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:
     state = run.state
     if state.is_completed:
         return
-    found = _differences(record, loaded)
+    found = differences_to(record, loaded)
     if found == []:
         return
     step = max((it.step for it in run.checkpoints() if it.valid), default=None)
