@@ -150,7 +150,7 @@ def _forms(part: str) -> set[str]:
     # Characters that also encode bytes before or after it are left out: they differ from text to text.
     for shift in range(3):
         encoded = base64.b64encode(bytes(shift) + raw).decode()
-        whole = (shift + len(raw)) // 3 * 4
+        whole = (shift + len(raw)) * 8 // 6
         core = encoded[(0, 2, 3)[shift] : whole]
         if len(core) >= SHORTEST:
             forms |= {core, core.replace("+", "-").replace("/", "_")}
