@@ -74,6 +74,15 @@ class LayersCompiled:
 
 
 @dataclass(frozen=True)
+class ContinuationRefused:
+    """The checkpoint of ``step`` cannot be continued by this job: it is of another model, data order or schedule."""
+
+    step: int
+    reason: str
+    kind: str = "continuation_refused"
+
+
+@dataclass(frozen=True)
 class Step:
     """One optimiser step (1-based). Loss in nats per token over the global batch."""
 
@@ -189,6 +198,7 @@ class AttemptEnded:
 Event = (
     AttemptStarted
     | StartChosen
+    | ContinuationRefused
     | StateVerified
     | LayersCompiled
     | Step

@@ -86,6 +86,15 @@ class Attempt(_Block):
         return any((it.number, it.native_id, it.state) == mine for it in record.attempts)
 
 
+class Asked(_Block):
+    """What a run was asked for: its specification, and what follows from it."""
+
+    spec: dict[str, Any]
+    spec_digest: str
+    origins: dict[str, str] = Field(default_factory=dict)
+    plan: list[dict[str, Any]] = Field(default_factory=list)
+
+
 class RunRecord(_Block):
     """The record of one run; see the field texts. Written by the launcher only."""
 
@@ -112,6 +121,8 @@ class RunRecord(_Block):
     """The run that this one repeats or branches from."""
     changes: dict[int, tuple[str, ...]] = Field(default_factory=dict)
     """Attempt -> the overrides it was resumed with; ``spec`` has them merged in."""
+    before: Asked | None = None
+    """While an attempt with changes runs: what it takes the place of, in case its worker refuses the changes."""
     trackers: dict[str, str] = Field(default_factory=dict)
     """Experiment tracker -> the run's id there, the same in all attempts."""
     cost: float | None = None
@@ -136,6 +147,18 @@ class RunRecord(_Block):
     def without_attempt(self, number: int) -> RunRecord:
         """This record without an attempt that was never started."""
         return self._of([it for it in self.attempts if it.number != number])
+
+    def asked(self) -> Asked:
+        """What the run is asked for now."""
+        return Asked(spec=self.spec, spec_digest=self.spec_digest, origins=self.origins, plan=self.plan)
+
+    def settled(self, attempt: int, *, refused: bool) -> RunRecord:
+        """This record once ``attempt`` has ended: where its changes were ``refused``, without them."""
+        update: dict[str, Any] = {"before": None}
+        if refused and self.before is not None and attempt in self.changes:
+            update |= {name: getattr(self.before, name) for name in Asked.model_fields}
+            update["changes"] = {number: it for number, it in self.changes.items() if number != attempt}
+        return self.model_copy(update=update)
 
     def _of(self, attempts: Sequence[Attempt]) -> RunRecord:
         last = attempts[-1].state if attempts else None

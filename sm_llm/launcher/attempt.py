@@ -21,11 +21,12 @@ from sm_llm.contract.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.contract.states import RunState
 from sm_llm.launcher import processes, rehearsal
 from sm_llm.launcher.container import PORT, clear_scratch, lay_out
-from sm_llm.launcher.inputs import input_manifests
+from sm_llm.launcher.inputs import absolute_inputs, input_manifests
 from sm_llm.launcher.rehearsal import TRAINING_JOB
 from sm_llm.launcher.reporting import report
 from sm_llm.launcher.results import link_result, result_place
 from sm_llm.launcher.verdict import Ending, judge
+from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -118,13 +119,27 @@ class Recording:
         return True
 
     def _record(self, ending: Ending) -> None:
-        self._home.update(lambda record: with_ending(record, self._home.paths, self._number, ending))
+        record = self._home.update(lambda record: with_ending(record, self._home.paths, self._number, ending))
+        _restore_job_file(self._home.paths, record)
 
     def close(self) -> None:
         """Tell the store what is left, while the run is still seen to live."""
         ends = time.monotonic() + CLOSE_SECONDS
         for courier in self._couriers:
             courier.close(ends - time.monotonic())
+
+
+def _restore_job_file(paths: RunPaths, record: RunRecord) -> None:
+    """Take changes out of job.json that its worker has refused."""
+    if "steps" in record.spec or not paths.job_file.is_file():
+        return
+    job = JobFile.read(paths.job_file)
+    spec = record.load_spec() if job.spec_digest != record.spec_digest else None
+    if isinstance(spec, JobSpec):
+        folder = record.host.get("folder")
+        kept, channels = absolute_inputs(spec, Path(folder) if folder else None)
+        update = {"spec": kept, "spec_digest": record.spec_digest, "channels": channels}
+        job.model_copy(update=update).write(paths.job_file)
 
 
 @contextmanager
@@ -168,19 +183,22 @@ def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending)
     update: dict[str, Any] = {
         "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank
     }  # fmt: skip
-    trackers = dict(record.trackers)
+    trackers, refused = dict(record.trackers), False
     for event in _told(paths, number):
-        if event["kind"] == "start_chosen":
+        if event["kind"] == "continuation_refused":
+            refused = True
+        elif event["kind"] == "start_chosen":
             update["start"] = AttemptStart(**{name: event[name] for name in AttemptStart.model_fields})
         else:
             trackers[event["tracker"]] = event["id"]
-    return record.with_attempt(attempt.model_copy(update=update)).model_copy(update={"trackers": trackers})
+    ended = record.with_attempt(attempt.model_copy(update=update)).model_copy(update={"trackers": trackers})
+    return ended.settled(number, refused=refused)
 
 
 def _told(paths: RunPaths, number: int) -> Iterator[Mapping[str, Any]]:
     log = paths.event_file(number, "rank0")
     for _, event in read_file(log) if log.is_file() else ():
-        if event["kind"] in ("start_chosen", "tracker_opened"):
+        if event["kind"] in ("start_chosen", "tracker_opened", "continuation_refused"):
             yield event
 
 

@@ -119,6 +119,7 @@ def _changed(
         "origins": loaded.origins,
         "plan": [plan.to_json() for plan in plans],
         "changes": {**record.changes, attempt: tuple(changes)},
+        "before": record.asked(),
     }
     return record.model_copy(update=update)
 
@@ -128,7 +129,7 @@ def _take_back(run: Run, record: RunRecord, attempt: int) -> None:
     from sm_llm.storage.retire import bring_back
 
     bring_back(run.home.store, label=f"attempt-{attempt}")
-    before = {name: getattr(record, name) for name in ("spec", "spec_digest", "origins", "plan", "changes")}
+    before = {name: getattr(record, name) for name in ("spec", "spec_digest", "origins", "plan", "changes", "before")}
     run.home.update(lambda held: held.model_copy(update=before))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.events import ContinuationRefused
 from sm_llm.contract.identity import (
     DATA_CONTENT,
     TOKENIZER_CONTENT,
@@ -72,7 +73,9 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
     )
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in faults)
-        raise CheckpointError(f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}")
+        reason = f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}"
+        context.emit(ContinuationRefused(start.step, reason))
+        raise CheckpointError(reason)
     if is_partial(start.meta):
         words = "was saved by an earlier release, which recorded neither model nor data: only numbers were compared"
         context.notice(f"the checkpoint of step {start.step} {words}", "warning")

@@ -153,6 +153,19 @@ def test_A3_a_refused_resume_leaves_record_digest_and_job_file(folder: Path, ove
     assert state_of(run) == before
 
 
+def test_A3_what_only_the_worker_can_refuse_leaves_record_digest_and_job_file_as_well(folder: Path) -> None:
+    run = run_of(folder)
+    before, job = run.record, JobFile.read(run.paths.job_file)
+    again = run.resume("task.max_steps=null", "task.max_epochs=9")  # rows of line files are counted by the worker
+    assert again.record.spec["task"]["max_epochs"] == 9
+    assert ended(again) is RunState.FAILED
+    after, now = again.record, JobFile.read(run.paths.job_file)
+    assert "task.optim.schedule_steps" in str(after.attempts[-1].reason)
+    for name in ("spec", "spec_digest", "origins", "plan", "changes", "before"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert (now.spec, now.spec_digest, now.channels) == (job.spec, job.spec_digest, job.channels)
+
+
 def test_F1_rows_of_another_folder_and_rows_edited_in_place_are_refused_and_renamed_ones_are_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
