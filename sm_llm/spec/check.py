@@ -17,7 +17,7 @@ from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.data import StreamData, SyntheticData
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.environment import environment_faults
-from sm_llm.spec.inputs import S3Input, input_place
+from sm_llm.spec.inputs import MOUNT, S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.parallelism import FsdpSpec
@@ -151,8 +151,11 @@ def _unread_inputs(job: JobSpec) -> Iterator[Fault]:
     named = {name for path, kind, name in references(job) if kind == "input" and path.startswith("task.")}
     places = [f"{place.rstrip('/')}/" for place in sources(job).values()]
     for name, value in job.inputs.items():
-        base = f"{input_place(value).rstrip('/')}/"
-        if name in named or any(place.startswith(base) for place in places):
+        read = (
+            f"{input_place(value).rstrip('/')}/",
+            f"{MOUNT}/{name}/",
+        )  # inside a container the channel stands for it
+        if name in named or any(place.startswith(read) for place in places):
             continue
         reads = f"the {job.task.kind} task does not read it"
         if isinstance(job.task, TrainTask) and isinstance(job.task.data, SyntheticData):

@@ -9,6 +9,9 @@ from pydantic import Field
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.classes import FREE
 
+MOUNT = "/opt/ml/input/data"
+"""Where SageMaker mounts input channels in a container, by their names."""
+
 
 class S3Input(SpecModel):
     """A prefix in S3; on SageMaker an input channel."""

@@ -342,3 +342,10 @@ def test_C9_variables_of_the_platform_are_refused_whoever_sets_them(
     (tmp_path / "config.yaml").write_text(json.dumps(defaults))
     monkeypatch.setenv("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", str(tmp_path / "config.yaml"))
     refused(lambda: estimator(job()), "environment.SM_HPS", "config.yaml")
+
+
+def test_C7_the_worker_reads_hyperparameters_of_a_job_with_inputs(calls: list[Any]) -> None:
+    """There the task names the folder of the channel, not the input."""
+    est = estimator(job(task=ROWS, inputs={"corpus": DATA}), hyperparameters={"task.max_steps": 7})
+    changed, _ = applied(est.submission.job, {"task.max_steps": "8"})
+    assert (changed.spec.task.max_steps, changed.spec.task.data.train) == (8, "/opt/ml/input/data/corpus")

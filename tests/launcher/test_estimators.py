@@ -215,7 +215,7 @@ def test_an_administrators_defaults_reach_both_alike(
 def test_DL10_a_tuner_starts_the_same_processes_and_reads_the_same_job(source: str, cloud: list[Any]) -> None:
     from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
 
-    est = built("llama-2-70b smp", source)
+    est = built("llama-2-70b smp", source, "backend.remote_debug=false")
     tuner = HyperparameterTuner(
         est,
         "train:loss",

@@ -41,6 +41,7 @@ def test_C7_an_input_that_the_task_does_not_read_is_refused(task: dict[str, Any]
         rows("inputs.corpus"),
         rows("inputs.corpus/train"),
         rows("s3://bucket/corpus/train"),
+        rows("/opt/ml/input/data/corpus/train"),
         {"kind": "script", "entry": "train.py"},
     ],
 )

@@ -7,14 +7,13 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_CHANNEL
-from sm_llm.spec.inputs import FileSystemInput, Input, S3Input, input_place
+from sm_llm.spec.inputs import MOUNT, FileSystemInput, Input, S3Input, input_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.spec.job import JobSpec
 
-MOUNT = "/opt/ml/input/data"
 CODE = "/opt/ml/code"
 _FILE = re.compile(r"\.[A-Za-z]\w*$")
 """A suffix begins with a letter: ``rows.jsonl`` is a file, ``Llama-3.1-8B`` and ``v1.5`` are folders."""
