@@ -14,7 +14,7 @@ from sm_llm.data.train_tokenizer import train_tokenizer
 from sm_llm.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sm_llm.data.files import SourceFile
     from sm_llm.spec.tasks import PrepareTask
@@ -81,13 +81,17 @@ def _training_texts(task: PrepareTask, files: list[SourceFile], rejections: Reje
 
 
 def _not_held_out(task: PrepareTask, file: SourceFile, rejections: Rejections) -> Iterator[tuple[str, int]]:
+    def is_left_out(text: str | Iterable[str], place: str) -> bool:
+        held_out = is_held_out(text, task.seed, task.validation_fraction)
+        if held_out:
+            rejections.add(_HELD_OUT, place)
+        return held_out
+
     for documents in file.documents(task.text_field, rejections):
-        if documents.long is not None and not is_held_out(documents.long.parts(), task.seed, task.validation_fraction):
-            yield from ((part, len(part.encode("utf-8"))) for part in documents.long.parts())
-        elif documents.long is not None:
-            rejections.add(_HELD_OUT, f"{documents.file}:{documents.lines[0]}")
+        if documents.long is not None:
+            if not is_left_out(documents.long.parts(), f"{documents.file}:{documents.lines[0]}"):
+                yield from ((part, len(part.encode("utf-8"))) for part in documents.long.parts())
+            continue
         for text, size, line in zip(documents.texts, documents.sizes, documents.lines, strict=True):
-            if is_held_out(text, task.seed, task.validation_fraction):
-                rejections.add(_HELD_OUT, f"{documents.file}:{line}")
-            else:
+            if not is_left_out(text, f"{documents.file}:{line}"):
                 yield text, size

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from sm_llm.data import long_text, prepare, readers
+from sm_llm.data import long_text, prepare, readers, tokenizer_choice
+from sm_llm.data.documents import is_held_out
 from sm_llm.data.encode import Ids, Offsets
 from sm_llm.data.encode import Tokenizer as Ours
 from sm_llm.data.long_text import encode_long
@@ -187,6 +188,36 @@ def test_a_file_read_in_parts_gives_the_rows_of_one_read_at_once(
     assert parts["documents"]["rejected"] == {"empty": 1, "not_utf8": 1}
     for split in whole["splits"]:
         assert np.array_equal(all_ids(tmp_path / "out" / split), all_ids(tmp_path / "whole" / split))
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.99])
+def test_a_tokenizer_is_trained_on_files_read_in_parts(
+    fraction: float, run_prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the documents that are not held out, or of all where none would be left."""
+    monkeypatch.setattr(readers, "LONG_BYTES", 500)
+    monkeypatch.setattr(readers, "_PART_CHARACTERS", 300)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(written(number, 200 if number == 3 else 3000))
+    seen: list[str] = []
+    real = tokenizer_choice.train_tokenizer
+
+    def spy(texts: Any, *rest: Any) -> int:
+        seen.extend(texts)
+        return real(iter(seen), *rest)
+
+    monkeypatch.setattr(tokenizer_choice, "train_tokenizer", spy)
+    fields: dict[str, Any] = {
+        "tokenizer": None,
+        "train_tokenizer": {"vocab_size": 300},
+        "validation_fraction": fraction,
+    }
+    run_prepare(folder, **fields)
+    texts = [path.read_text() for path in sorted(folder.glob("*.txt"))]
+    kept = [text for text in texts if not is_held_out(text, 0, fraction)]
+    assert "".join(seen) == "".join(kept or texts)
 
 
 MEASURE = """
