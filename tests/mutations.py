@@ -125,7 +125,7 @@ FAULTS = (
         "launcher/sagemaker/states.py",
         '"MaxRuntimeExceeded": (RunState.INTERRUPTED,',
         '"MaxRuntimeExceeded": (RunState.STOPPED,',
-        "launcher/sagemaker/test_jobs.py launcher/sagemaker/test_rows.py launcher/sagemaker/test_cases.py",
+        "launcher/sagemaker/test_parts.py",
         "a job out of time cannot be resumed",
     ),
     Fault(
