@@ -40,7 +40,7 @@ def obtain_tokenizer(
     rejections = Rejections()
     texts = _training_texts(task, files, rejections)
     first = next(texts, None)
-    if first is None and rejections.counts.keys() == {_HELD_OUT}:
+    if first is None and _HELD_OUT in rejections.counts:
         # So few documents that all are held out: then rows are, and the tokenizer learns from all text.
         texts = _training_texts(task.model_copy(update={"validation_fraction": 0.0}), files, Rejections())
         first = next(texts, None)
