@@ -32,7 +32,8 @@ def ls(
         return
     from sm_llm.launcher.report import runs_table
 
-    console().print(runs_table(found))
+    shown = console()
+    shown.print(runs_table(found, shown.width))
 
 
 @app.command()

@@ -164,6 +164,8 @@ def begin(run: Run, console: Console) -> None:
     verb = "continues" if run.continued_attempt else "starts"
     attempt = f" as attempt {run.continued_attempt} of an unfinished run" if run.continued_attempt else ""
     console.print(f"[bold]{escape(run.id)}[/] {verb}{attempt} in {escape(run.uri)}", soft_wrap=True)
+    if devices := dict.fromkeys(filter(None, (it.get("facts", {}).get("devices") for it in run.record.plan))):
+        console.print(f"It computes on: {escape('; '.join(devices))}", style="dim", soft_wrap=True)
     where = "It runs in the background" if run.is_local else f"It is {escape(str(run.native_uri))}"
     for plan in run.record.plan:
         prefix = f"{plan['step']}: " if plan.get("step") else ""

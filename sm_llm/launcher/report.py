@@ -14,7 +14,7 @@ from sm_llm.launcher.lines import big, duration, moment, size
 from sm_llm.spec.hardware import instance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.table import Table
 
@@ -192,27 +192,47 @@ def _bill(billed: int, used: int | None) -> str:
     return f"{duration(billed)} of all nodes together{saved}"
 
 
-def runs_table(runs: Sequence[Listed]) -> Table:
-    """The runs of a storage root. One that has no end time is still running."""
-    table = _columns("run", "state", "kind", "step", "loss", "attempts", "began", "took")
+_RUN_COLUMNS = ("run", "state", "kind", "step", "loss", "attempts", "began", "took")
+_LEFT_OUT = ("kind", "attempts", "began", "took", "loss", "step")
+"""Columns of runs that a narrow terminal does without, the first of them first."""
+
+
+def runs_table(runs: Sequence[Listed], width: int | None = None) -> Table:
+    """The runs of a storage root. One that has no end time is still running.
+
+    ``width`` is that of the terminal: columns that do not fit are left out, so that ids and numbers stay whole.
+    """
+    rows = [_run_cells(run) for run in runs]
+    names = list(_RUN_COLUMNS)
+    for name in _LEFT_OUT:
+        if width is None or _needed(names, rows) <= width:
+            break
+        names.remove(name)
+    table = _columns(*names)
     table.columns[0].no_wrap = True  # an id is there to be copied
     table.columns[0].min_width = max((len(run.run_id) for run in runs), default=0)
-    for run in runs:
-        total = f"/{run.total_steps:,}" if run.total_steps else ""
-        step = f"{run.step:,}{total}" if run.step or total else ""
-        loss = "" if run.loss is None else f"{run.loss:.4f}"
-        began = "" if run.created is None else moment(run.created)
-        table.add_row(
-            run.run_id,
-            _state(run.state),
-            run.kind,
-            step,
-            loss,
-            str(run.attempts),
-            began,
-            _took(run.started, run.ended, run.state),
-        )
+    for run, row in zip(runs, rows, strict=True):
+        table.add_row(*(_state(run.state) if name == "state" else row[name] for name in names))
     return table
+
+
+def _run_cells(run: Listed) -> dict[str, str]:
+    total = f"/{run.total_steps:,}" if run.total_steps else ""
+    return {
+        "run": run.run_id,
+        "state": run.state.value,
+        "kind": run.kind,
+        "step": f"{run.step:,}{total}" if run.step or total else "",
+        "loss": "" if run.loss is None else f"{run.loss:.4f}",
+        "attempts": str(run.attempts),
+        "began": "" if run.created is None else moment(run.created),
+        "took": _took(run.started, run.ended, run.state),
+    }
+
+
+def _needed(names: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
+    """Characters that these columns take with their margins."""
+    return sum(max(len(name), *(len(row[name]) for row in rows), 0) + 3 for name in names) + 1
 
 
 def attempts_table(run: Run) -> Table:

@@ -100,6 +100,8 @@ class Frame:
         context = self.context = WorkerContext.read(self.environ, self.argv)
         keep_record(context, self.environ)
         self.courier = ship_events(context, self.environ)
+        if kind == "train" and "torch" not in sys.modules:
+            context.notice("loads torch")
         if watched:
             context.requests.install(self.end_now)
             start_watch(context, self.environ)
@@ -122,8 +124,6 @@ class Frame:
 
     def run_task(self, kind: str, context: WorkerContext) -> None:
         """The task. A stop is recorded before anything closes, which may take longer than the grace time."""
-        if kind == "train" and "torch" not in sys.modules:
-            context.notice("loads torch")
         try:
             _task(kind)(context, stage_inputs(context))
         except Stopping as stopping:

@@ -56,10 +56,13 @@ def test_only_public_names_are_shown() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_list_of_runs_keeps_ids_whole(width: int) -> None:
     run_id = "llama-3-1-8b-fsdp-20261129-012748-c750"
-    run = Listed(run_id, f"/runs/{run_id}", "train", RunState.COMPLETED, created=0.0, step=1000, total_steps=1000)
+    run = Listed(run_id, f"/runs/{run_id}", "train", RunState.COMPLETED, created=0.0, step=9, total_steps=9, loss=4.25)
     shown = Console(width=width, file=io.StringIO())
-    shown.print(runs_table([run]))
-    assert run_id in shown.file.getvalue()  # type: ignore[attr-defined]
+    shown.print(runs_table([run], width))
+    (line,) = [it for it in shown.file.getvalue().splitlines() if run_id in it]  # type: ignore[attr-defined]
+    assert "completed" in line, "in one line, with what matters most"
+    assert len(shown.file.getvalue().strip().splitlines()) == 3  # type: ignore[attr-defined]
+    assert ("4.2500" in line) is (width > 60)
 
 
 def test_columns_is_honoured_where_output_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:

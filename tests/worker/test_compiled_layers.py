@@ -103,3 +103,28 @@ def test_a_compiled_layer_offloads_its_inputs_and_keeps_its_parameters(monkeypat
     CompiledLayers().compile(computed_part(layer), "layer")
     layer(torch.ones(3, 8, requires_grad=True)).sum().backward()
     assert moved == [24], "its input alone"
+
+
+def test_a_training_reports_what_was_compiled_and_warns_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from worker_jobs import events, job_environment, job_file, train_task
+
+    from sm_llm.worker.main import main
+    from sm_llm.worker.strategies import fsdp
+
+    def computed_eagerly(layer: torch.nn.Module) -> torch.nn.Module:
+        layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign]
+        return layer
+
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(fsdp, "computed_part", computed_eagerly)
+    torch._dynamo.reset()
+    job = job_file(train_task(precision={"compute": "fp32", "compile": True}, max_steps=2), tmp_path / "run", 1)
+    assert main("train", job_environment(job)) == 0
+    (found,) = events(tmp_path / "run", "layers_compiled")
+    assert found["eager"] == ["model.layers.0", "model.layers.1"]
+    notices = [(it["level"], it["message"]) for it in events(tmp_path / "run", "notice")]
+    assert ("info", "draws the initial weights") in notices
+    (text,) = [text for level, text in notices if level == "warning" and "precision.compile" in text]
+    assert "of 2 layers 2 (model.layers.0, model.layers.1) run eagerly" in text
