@@ -18,6 +18,7 @@ from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.machine import with_local_gpus
 from sm_llm.spec.overrides import Override, in_step, parse_fields, parse_overrides
 from sm_llm.spec.recipes import recipe_files
+from sm_llm.spec.references import is_reference
 from sm_llm.spec.secrets import conceal
 from sm_llm.spec.tree import Path, Tree, from_python
 from sm_llm.spec.yaml_text import from_yaml, read_text
@@ -173,7 +174,9 @@ def _with_hub_tokenizers(tree: Tree) -> None:
     for holder in holders:
         path = (*holder, "task", "tokenizer")
         name = tree.get(path)
-        if isinstance(name, str) and _HUB_ID.fullmatch(name) and not FilePath(name).parent.is_dir():
+        if not isinstance(name, str) or is_reference(name):
+            continue
+        if _HUB_ID.fullmatch(name) and not FilePath(name).parent.is_dir():
             tree.replace(path, f"hf://{name}")
 
 

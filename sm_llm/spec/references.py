@@ -36,6 +36,11 @@ def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -
     return job.model_copy(update={"task": type(job.task).model_validate(task), "inputs": own})
 
 
+def is_reference(text: str) -> bool:
+    """Whether ``text`` is ``inputs.NAME[/sub]`` or ``steps.NAME.output[/sub]``."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
 def references(job: JobSpec | StepSpec) -> list[tuple[str, str, str]]:
     """Every reference of a job: dotted path, ``"input"`` or ``"step"``, and the name referred to."""
     found: list[tuple[str, str, str]] = []

@@ -1,0 +1,31 @@
+"""A tokenizer ``org/name`` is the hub's; a reference of the same shape stays one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.spec.load import load
+
+TASK: dict[str, Any] = {
+    "kind": "train", "model": {"preset": "tiny"}, "max_steps": 1,
+    "data": {"format": "rows", "train": "steps.prep.output/train", "seq_length": 16},
+}  # fmt: skip
+PREPARE: dict[str, Any] = {"kind": "prepare", "sources": ["/texts"], "seq_length": 16}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("steps.prep.output/tokenizer", "steps.prep.output/tokenizer"),
+        ("inputs.tok/tokenizer", "inputs.tok/tokenizer"),
+        ("org/name", "hf://org/name"),
+    ],
+)
+def test_a_reference_is_no_address_of_the_hub(given: str, read: str) -> None:
+    train: dict[str, Any] = {"task": {**TASK, "tokenizer": given}}
+    if given.startswith("inputs."):
+        train["inputs"] = {"tok": "s3://bucket/tok"}
+    loaded = load({"name": "flow", "steps": {"prep": {"task": PREPARE}, "train": train}}, environ={})
+    assert loaded.spec.steps["train"].task.tokenizer == read  # type: ignore[union-attr]
