@@ -119,8 +119,11 @@ class Recording:
         return True
 
     def _record(self, ending: Ending) -> None:
-        record = self._home.update(lambda record: with_ending(record, self._home.paths, self._number, ending))
-        _restore_job_file(self._home.paths, record)
+        def ended(record: RunRecord) -> RunRecord:
+            return with_ending(record, self._home.paths, self._number, ending)
+
+        _restore_job_file(self._home.paths, ended(self._home.record()))  # before anybody reads of the end
+        self._home.update(ended)
 
     def close(self) -> None:
         """Tell the store what is left, while the run is still seen to live."""
