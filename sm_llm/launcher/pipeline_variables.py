@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError
 from sm_llm.spec.faults import did_you_mean
+from sm_llm.spec.overrides import in_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,10 @@ def _variable(workflow: WorkflowSpec, name: str, dotted: str) -> Variable | Faul
     where = f"variables.{name}"
     if not _NAME.fullmatch(name):
         return Fault(where, "a variable's name has letters, digits, hyphens and underscores only", name)
+    whole, fault = in_step(tuple(dotted.split(".")), workflow.model_dump())
+    if fault is not None:
+        return Fault(where, f"names no field of a single step: {fault.problem}", dotted, fault.remedy)
+    dotted = ".".join(whole)
     step, _, path = dotted.removeprefix(_STEP).partition(".")
     if not dotted.startswith(_STEP) or step not in workflow.steps or not path.startswith(("task.", "environment.")):
         known = did_you_mean(step, workflow.steps) if dotted.startswith(_STEP) else ""

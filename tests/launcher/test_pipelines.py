@@ -144,7 +144,7 @@ def test_a_workflow_may_register_by_itself_but_not_twice() -> None:
 @pytest.mark.parametrize(
     ("variables", "problem"),
     [
-        ({"X": "task.max_steps"}, "names no field"),
+        ({"X": "task.no_such_field"}, "names no field"),
         ({"X": "steps.other.task.max_steps"}, "names no field"),
         ({"X": "steps.train.task.max_tokens"}, "has no default"),
         ({"X": "steps.train.compute.instance_count"}, "names no field"),
