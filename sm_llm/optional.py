@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from importlib.util import find_spec
 
 EXTRAS = {
@@ -18,7 +17,6 @@ _PACKAGES = {"botocore": "boto3", "s3transfer": "boto3"}
 """Modules whose package is known by another name."""
 
 
-@lru_cache
 def is_installed(module: str) -> bool:
     """Whether a top-level module can be imported; it is not loaded."""
     try:

@@ -62,4 +62,6 @@ def link_result(home: RunHome, place: Path | str | None) -> None:
             link_tree(Path(place), aside)
         if link.is_dir() and not link.is_symlink():
             shutil.rmtree(link)
+        elif not aside.is_symlink():
+            link.unlink(missing_ok=True)  # a folder does not take the place of a link
         aside.replace(link)

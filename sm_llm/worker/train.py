@@ -14,7 +14,7 @@ from sm_llm.data.soundness import name_rows, rows_of_step
 from sm_llm.data.source import Source
 from sm_llm.errors import CheckpointError, DataError, RunFailed
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.worker import random_state
+from sm_llm.worker import compile_report, random_state
 from sm_llm.worker.agreed_stop import Stopper
 from sm_llm.worker.break_down import break_down, break_step
 from sm_llm.worker.cadence import cadence
@@ -32,7 +32,6 @@ from sm_llm.worker.schedule import Plateau, learning_rate
 from sm_llm.worker.space import check_space
 from sm_llm.worker.start import Start, Starter, first_weights, load_checkpoint
 from sm_llm.worker.state_hash import state_hash
-from sm_llm.worker.strategies.compiled import warning
 from sm_llm.worker.strategies.registry import make_strategy
 from sm_llm.worker.validate import sentence, validate
 from sm_llm.worker.versions import versions
@@ -132,7 +131,7 @@ class Training:
         if found is None:
             return
         self.context.emit(found)
-        if text := warning(found):
+        if text := compile_report.warning(found):
             self.context.notice(text, "warning")
 
     def heed_flags(self, *, settle: bool) -> None:

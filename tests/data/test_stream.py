@@ -229,7 +229,7 @@ def test_faults_of_a_stream_are_data_errors(
         steps(data.model_copy(update={"data_files": str(tmp_path / "empty.json")}), tokenizer, 1)
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "datasets", None)
-        with pytest.raises(DataError, match=r"Install sm_llm\[stream\]"):
+        with pytest.raises(DataError, match=r"pip install 'sm_llm\[stream\]'"):
             steps(data, tokenizer, 1)
     (tmp_path / "broken.json").write_text('{"text": "good"}\n{"text": \n')
     with pytest.raises(DataError, match="the stream broke off after"):

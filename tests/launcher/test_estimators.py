@@ -328,9 +328,9 @@ def test_distribution_alone() -> None:
 
 def test_without_the_sdk_one_line_tells_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sagemaker.pytorch", None)  # as with version 3, which has no such module
-    with pytest.raises(SubmitError, match=r"pip install 'sagemaker<3'"):
+    with pytest.raises(SubmitError, match=r"pip install 'sm_llm\[sagemaker\]'"):
         estimator(GOLDEN["prepare"])
-    with pytest.raises(SubmitError, match=r"pip install 'sagemaker<3'"):
+    with pytest.raises(SubmitError, match=r"pip install 'sm_llm\[sagemaker\]'"):
         build_pipeline("no workflow is read")
 
 

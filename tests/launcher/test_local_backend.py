@@ -188,5 +188,6 @@ def test_a_program_that_is_not_there_is_told_by_the_plan(tmp_path: Path) -> None
 
 
 def test_a_rehearsal_has_the_channels_of_sagemaker() -> None:
+    task = {**JOB["task"], "data": {"format": "rows", "train": "inputs.job", "seq_length": 64}}
     with pytest.raises(PlanError, match=r"inputs.job .*is the name of the channel"):
-        plan(JOB, inputs={"job": "s3://bucket/x"}, backend={"contract": "sagemaker"})
+        plan({**JOB, "task": task}, inputs={"job": "s3://bucket/x"}, backend={"contract": "sagemaker"})

@@ -188,7 +188,7 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         "task.optim.lerning_rate (override): unknown key (got 1). Did you mean task.optim.learning_rate?",
         "task.precision.compute (override): expected one of auto, bf16, fp32 (got 'fp23'). Did you mean fp32?",
         "task.start (override): expected one of auto, scratch or a mapping with pretrained or "
-        "a mapping with checkpoint (got {'q': 1})",
+        "a mapping with checkpoint, allow_other_data (got {'q': 1})",
         "name (Python): a name has letters, digits and hyphens only, none at its ends (got 'bad_name'). Try bad-name",
         "storage (Python): gs:// is not supported (got 'gs://bucket/x'). Give a folder, or one of file://, s3://",
     ]

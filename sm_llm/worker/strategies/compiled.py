@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 BACKEND = "inductor"
 """torch.compile's own default."""
-_NAMED = 4
-"""Layers that a warning names."""
 
 
 @dataclass
@@ -88,27 +86,3 @@ class CompiledLayers:
 def _first_line(reason: str) -> str:
     """The cause of a graph break; the rest of torch's text explains it at length."""
     return reason.strip().partition("\n")[0]
-
-
-def warning(report: LayersCompiled) -> str | None:
-    """What a person must know of layers that are not one compiled graph each; None if all are."""
-    faults = [
-        f"{_named(names)} {verb}"
-        for names, verb in (
-            (report.eager, "run eagerly, without any compiled graph"),
-            (report.broken, "run as several graphs with eager code between them"),
-        )
-        if names
-    ]
-    if not faults:
-        return None
-    reasons = "; ".join(f"{text} ({count} x)" for text, count in report.graph_breaks.items()) or "none given by torch"
-    return (
-        f"task.precision.compile is true, but of {report.layers} layers {' and '.join(faults)}. "
-        f"Losses are not affected, speed is. Reasons: {reasons}. TORCH_LOGS=graph_breaks,recompiles shows where"
-    )
-
-
-def _named(names: list[str]) -> str:
-    others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
-    return f"{len(names)} ({', '.join(names[:_NAMED])}{others})"

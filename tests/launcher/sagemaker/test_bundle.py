@@ -169,6 +169,7 @@ def test_SR08_requirements_may_not_move_what_the_image_owns(
     line: str, text: str, is_refused: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "requirements.txt").write_text(f"# needs\n{text}\n")
+    (tmp_path / "other.txt").write_text("einops\n")
     found = list(requirement_faults(tmp_path / "requirements.txt", image(line)))
     assert bool(found) == is_refused
     assert all("line 2" in it.problem for it in found)
