@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 FAILED = "failed"
 """The note of the first failure of the job."""
 WAIT_SECONDS = 1.5
-"""How long whoever only lost a peer waits for that peer's own word, and how long the first lets others read its own."""
+"""How long whoever only lost a peer waits for that peer's own report."""
+LINGER_SECONDS = 5.0
+"""How long a process that has failed waits for the others to read why."""
+_READ_BY = "read/"
 _LOOK_SECONDS = 0.1
 _ROOM_BYTES = 131_072
 
@@ -60,6 +63,20 @@ def claim(board: Board | None, failure: Failure) -> Failure:
     """
     if board is None:
         return failure
+    first = _first(board, failure)
+    if failure.rank is not None:
+        acknowledge(board, failure.rank)
+    return first
+
+
+def acknowledge(board: Board | None, rank: int) -> None:
+    """Note that this process has read the first failure. Never raises."""
+    if board is not None:
+        with suppress(RuntimeError):
+            board.put(f"{_READ_BY}{rank}", "")
+
+
+def _first(board: Board, failure: Failure) -> Failure:
     with suppress(RuntimeError, ValueError, TypeError):
         deadline = time.monotonic() + (WAIT_SECONDS if failure.cause.is_consequence else 0)
         while True:
@@ -117,7 +134,15 @@ def print_failure(own: Failure, first: Failure) -> None:
         sys.stderr.flush()
 
 
-def linger(board: Board | None) -> None:
-    """Stay until the other processes have read the board: it goes when the torchrun of node 0 does."""
-    if board is not None:
-        time.sleep(WAIT_SECONDS)
+def linger(board: Board | None, world_size: int) -> None:
+    """Stay until the other processes have read the first failure: the board goes when the torchrun of node 0 does.
+
+    One that was killed never reads it, so this ends after ``LINGER_SECONDS``.
+    """
+    deadline = time.monotonic() + LINGER_SECONDS
+    waited_for = set(range(world_size)) if board is not None else set()
+    with suppress(RuntimeError):
+        while waited_for and time.monotonic() < deadline:
+            assert board is not None
+            waited_for = {rank for rank in waited_for if board.get(f"{_READ_BY}{rank}") is None}
+            time.sleep(_LOOK_SECONDS if waited_for else 0)

@@ -190,7 +190,7 @@ class Frame:
             failures.publish(context, first)
         else:
             failures.leave_note(container_paths(self.environ).failure, first)
-        failures.linger(self.board)
+        failures.linger(self.board, place.world_size)
 
 
 def _check(kind: str, context: WorkerContext) -> None:

@@ -157,7 +157,8 @@ class Watchdog:
     def _end_at_once(self, first: Failure) -> None:
         failures.publish(self._context, first)
         print(f"rank {self._context.place.rank} ends: the first to fail was {first.headline}", flush=True)
-        failures.linger(self._board)
+        failures.acknowledge(self._board, self._context.place.rank)
+        failures.linger(self._board, self._context.place.world_size)
         self._end(1)
 
     def _miss_the_board(self, error: RuntimeError) -> None:

@@ -91,7 +91,7 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     again = sm_llm(*fit)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "continues as attempt 2 of an unfinished run in s3://" in again.stdout
-    assert f"sm-llm sync {run.result} ./{run.id}" in again.stdout
+    assert f"sm-llm sync {run.result_link} ./{run.id}" in again.stdout
     assert [it.state for it in run.attempts] == [None, RunState.COMPLETED]
     assert run.attempts[1].start is not None
     assert run.attempts[1].start.step >= 6

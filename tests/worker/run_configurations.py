@@ -20,7 +20,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 import resume_configurations
-from worker_jobs import job_environment, job_file, result_folder, train_task
+from worker_jobs import SAVE_EVERY, STEPS, job_environment, job_file, result_folder, train_task
 
 from sm_llm.worker import train as train_module
 from sm_llm.worker.main import main
@@ -75,6 +75,8 @@ class Harness:
             if step == break_at:
                 training.checkpointer.finish()
                 raise Broken(f"step {step}")
+            if step % SAVE_EVERY == 0 or step == STEPS:
+                training.checkpointer.finish()  # of saves that wait, a newer one would replace an older one
             rows[step] = [zlib.crc32(row.tobytes()) for batch in batches for row in batch.input_ids]
             original(training, step, batches)
 

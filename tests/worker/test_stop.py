@@ -63,7 +63,7 @@ def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(
         record = job.stops()[0]
     assert record is not None, job.log()
     assert record.reason == "the stop file"
-    assert 7 <= (record.step or 0) < 12
+    assert 6 <= (record.step or 0) < 12  # a slow worker sees the file before step 6, a fast one waits before step 7
     stop_file.unlink()
     with Nodes(tmp_path / "run", attempt=2, **short) as again:
         again.ended()

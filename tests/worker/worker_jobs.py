@@ -21,6 +21,7 @@ MODEL = {
     "vocab_size": 256,
 }
 STEPS = 10
+SAVE_EVERY = 3
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -40,7 +41,7 @@ def train_task(**changes: Any) -> dict[str, Any]:
         "max_steps": STEPS,
         "optim": {"learning_rate": 3e-3, "warmup_steps": 2, "min_learning_rate": 3e-4},
         "precision": {"compute": "fp32"},
-        "checkpoint": {"every_steps": 3},
+        "checkpoint": {"every_steps": SAVE_EVERY},
         "validation": {"every_steps": 5},
         "logging": {"every_steps": 4},
         "deterministic": True,  # for GPUs; the CPU's kernels are
