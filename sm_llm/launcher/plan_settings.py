@@ -47,8 +47,8 @@ def random_token_warnings(job: JobSpec) -> Iterator[str]:
     training = training_of(job.task)
     if job.backend.name != "local" and training is not None and isinstance(training.data, SyntheticData):
         yield (
-            f"task.data.format: the job trains on {RANDOM} and costs money. For your own data: task.data.format=rows, "
-            "task.data.train=inputs.NAME, inputs.NAME=s3://bucket/rows"
+            f"task.data.format: the job trains on {RANDOM} and costs money. For your own data: task.data.format=rows "
+            "task.data.train=s3://bucket/rows"
         )
 
 

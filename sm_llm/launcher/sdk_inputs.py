@@ -76,9 +76,9 @@ def _unread(job: JobSpec, name: str, read: set[str], uri: Any) -> Fault:
     if isinstance(task, TrainTask) and task.data.format == "synthetic":
         reads = "it trains on RANDOM TOKENS (task.data.format=synthetic)"
     field = "task.data.train" if isinstance(task, TrainTask) else "a field of the task"
-    whole = f"inputs.{name}={uri}, {field}=inputs.{name}"
+    whole = f"inputs.{name}={uri} {field}=inputs.{name}"
     if isinstance(task, TrainTask) and task.data.format == "synthetic":
-        whole += ", task.data.format=rows"
+        whole += " task.data.format=rows"
     remedy = f"Name it in the specification: {whole}; or leave it out"
     return Fault(f"inputs.{name}", f"the {task.kind} task does not read this channel: {reads}", uri, remedy)
 

@@ -158,9 +158,10 @@ def _unread_inputs(job: JobSpec) -> Iterator[Fault]:
         if name in named or any(place.startswith(read) for place in places):
             continue
         reads = f"the {job.task.kind} task does not read it"
+        remedy = f"Refer to it where the task reads it, as inputs.{name}, or leave it out"
         if isinstance(job.task, TrainTask) and isinstance(job.task.data, SyntheticData):
             reads += ": it trains on RANDOM TOKENS (task.data.format=synthetic)"
-        remedy = f"Refer to it where the task reads it, as inputs.{name}, or leave it out"
+            remedy = f"Read it with task.data.format=rows task.data.train=inputs.{name}, or leave it out"
         yield Fault(f"inputs.{name}", reads, input_place(value), remedy)
 
 

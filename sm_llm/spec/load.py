@@ -91,12 +91,14 @@ def _merged(
     kind: type[JobSpec] | type[WorkflowSpec] = WorkflowSpec if "steps" in tree.value else JobSpec
     typed, faults = parse_overrides(overrides)
     given, field_faults = parse_fields(fields)
+    changes: list[tuple[Path, Tree]] = []
     for written, value in [*typed, *given]:
         path, fault = in_step(written, tree.value) if kind is WorkflowSpec else (written, None)
         if fault is None:
-            tree.put(path, value, kind)
+            changes.append((path, value))
         else:
             faults.append(replace(fault, origin=value.origin(())))
+    _apply(tree, changes, kind)
     with_account(tree, defaults)
     if environ is not None:
         with_local_gpus(tree, environ)
@@ -114,6 +116,21 @@ def _merged(
     if further:
         raise FaultySpec(further, loaded)
     return loaded
+
+
+def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec] | type[WorkflowSpec]) -> None:
+    """Put changes into a tree, in order.
+
+    A change of ``data.format`` alone takes the place of the source's values of another format, and its origin names
+    them; what other changes say stays, and is refused where it does not fit.
+    """
+    left_out = {path: tree.retag(path, value.value, kind) for path, value in dict(changes).items()}
+    for path, value in changes:
+        tree.put(path, value, kind)
+    for path, names in left_out.items():
+        if names:
+            where = tree.origin(path)
+            tree.origins[path] = f"{where} (leaves out {', '.join(names)})" if where else where
 
 
 def read_source(source: SpecSource) -> Tree:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.schema import child, constant, tag
+from sm_llm.spec.schema import block_for, child, constant, tag, tag_values
 
 Path = tuple[str, ...]
 
@@ -66,6 +66,24 @@ class Tree:
         parent[path[-1]] = other.value
         self.origins.update({(*path, *rest): origin for rest, origin in other.origins.items()})
         self.texts.update({(*path, *rest): text for rest, text in other.texts.items()})
+
+    def retag(self, path: Path, value: Any, annotation: Any) -> list[str]:
+        """Name another class of a tagged union (``data.format``): keys that only the class before has are left out.
+
+        Returns their names. Keys that neither class has stay, so that they are refused; so does everything where
+        ``path`` is no tag or ``value`` names no class.
+        """
+        holder, kind = self.get(path[:-1]), annotation
+        for index, key in enumerate(path[:-1]):
+            kind = child(kind, self.get(path[:index]), key)
+        new = tag_values(kind).get(value) if isinstance(value, str) and tag(kind) == path[-1] else None
+        old = block_for(kind, holder)
+        if new is None or old is None or new is old:
+            return []
+        lost = [name for name in holder if name in old.model_fields and name not in new.model_fields]
+        for name in lost:
+            self.remove((*path[:-1], name))
+        return lost
 
     def parts(self) -> dict[str, Tree]:
         """The part of this tree under each of its keys."""

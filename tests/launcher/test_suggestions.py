@@ -11,11 +11,15 @@ import pytest
 import typer
 
 from sm_llm import cli
-from sm_llm.errors import PlanError, SubmitError
+from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends import local
 from sm_llm.launcher.plan import plan
+from sm_llm.launcher.sdk_inputs import input_faults
+from sm_llm.spec.data import SyntheticData
 from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.load import load
 from sm_llm.spec.machine import Machine
+from sm_llm.spec.recipes import recipe_files
 from sm_llm.spec.schema import blocks, knows, tag_values
 
 if TYPE_CHECKING:
@@ -111,3 +115,47 @@ def test_a_completed_run_suggests_a_branch_that_can_be_typed(length: dict[str, f
         assert getattr(plan(run.record.spec, typed)[0].job.task, name) == 2 * length[name]
     except PlanError as error:
         pytest.fail(str(error))
+
+
+CLOUD = (
+    "backend.name=sagemaker",
+    "backend.role=arn:aws:iam::111122223333:role/sm",
+    "backend.region=us-west-2",
+    "storage=s3://bucket/runs",
+)
+OTHER = "inputs.mine=s3://bucket/rows"
+
+
+def synthetic_recipes() -> list[str]:
+    specs = {name: load(name, ["storage=s3://bucket/runs"], environ={}).spec for name in recipe_files()}
+    tasks = {name: it.task for name, it in specs.items() if isinstance(it, JobSpec)}
+    return [name for name, task in tasks.items() if isinstance(getattr(task, "data", None), SyntheticData)]
+
+
+def typed(text: str) -> list[str]:
+    """The changes in a text, as a shell would split them."""
+    return re.findall(r"(?:task|inputs)\.[\w.]+=[^\s,;)]+", text)
+
+
+@pytest.mark.parametrize("recipe", synthetic_recipes())
+def test_e17_the_remedies_for_random_tokens_work_on_every_recipe_of_them(recipe: str) -> None:
+    machine = ["backend.max_run_seconds=86400"]
+    machine += ["compute.instance_type=ml.p5.48xlarge"] if recipe == "smoke" else []
+    spec = load(recipe, [*CLOUD, *machine], environ={}).spec
+    assert isinstance(spec, JobSpec)
+    if "nxd" not in recipe:  # which this version plans, and does not run
+        (found,) = plan(recipe, *CLOUD, *machine)
+        (warning,) = [it for it in found.warnings if "RANDOM TOKENS" in it]
+        given = [it for it in typed(warning) if "format=synthetic" not in it]
+        assert plan(recipe, *CLOUD, *machine, *given)[0].job.task.data.train == "s3://bucket/rows"
+    with pytest.raises(SpecError) as raised:
+        load(recipe, [*CLOUD, *machine, OTHER], environ={})
+    (fault,) = raised.value.faults
+    (channel,) = input_faults(spec, {"mine": "s3://bucket/rows"}, has_network=False)
+    for changes in ([OTHER, *typed(fault.remedy)], typed(channel.remedy)):
+        changed = load(recipe, [*CLOUD, *machine, *changes], environ={})
+        assert changed.spec.task.data.train == "inputs.mine"  # type: ignore[union-attr]
+        assert changed.spec.task.data.seq_length == spec.task.data.seq_length, "shared keys stay"  # type: ignore[union-attr]
+        left_out = [name for name in ("rows", "validation_rows") if name in spec.task.data.model_fields_set]  # type: ignore[union-attr]
+        said = f" (leaves out {', '.join(left_out)})" if left_out else ""
+        assert changed.origins["task.data.format"] == f"override{said}"

@@ -284,3 +284,14 @@ def test_the_digest_knows_meaning_not_name_or_place(load_clean: Any) -> None:
     assert load_clean(JOB, "task.seed=1").digest != digest
     assert load_clean(JOB, "environment.A=1").digest != digest
     assert JobSpec.model_validate_json(load_clean(JOB).spec.model_dump_json()) == load_clean(JOB).spec
+
+
+def test_e17_another_format_keeps_what_other_changes_say_and_what_nobody_knows(load_clean: Any) -> None:
+    rows = ("task.data.rows=5", "task.data.format=rows", "task.data.train=/r")
+    with pytest.raises(SpecError, match=r"task\.data\.rows"):
+        load_clean(JOB, *rows)
+    with pytest.raises(SpecError, match=r"task\.data\.rowz"):
+        load_clean(JOB, "task.data.rowz=5", *rows[1:])
+    changed = load_clean({**JOB, "task": {**JOB["task"], "data": {**JOB["task"]["data"], "rows": 9}}}, *rows[1:])
+    assert changed.spec.task.data.seq_length == 8
+    assert changed.origins["task.data.format"] == "override (leaves out rows)"
