@@ -6,6 +6,7 @@
     ├── SpecError        the specification is wrong (all faults at once)
     ├── PlanError        the specification is well-formed, but cannot be planned
     ├── SubmitError      a backend refused or could not start the job
+    │   └── LaunchRefused    what was asked for does not fit the run as it is: nothing was started
     ├── RunFailed        a run ended without doing its job
     ├── StorageError     storage could not be read or written
     ├── CheckpointError  no usable checkpoint, or one that does not fit
@@ -93,6 +94,10 @@ class PlanError(_FaultyError):
 
 class SubmitError(SmLlmError):
     """A backend refused the job or could not start it."""
+
+
+class LaunchRefused(SubmitError):
+    """What was asked for does not fit the run as it is; nothing was started or written."""
 
 
 class RunFailed(SmLlmError):

@@ -8,7 +8,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sm_llm.errors import PlanError, SmLlmError, SpecError
+from sm_llm.errors import CheckpointError, LaunchRefused, PlanError, SmLlmError, SpecError
+
+_REFUSALS = (SpecError, PlanError, LaunchRefused, CheckpointError)
+"""Errors of what was asked for; in this process all of them are raised before anything is started."""
 
 VERBS = {
     "fit": "sm_llm.launcher.api:launch",
@@ -116,5 +119,5 @@ def main() -> NoReturn:
         sys.exit(1)
     except SmLlmError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(USAGE_EXIT_CODE if isinstance(error, SpecError | PlanError) else 1)
+        sys.exit(USAGE_EXIT_CODE if isinstance(error, _REFUSALS) else 1)
     sys.exit(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -133,11 +133,19 @@ def prepare(
       sm-llm prepare a.jsonl b.parquet --seq-length 2048 --tokenizer my-tokenizer task.text_field=body
     """
     from sm_llm.launcher.api import prepare as start
-    from sm_llm.spec.overrides import is_override
+    from sm_llm.spec.overrides import TypedFields, is_override
 
     overrides = typed([it for it in sources if is_override(it)])
     texts = [it for it in sources if it not in overrides]
-    held_out = f"task.validation_fraction={validation_fraction}"
+    task: dict[str, Any] = {
+        "kind": "prepare",
+        "sources": texts,
+        "seq_length": seq_length,
+        "validation_fraction": validation_fraction,
+    }
+    if tokenizer is not None:
+        task["tokenizer"] = tokenizer
+    given = TypedFields({"name": name, "task": task})  # said once more: so their faults name the command line
 
     def begin(new: bool) -> Run:
         return start(
@@ -145,7 +153,7 @@ def prepare(
             seq_length=seq_length,
             tokenizer=tokenizer,
             name=name,
-            overrides=[held_out, *overrides],
+            overrides=[given, *overrides],
             new=new,
             wait=False,
         )

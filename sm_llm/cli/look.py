@@ -17,9 +17,13 @@ def ls(
     storage: Annotated[
         str | None, typer.Argument(metavar="[STORAGE]", help="Folder or s3:// address of the runs; else ./runs.")
     ] = None,
+    option: Annotated[str | None, typer.Option("--storage", help="The same, as for the other verbs.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a storage, the oldest first."""
+    if storage is not None and option is not None:
+        raise typer.BadParameter("give the storage once: as an argument or with --storage", param_hint="--storage")
+    storage = storage if option is None else option
     from sm_llm.launcher.find_runs import ls as list_runs
     from sm_llm.launcher.find_runs import storage_address
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sm_llm.contract.run_home import home_of
 from sm_llm.contract.run_paths import STEPS
 from sm_llm.contract.states import RunState
-from sm_llm.errors import CheckpointError, Fault, PlanError, StorageError, SubmitError
+from sm_llm.errors import CheckpointError, Fault, LaunchRefused, PlanError, StorageError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
 from sm_llm.launcher.homes import is_own_endpoint, remember_options
@@ -169,13 +169,13 @@ def recorded_spec(
 def resume(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> Run:
     """Continue ``run`` from its newest checkpoint or that of ``step``; see ``Run.resume``."""
     if (state := run.state) in (RunState.RUNNING, RunState.RESTARTING):
-        raise SubmitError(f"{run.id} is {state.value}. Stop it first: sm-llm stop {run.uri}")
+        raise LaunchRefused(f"{run.id} is {state.value}. Stop it first: sm-llm stop {run.uri}")
     if state.is_completed:
-        raise SubmitError(f"{run.id} is completed, there is nothing left to resume.{_longer(run)}")
+        raise LaunchRefused(f"{run.id} is completed, there is nothing left to resume.{_longer(run)}")
     wanted: Resume = "newest" if step is None else step
     if run.kind == "workflow":
         if step is not None:
-            raise SubmitError(f"{run.id} is a workflow; name the training run below it: {run.job.uri}")
+            raise LaunchRefused(f"{run.id} is a workflow; name the training run below it: {run.job.uri}")
         _assert_begun(run)
         wanted = None
     else:
@@ -193,7 +193,7 @@ def _assert_own_endpoint(run: Run, overrides: Sequence[Override], fields: Mappin
     is_given = bool(given & {("storage_options",), ("storage_options", "endpoint_url")})
     if endpoint is None or is_given or is_own_endpoint(run.home, endpoint):
         return
-    raise SubmitError(
+    raise LaunchRefused(
         f"{run.id}: its record sends requests to {endpoint}, which nothing of yours names. If you trust it, add "
         f"storage_options.endpoint_url={endpoint}; otherwise storage_options.endpoint_url=null"
     )
@@ -252,12 +252,12 @@ def finish(run: Run) -> Run:
     """Publish the result of a run that has done all its steps; see ``Run.finish``."""
     job = run.job
     if run.state.is_completed:
-        raise SubmitError(f"{run.id} is completed: its result is {run.result}")
+        raise LaunchRefused(f"{run.id} is completed: its result is {run.result}")
     total = job.status().progress.total_steps
     newest = max((it.step for it in job.checkpoints() if it.valid), default=0)
     if total is None or newest < total:
         of = f"{newest} of {total} steps" if total else "nothing"
-        raise SubmitError(f"{run.id} has not done its work: {of} saved. Continue it with: sm-llm resume {run.uri}")
+        raise LaunchRefused(f"{run.id} has not done its work: {of} saved. Continue it with: sm-llm resume {run.uri}")
     return resume(run, (), {}, None)
 
 
@@ -271,7 +271,7 @@ def branch(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], s
     """Begin a new run from a checkpoint of ``run``; see ``Run.branch``."""
     job = run.job
     if job.kind != "train":
-        raise SubmitError(f"{run.id} trains nothing, so it has no checkpoint to branch from")
+        raise LaunchRefused(f"{run.id} trains nothing, so it has no checkpoint to branch from")
     _assert_own_endpoint(job, overrides, fields)
     begins = _assert_checkpoint(job, step)
     _pin(job, begins)

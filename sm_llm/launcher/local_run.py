@@ -19,7 +19,7 @@ from sm_llm.contract.run_record import Attempt
 from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.states import RunState
 from sm_llm.contract.stop_request import ask_to_stop
-from sm_llm.errors import SubmitError
+from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.attempt import python_path, request_file
 from sm_llm.launcher.heartbeat import SILENT_SECONDS, Heartbeat, silence
 from sm_llm.launcher.logs import last_lines
@@ -78,7 +78,7 @@ def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = 
     with starting(home.root) as mine:
         record = home.record()
         if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):
-            raise SubmitError(running_message(home, record))
+            raise LaunchRefused(running_message(home, record))
         if isinstance(home, S3Home):  # before the claim: whoever sees the claim shall find it alive
             Heartbeat(home.store, attempt).beat()
         home.claim(Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time()))

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError
 from sm_llm.spec.faults import did_you_mean
-from sm_llm.spec.overrides import in_step
+from sm_llm.spec.job import WorkflowSpec
+from sm_llm.spec.overrides import placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from sm_llm.spec.job import WorkflowSpec
 
 TYPES: dict[type, str] = {bool: "Boolean", int: "Integer", float: "Float", str: "String"}
 """Type of a default -> type of the parameter."""
@@ -57,7 +56,7 @@ def _variable(workflow: WorkflowSpec, name: str, dotted: str) -> Variable | Faul
     where = f"variables.{name}"
     if not _NAME.fullmatch(name):
         return Fault(where, "a variable's name has letters, digits, hyphens and underscores only", name)
-    whole, fault = in_step(tuple(dotted.split(".")), workflow.model_dump())
+    whole, fault = placed(WorkflowSpec, tuple(dotted.split(".")), workflow.model_dump())
     if fault is not None:
         return Fault(where, f"names no field of a single step: {fault.problem}", dotted, fault.remedy)
     dotted = ".".join(whole)

@@ -6,7 +6,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import SubmitError
+from sm_llm.errors import LaunchRefused
 from sm_llm.launcher.find_runs import differences_to, run_records
 from sm_llm.launcher.run import Run
 from sm_llm.spec.classes import FieldClass
@@ -27,7 +27,7 @@ _NEVER_CONTINUED = frozenset({FieldClass.MODEL, FieldClass.ORDER, FieldClass.STA
 """Classes of which a run keeps what it began with."""
 
 
-class UnfinishedRun(SubmitError):
+class UnfinishedRun(LaunchRefused):
     """A launch would begin from zero beside an unfinished run of the same name and of another specification."""
 
     def __init__(self, run: Run, text: str) -> None:

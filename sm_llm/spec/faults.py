@@ -10,6 +10,7 @@ from sm_llm.errors import Fault
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.schema import (
     block_for,
+    blocks,
     child,
     constant,
     default_block,
@@ -238,6 +239,8 @@ def _expected(annotation: Any) -> str:
 
 def _remedy(annotation: Any, seen: Any) -> str:
     kinds = members(annotation)
+    if isinstance(seen, dict) and (fields := [name for kind in blocks(annotation) for name in kind.model_fields]):
+        return next((text for key in seen if key not in fields and (text := did_you_mean(str(key), fields))), "")
     if any(map(_is_text, kinds)) and isinstance(seen, int | float):
         return f'Write "{seen}"'
     return did_you_mean(seen, [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)])

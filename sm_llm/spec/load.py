@@ -16,7 +16,7 @@ from sm_llm.spec.digest import spec_digest
 from sm_llm.spec.faults import did_you_mean, validate
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.machine import with_local_gpus
-from sm_llm.spec.overrides import Override, in_step, parse_fields, parse_overrides
+from sm_llm.spec.overrides import Override, parse_fields, parse_overrides, placed
 from sm_llm.spec.recipes import recipe_files
 from sm_llm.spec.references import is_reference
 from sm_llm.spec.secrets import conceal
@@ -93,7 +93,7 @@ def _merged(
     given, field_faults = parse_fields(fields)
     changes: list[tuple[Path, Tree]] = []
     for written, value in [*typed, *given]:
-        path, fault = in_step(written, tree.value) if kind is WorkflowSpec else (written, None)
+        path, fault = placed(kind, written, tree.value)
         if fault is None:
             changes.append((path, value))
         else:

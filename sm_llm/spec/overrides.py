@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.faults import did_you_mean
-from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
+from sm_llm.spec.job import JobSpec, StepSpec
 from sm_llm.spec.schema import dotted_paths, knows
 from sm_llm.spec.tree import Path, Tree, from_python
-from sm_llm.spec.yaml_text import from_typed
+from sm_llm.spec.yaml_text import from_typed, to_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from sm_llm.spec.base import SpecModel
 
 OVERRIDE_ORIGIN = "override"
 FIELD_ORIGIN = "Python argument"
@@ -30,12 +33,18 @@ class CommandLine(str):
     origin = "command line"
 
 
+class TypedFields(dict[str, Any]):
+    """A mapping as override whose values were typed in a shell, as options of a verb."""
+
+    origin = CommandLine.origin
+
+
 def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
     """Paths and values of overrides, in order, and a fault for each that is not one."""
     parsed, faults = [], []
     for text in overrides:
         if isinstance(text, Mapping):
-            fields, wrong = parse_fields(text)
+            fields, wrong = parse_fields(text, text.origin if isinstance(text, TypedFields) else FIELD_ORIGIN)
             parsed += fields
             faults += wrong
             continue
@@ -47,7 +56,7 @@ def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], 
         key, equals, value = text.partition("=")
         path = _path(key)
         if not (equals and path and not key.startswith("-")):
-            faults.append(Fault(key or text, "an override is written key.path=value", text, _example(key, equals)))
+            faults.append(Fault(key or text, "an override is written key.path=value", text, _example(text)))
             continue
         try:
             origin = text.origin if isinstance(text, CommandLine) else OVERRIDE_ORIGIN
@@ -57,13 +66,13 @@ def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], 
     return parsed, faults
 
 
-def parse_fields(fields: Mapping[str, Any]) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
+def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
     """Paths and values of Python fields: ``{"task.max_steps": 10}`` or ``{"task": {"max_steps": 10}}``."""
     parsed, faults = [], []
     for key, value in fields.items():
         if path := _path(key):
             try:
-                parsed.append((path, from_python(value, FIELD_ORIGIN)))
+                parsed.append((path, from_python(value, origin)))
             except SpecError as error:
                 faults += [replace(fault, path=f"{key}.{fault.path}".rstrip(".")) for fault in error.faults]
         else:
@@ -95,23 +104,35 @@ def without_step(overrides: Sequence[Override], step: str) -> list[Override]:
     return [own(it) for it in overrides]
 
 
-def in_step(path: Path, workflow: Mapping[str, Any]) -> tuple[Path, Fault | None]:
-    """A change of a workflow by its whole path: ``task.x`` is that of the only step whose task has an x.
+def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple[Path, Fault | None]:
+    """The whole path of a change to ``whole``, a job or workflow that is unchecked, and a fault if it has none.
 
-    ``workflow`` is unchecked. Where several steps have it, or none, the path stays and a fault says what to write.
+    In a workflow ``task.x`` is that of the only step whose task has an x. Where several steps have it, or none, the
+    path stays and the fault says what to write.
     """
-    steps = workflow.get("steps")
-    if path[0] in WorkflowSpec.model_fields or path[0] not in StepSpec.model_fields or not isinstance(steps, Mapping):
+    steps = whole.get("steps")
+    if path[0] in kind.model_fields:
         return path, None
-    having = [str(name) for name, step in steps.items() if knows(StepSpec, step, path)]
     key = ".".join(path)
+    if kind is JobSpec and path[0] == "steps" and knows(JobSpec, whole, path[2:]) and len(path) > 2:
+        return path, Fault(key, "this is a single job, which has no steps", remedy=f"Write {'.'.join(path[2:])}")
+    if path[0] not in StepSpec.model_fields or not isinstance(steps, Mapping):
+        return path, Fault(key, "unknown key", remedy=_similar(key, dotted_paths(kind, whole)))
+    having = [str(name) for name, step in steps.items() if knows(StepSpec, step, path)]
     if len(having) == 1:
         return ("steps", having[0], *path), None
     if having:
         remedy = f"Write {' or '.join(f'steps.{name}.{key}' for name in having)}"
         return path, Fault(key, f"several steps have it: {', '.join(having)}", remedy=remedy)
-    known = {".".join(it) for step in steps.values() for it in dotted_paths(StepSpec, step)}
-    return path, Fault(key, "unknown key: no step has it", remedy=did_you_mean(key, sorted(known)))
+    known = (it for step in steps.values() for it in dotted_paths(StepSpec, step))
+    return path, Fault(key, "unknown key: no step has it", remedy=_similar(key, known))
+
+
+def _similar(key: str, paths: Iterable[Path]) -> str:
+    """The paths that end as ``key`` does, or else the most similar one, as a remedy."""
+    known = list(dict.fromkeys(".".join(it) for it in paths))
+    same = [it for it in known if it.endswith(f".{key}")]
+    return f"Did you mean {' or '.join(same[:3])}?" if same else did_you_mean(key, sorted(known))
 
 
 def _path(key: str) -> Path | None:
@@ -119,7 +140,21 @@ def _path(key: str) -> Path | None:
     return parts if all(parts) else None
 
 
-def _example(key: str, equals: str) -> str:
+def _example(text: str) -> str:
+    key, equals, _ = text.partition("=")
     if key.startswith("-"):
         return "Options of the program go by their own names (--help lists them)"
+    if text.lstrip().startswith("{"):
+        return _from_mapping(text)
     return "For example task.max_steps=100" if equals else f"For example {key}=VALUE"
+
+
+def _from_mapping(text: str) -> str:
+    """What to type in place of a mapping that was typed as it is written in Python or JSON."""
+    try:
+        value = from_typed(text, OVERRIDE_ORIGIN).value
+    except SpecError:
+        value = None
+    given = {} if not isinstance(value, Mapping) else {key: it for key, it in value.items() if it is not None}
+    changes = " ".join(shlex.quote(f"{key}={to_yaml(it)}") for key, it in given.items())
+    return f"Write {changes}" if changes else "For example task.max_steps=100"

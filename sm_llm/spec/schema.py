@@ -101,8 +101,9 @@ def knows(annotation: Any, value: Any, path: Sequence[str]) -> bool:
 def dotted_paths(annotation: Any, value: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every path the schema knows below a value; free mappings contribute the keys they hold."""
     block = block_for(annotation, value)
-    keys = list(block.model_fields) if block else list(value) if isinstance(value, Mapping) else []
-    for key in map(str, keys):
+    untagged = blocks(annotation) if block is None and tag(annotation) is None else ()
+    own = list(block.model_fields) if block else list(value) if isinstance(value, Mapping) else []
+    for key in dict.fromkeys(map(str, [*own, *(name for kind in untagged for name in kind.model_fields)])):
         yield (*prefix, key)
         inner = value.get(key) if isinstance(value, Mapping) else None
         usual = default_block(block.model_fields[key]) if block and inner is None else None

@@ -56,7 +56,7 @@ class Tree:
         A mapping that is empty, or that names another class of a tagged union (``format: synthetic`` over
         ``format: rows``), replaces as well. ``annotation`` is the type of the whole tree.
         """
-        parent, holder = self._reach(path[:-1], annotation)
+        parent, holder = self._reach(path[:-1], annotation, other.origin(()))
         old = parent.get(path[-1])
         if _merges(old, other.value, tag(child(holder, parent, path[-1]))):
             for name, part in other.parts().items():
@@ -125,13 +125,14 @@ class Tree:
         ends = range(len(path), -1, -1)
         return next((self.origins[path[:end]] for end in ends if path[:end] in self.origins), "")
 
-    def _reach(self, path: Path, annotation: Any) -> tuple[dict[str, Any], Any]:
+    def _reach(self, path: Path, annotation: Any, origin: str) -> tuple[dict[str, Any], Any]:
         node, kind = self.value, annotation
         for index, key in enumerate(path):
             kind = child(kind, node, key)
             if not isinstance(node.get(key), dict):
                 self._forget(path[: index + 1])
                 node[key] = {}
+                self.origins[path[: index + 1]] = origin
             node = node[key]
         return node, kind
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.run_paths import JOB_FILE
-from sm_llm.errors import PlanError, SubmitError
+from sm_llm.errors import LaunchRefused, PlanError
 from sm_llm.launcher.backends.base import Submission
 from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
 from sm_llm.launcher.images import line_of
@@ -124,7 +124,7 @@ class SageMakerBackend:
         record = home.record()
         if record.attempts and not (state := self.describe(home).state).is_final:
             follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
-            raise SubmitError(f"{record.run_id} is {state.value} already ({record.attempts[-1].native_id}). {follow}")
+            raise LaunchRefused(f"{record.run_id} is {state.value} already ({record.attempts[-1].native_id}). {follow}")
 
     def step_home(self, home: RunHome, step: str) -> RunHome:
         """Where the pipeline was told that the step's run lies."""

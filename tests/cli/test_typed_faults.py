@@ -1,0 +1,86 @@
+"""What a person types wrongly is told by where it was typed, with words that can be typed instead."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm import cli
+from sm_llm.errors import SpecError
+from sm_llm.launcher.plan import plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    """Exit code and everything that ``sm-llm`` prints, in this process."""
+    monkeypatch.setattr(sys, "argv", ["sm-llm", *argv])
+    with pytest.raises(SystemExit) as leaving:
+        cli.main()
+    return int(leaving.value.code or 0), "".join(capsys.readouterr())
+
+
+def fault(source: str, override: Any) -> str:
+    with pytest.raises(SpecError) as raised:
+        plan(source, override)
+    assert len(raised.value.faults) == 1, str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "argv"),
+    [
+        ("task.seq_length", ("texts", "--seq-length", "0")),
+        ("task.validation_fraction", ("texts", "--seq-length", "8", "--validation-fraction", "1.5")),
+        ("task.tokenizer", ("texts", "--seq-length", "8", "--tokenizer", "/nope")),
+        ("task.sources", ("/nope", "--seq-length", "8")),
+        ("name", ("texts", "--seq-length", "8", "--name", "a b")),
+    ],
+)
+def test_E17_options_of_prepare_come_from_the_command_line(
+    path: str, argv: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("some text")
+    code, text = said(monkeypatch, capsys, "prepare", *argv)
+    assert code == 2
+    assert re.search(rf"{re.escape(path)}(\.0)? \(command line\): ", text), text
+
+
+@pytest.mark.parametrize(
+    ("source", "override", "words"),
+    [
+        ("smoke", '{"task.max_steps": 3}', "Write task.max_steps=3"),
+        ("smoke", '{"task.max_steps": 3, "name": "a"}', "Write task.max_steps=3 name=a"),
+        ("smoke", "{task.max_steps}", "For example task.max_steps=100"),
+        ("smoke", {"steps.train.task.max_steps": 3}, "a single job, which has no steps. Write task.max_steps"),
+        ("smoke", "steps.train.task.max_steps=3", "a single job, which has no steps. Write task.max_steps"),
+        ("smoke", "data.rows=400", "data.rows (override): unknown key. Did you mean task.data.rows?"),
+        ("smoke", {"data": {"rows": 400}}, "data (Python argument): unknown key. Did you mean task.data?"),
+        ("tiny-local", "data.rows=400", "data.rows (override): unknown key"),
+        ("smoke", "task.start.pretraned=/nope", "Did you mean pretrained?"),
+        ("smoke", "task.start.chekpoint=/nope", "Did you mean checkpoint?"),
+        ("tiny-local", "task.start.pretraned=/nope", "Did you mean task.start.pretrained?"),
+    ],
+)
+def test_E17_a_wrong_path_names_the_one_that_can_be_typed(source: str, override: Any, words: str) -> None:
+    assert words in fault(source, override)
+
+
+def test_E17_the_block_that_an_override_creates_comes_from_there() -> None:
+    assert "task.loging.everysteps" not in fault("smoke", "task.loging.every_steps=3")
+    assert "task.loging (override)" in fault("smoke", "task.loging.every_steps=3")
+
+
+def test_E21_ls_takes_the_storage_as_the_other_verbs_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert said(monkeypatch, capsys, "ls", "--storage", str(tmp_path)) == (0, f"no run yet in {tmp_path}\n")
+    code, text = said(monkeypatch, capsys, "ls", str(tmp_path), "--storage", str(tmp_path))
+    assert code == 2
+    assert "give the storage once" in text
