@@ -139,6 +139,22 @@ def refusals(
     return faults
 
 
+def length_fault(task: TrainTask, total_steps: int | None, step: int, *, may_equal: bool) -> Fault | None:
+    """Why a checkpoint of ``step`` leaves nothing to do for a training of ``total_steps`` in all; None if it does not.
+
+    ``may_equal``: a checkpoint of the very last step is good, its model is published as it is.
+    """
+    if total_steps is None or step < total_steps or (may_equal and step == total_steps):
+        return None
+    lengths = {"max_steps": task.max_steps, "max_tokens": task.max_tokens, "max_epochs": task.max_epochs}
+    name, value = next((name, value) for name, value in lengths.items() if value is not None)
+    problem = f"asks for {total_steps} steps in all, and the checkpoint has done {step}: there is nothing to train"
+    longer = -(-2 * step * value // total_steps)  # at least twice what is done
+    steps = "" if name == "max_steps" else f", which gives more than {step} steps"
+    remedy = f"Ask for more, counted from step 0: task.{name}={longer}{steps}; or begin with an earlier checkpoint"
+    return Fault(f"task.{name}", problem, value, remedy)
+
+
 def _model_fault(it: Difference) -> Fault:
     remedy = (
         f"Set it to {it.before}, or begin a new run: sm-llm fit --new, with start.pretrained if it shall begin from "

@@ -11,12 +11,14 @@ from sm_llm.contract.identity import (
     TOKENIZER_CONTENT,
     differences,
     identity,
+    length_fault,
     recorded_identity,
     refusals,
 )
 from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
 from sm_llm.launcher.checks import local_folder
 from sm_llm.spec.checkpoint import CheckpointStart
+from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.data import JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.uri import open_store, run_and_step
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 def assert_continues(run: Run, plans: Iterable[Plan], step: int | None = None) -> None:
     """Raise ``PlanError`` if a run's own checkpoint, the newest or that of ``step``, is of another model, data order or
-    schedule than ``plans`` ask for. What only the job can see is left to its worker."""
+    schedule than ``plans`` ask for, or of a later step. What only the job can see is left to its worker."""
     own = run.steps
     faults: list[Fault] = []
     for plan in plans:
@@ -80,7 +82,10 @@ def _faults(plan: Plan, store: Store, run_id: str | None, step: int | None, *, i
     found = differences(recorded_identity(meta[1]), now)
     if found and plan.job.backend.name != "local":  # of a local run the worker's own notice is seen at once
         print(f"continues with changes: {'; '.join(map(str, found))}", file=sys.stderr)
-    return refusals(
+    total = None if plan.derived is None else plan.derived.total_steps
+    if (too_short := length_fault(task, total, meta[0], may_equal=is_own)) is not None:
+        found = [it for it in found if it.field_class is not FieldClass.SCHEDULE]
+    faults = refusals(
         found,
         now,
         meta[0],
@@ -88,6 +93,7 @@ def _faults(plan: Plan, store: Store, run_id: str | None, step: int | None, *, i
         allow_other_data=isinstance(task.start, CheckpointStart) and task.start.allow_other_data,
         is_stated=task.optim.schedule_steps is not None,
     )
+    return [too_short, *faults] if too_short else faults
 
 
 def _meta(store: Store, run_id: str | None, step: int | None) -> tuple[int, dict[str, object]] | None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.events import ContinuationRefused
 from sm_llm.contract.identity import (
     DATA_CONTENT,
+    SCHEDULE_STEPS,
     TOKENIZER_CONTENT,
     Identity,
     differences,
     identity,
     is_partial,
+    length_fault,
     recorded_identity,
     refusals,
 )
@@ -59,7 +61,8 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
     """Compare a checkpoint with the job that is to continue it, before anything is built.
 
     What differs and may is reported by name. Raises ``CheckpointError``, all faults at once, for another model, for
-    another order of data that nobody has asked for, and for a schedule of another length that nobody has stated.
+    another order of data that nobody has asked for, for a schedule of another length that nobody has stated, and for
+    fewer steps than are done.
     """
     found = differences(recorded_identity(start.meta), now)
     task_start = setup.task.start
@@ -71,6 +74,8 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
         allow_other_data=isinstance(task_start, CheckpointStart) and task_start.allow_other_data,
         is_stated=setup.task.optim.schedule_steps is not None,
     )
+    if (fault := length_fault(setup.task, setup.total_steps, start.step, may_equal=True)) is not None:
+        faults = [fault, *(it for it in faults if it.path != SCHEDULE_STEPS)]
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in faults)
         reason = f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}"
@@ -79,6 +84,9 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
     if is_partial(start.meta):
         words = "was saved by an earlier release, which recorded neither model nor data: only numbers were compared"
         context.notice(f"the checkpoint of step {start.step} {words}", "warning")
+    if start.step == setup.total_steps:
+        words = "has done all steps that are asked for: nothing is trained, its model is published as it is"
+        context.notice(f"the checkpoint of step {start.step} {words}", "info" if start.is_own else "warning")
     if found:
         context.notice(f"continued with changes: {'; '.join(map(str, found))}")
 

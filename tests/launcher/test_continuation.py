@@ -166,6 +166,46 @@ def test_A3_what_only_the_worker_can_refuse_leaves_record_digest_and_job_file_as
     assert (now.spec, now.spec_digest, now.channels) == (job.spec, job.spec_digest, job.channels)
 
 
+def test_A1_fewer_steps_than_the_checkpoint_has_done_are_refused_at_launch_with_a_value_that_works(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(folder)
+    before, started = state_of(run), {"start": {"checkpoint": run.uri}}
+    asked: list[tuple[int, Any]] = [
+        (4, lambda: run.resume("task.max_steps=4", "task.optim.schedule_steps=4000")),
+        (4, lambda: run.resume("task.max_steps=4")),
+        (4, lambda: run.branch("task.max_steps=4")),
+        (6, lambda: run.branch("task.max_steps=6")),
+        (6, lambda: api.launch(spec(folder, max_steps=6, **started), new=True)),
+        (4, lambda: api.launch(spec(folder, max_steps=4, optim={"schedule_steps": 90}, **started), new=True)),
+    ]
+    for steps, launch in asked:
+        with pytest.raises(PlanError) as told:
+            launch()
+        (fault,) = told.value.faults
+        assert fault.path == "task.max_steps"
+        assert f"asks for {steps} steps in all, and the checkpoint has done 6" in str(fault)
+        assert "task.max_steps=12" in fault.remedy
+    assert state_of(run)[:2] == before[:2]
+    assert len(list((folder / "runs").iterdir())) == 1
+    monkeypatch.setenv(BREAK_ENVIRONMENT, "8,7")
+    ended(run.branch("task.max_steps=12"))
+
+
+def test_A1_fewer_steps_than_are_done_fail_in_the_worker_where_only_it_can_count_them(folder: Path) -> None:
+    run = run_of(folder)
+    again = run.resume("task.max_steps=null", "task.max_epochs=0.3", "task.optim.schedule_steps=40")
+    assert ended(again) is RunState.FAILED
+    assert "asks for 3 steps in all, and the checkpoint has done 6" in str(again.record.attempts[-1].reason)
+    assert again.record.spec["task"]["max_steps"] == 40, "the record is as it was"
+
+
+def test_A1_exactly_the_steps_that_are_done_publish_the_model_and_say_so(folder: Path) -> None:
+    again = run_of(folder).resume("task.max_steps=6", "task.optim.schedule_steps=40")
+    assert ended(again) is RunState.COMPLETED
+    assert any("has done all steps that are asked for: nothing is trained" in line for line in again.logs())
+
+
 def test_F1_rows_of_another_folder_and_rows_edited_in_place_are_refused_and_renamed_ones_are_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
