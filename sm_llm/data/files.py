@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.run_folders import files_outside_runs, runs_sentence
 from sm_llm.data.describe import is_dataset, read_json
 from sm_llm.data.documents import Collector
 from sm_llm.data.readers import READERS
@@ -79,15 +80,19 @@ def _folder(folder: Path, notice: Callable[[str], None]) -> list[SourceFile]:
         raise DataError(f"{folder}: a saved dataset with several splits ({splits}); name one, e.g. {folder}/train")
     if is_dataset(folder):
         return [SourceFile(folder, "dataset", sum(p.stat().st_size for p in folder.glob("*.arrow")))]
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not is_hidden(path, folder)]
+    present, runs = files_outside_runs(folder)
+    paths = [path for path in present if not is_hidden(path, folder)]
     files = [_single(path) for path in paths if _kind(path)]
     others = sorted({path.suffix or path.name for path in paths if not _kind(path)})
     if not files:
         found = f"{len(paths)} files of other kinds ({', '.join(others)})" if paths else "nothing"
+        found += f" beside {len(runs)} run folders" if runs else ""
         raise DataError(f"{folder}: {found} found; readable are {', '.join(sorted(SUFFIXES))}")
     if others:
         notice(f"{folder}: {len(paths) - len(files)} files of other kinds left out ({', '.join(others)})")
-    if hidden := sum(path.is_file() and is_hidden(path, folder) for path in folder.rglob("*")):
+    if runs:
+        notice(runs_sentence(folder, runs))
+    if hidden := len(present) - len(paths):
         notice(f"{folder}: {hidden} hidden files left out (names that begin with . or _)")
     return files
 

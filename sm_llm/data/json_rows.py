@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
+from sm_llm.contract.run_folders import files_outside_runs, runs_sentence
 from sm_llm.data.compressed import whole_gzip
 from sm_llm.data.describe import is_dataset, read_json, write_json
 from sm_llm.data.files import is_hidden
@@ -82,7 +83,7 @@ def line_files(folder: Path) -> list[Path]:
         raise DataError(f"{folder}: no such folder of line files")
     found = line_paths(folder)
     if not found:
-        others = sorted({path.suffix or path.name for path in folder.rglob("*") if path.is_file()})
+        others = sorted({path.suffix or path.name for path in files_outside_runs(folder)[0]})
         raise DataError(
             f"{folder}: no file ends in {', '.join(LINE_SUFFIXES)} (found: {', '.join(others) or 'nothing'})"
         )
@@ -91,11 +92,12 @@ def line_files(folder: Path) -> list[Path]:
 
 def left_out(folder: Path) -> list[str]:
     """What to report of files in the folder that are not read."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
+    paths, runs = files_outside_runs(folder)
     hidden = sum(is_hidden(path, folder) for path in paths)
     others = sum(not is_hidden(path, folder) and not path.name.endswith(LINE_SUFFIXES) for path in paths)
     found = [(hidden, "hidden files (names that begin with . or _)"), (others, "files of other kinds")]
-    return [f"{folder}: {count} {what} left out" for count, what in found if count]
+    told = [f"{folder}: {count} {what} left out" for count, what in found if count]
+    return [*told, runs_sentence(folder, runs)] if runs else told
 
 
 class Places:

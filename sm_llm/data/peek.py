@@ -7,6 +7,7 @@ import json
 import zlib
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.run_folders import files_outside_runs
 from sm_llm.data.files import is_hidden
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ _LINE_BYTES = 1_000_000
 
 def line_paths(folder: Path) -> list[Path]:
     """The line files of a folder, in the order in which they are read."""
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name.endswith(LINE_SUFFIXES))
-    return [path for path in found if not is_hidden(path, folder)]
+    found = files_outside_runs(folder)[0]
+    return [path for path in found if path.name.endswith(LINE_SUFFIXES) and not is_hidden(path, folder)]
 
 
 def repeats_one_row(folder: Path, seq_length: int) -> int | None:

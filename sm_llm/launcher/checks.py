@@ -108,7 +108,22 @@ def check_prepare(task: PrepareTask) -> list[Fault]:
         place = local_folder(value)
         if place is not None and not place.exists():
             faults.append(Fault(path, "is not there", value, "Check the path"))
+        elif place is not None and path in named:
+            faults += _unreadable(path, value, place)
     return faults
+
+
+def _unreadable(path: str, value: str | None, place: Path) -> list[Fault]:
+    """A source on this machine in which there is no text to read."""
+    from sm_llm.data.files import find_files
+
+    try:
+        files = find_files([str(place)], lambda _: None)
+    except DataError as error:
+        return [Fault(path, f"has no text to read: {error}", value, "Give files of these kinds")]
+    if any(file.size for file in files):
+        return []
+    return [Fault(path, f"has no text to read: its {len(files)} files are empty", value, "Check the path")]
 
 
 def _value(task: TrainTask, path: str) -> str | None:

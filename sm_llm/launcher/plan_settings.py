@@ -35,11 +35,19 @@ def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
         trained = f"trained on the text, {task.train_tokenizer.vocab_size:,} entries"
         found["tokenizer"] = task.tokenizer or trained
     elif isinstance(task, ScriptTask):
-        found["program"] = f"{task.entry} of {task.source or 'the image'}"
+        found["program"] = f"{task.entry} of {task.source or 'the image'}{_without_runs(job, task.source)}"
         if wanted := requirements(job):
             more = f" and {len(wanted) - _LISTED} more" if len(wanted) > _LISTED else ""
             found["installs"] = f"{', '.join(wanted[:_LISTED])}{more} ({task.source}/{REQUIREMENTS}, once per node)"
     return found
+
+
+def _without_runs(job: JobSpec, source: str | None) -> str:
+    """Says so where the program's folder holds the storage of the run, which is no part of the program."""
+    folder, storage = local_folder(source), local_folder(job.storage)
+    if folder is None or storage is None or not storage.resolve().is_relative_to(folder.resolve()):
+        return ""
+    return f" (without the runs in {job.storage})"
 
 
 def random_token_warnings(job: JobSpec) -> Iterator[str]:

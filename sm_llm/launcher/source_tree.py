@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.run_folders import is_run_folder
 from sm_llm.errors import Fault
 from sm_llm.spec.secret_files import secret_by_content, secret_by_name
 
@@ -90,7 +91,8 @@ def _walk(
     for entry in sorted(os.scandir(folder), key=lambda it: it.name):
         name = f"{prefix}{entry.name}"
         is_folder = entry.is_dir()
-        if _is_left_out(entry.name) or ignored(f"{name}/" if is_folder else name):
+        is_out = _is_left_out(entry.name) or ignored(f"{name}/" if is_folder else name)
+        if is_out or (is_folder and is_run_folder(Path(entry.path))):
             tree.left_out.append(f"{name}/" if is_folder else name)
             continue
         path = Path(entry.path)

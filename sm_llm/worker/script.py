@@ -23,6 +23,7 @@ from sm_llm.worker.failure import FAILED
 from sm_llm.worker.gathering import Gathering
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.program import Program
+from sm_llm.worker.program_files import copy_program
 from sm_llm.worker.publish_final import publish_final
 from sm_llm.worker.requirements import install
 from sm_llm.worker.script_platform import collect, count_files, make_folders, variables
@@ -40,7 +41,6 @@ BUNDLED_SOURCE = "source"
 """Folder of the code bundle with the user's program."""
 SUMMARY = "sm_llm.json"
 """File that every result has, so that a program that writes nothing has one, too."""
-_LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "*.pyc", "node_modules", "runs")
 _LINES = {"smp": "smp", "nxd": "neuron"}
 """Strategy -> the line of images that it runs on; any other image owns the least."""
 _LOOK_SECONDS = 0.2
@@ -133,7 +133,8 @@ class Script:
         folders = self.folders
         shutil.rmtree(folders.work.parent, ignore_errors=True)
         if (source := self._source()) is not None:
-            shutil.copytree(source, folders.work, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=False)
+            for text in copy_program(source, folders.work):
+                self.context.notice(text)
         for folder in (folders.output, folders.checkpoints, folders.handover, folders.scratch, folders.packages):
             folder.mkdir(parents=True, exist_ok=True)
         make_folders(self.context.container, folders.output, folders.checkpoints)

@@ -14,6 +14,7 @@ import pytest
 
 from sm_llm.data.documents import BATCH_DOCUMENTS, Documents, Rejections, is_held_out
 from sm_llm.data.files import find_files
+from sm_llm.data.json_rows import left_out, line_files
 from sm_llm.errors import DataError
 
 TEXTS = ["first", "zweiter\nüber zwei Zeilen", "третий", "四番目 🙂"]
@@ -145,6 +146,25 @@ def test_DT11_files_nobody_can_read_are_an_error_or_told(tmp_path: Path) -> None
     notices: list[str] = []
     assert len(find_files([str(tmp_path)], notices.append)) == 1
     assert "1 files of other kinds left out (.zst)" in notices[0]
+
+
+def test_C8_what_runs_have_written_inside_a_source_is_left_out_and_said(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "prepare-1"
+    (run / "events").mkdir(parents=True)
+    (run / "run.json").write_text('{"run_id": "prepare-1"}')
+    (run / "events" / "attempt-1-rank0.jsonl").write_text('{"text": "an event", "input_ids": [1, 2]}\n')
+    with pytest.raises(DataError, match="nothing beside 1 run folders found"):
+        read(tmp_path)
+    with pytest.raises(DataError, match="no file ends in"):
+        line_files(tmp_path)
+    (tmp_path / "b.jsonl").write_text('{"text": "good", "input_ids": [1, 2]}\n')
+    (tmp_path / "run.json").write_text("{}")
+    notices: list[str] = []
+    assert [file.path.name for file in find_files([str(tmp_path)], notices.append)] == ["b.jsonl"]
+    told = f"{tmp_path}: 1 run folders left out (in runs)"
+    assert told in notices
+    assert [path.name for path in line_files(tmp_path)] == ["b.jsonl", "run.json"]
+    assert left_out(tmp_path) == [told]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])

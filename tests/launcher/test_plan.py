@@ -128,6 +128,37 @@ def test_a_folder_that_holds_no_rows_is_named(tmp_path: Path) -> None:
     assert "state.json" in str(faults(train_on(tmp_path / "rows"))["task.data.train"])
 
 
+@pytest.mark.parametrize("content", ["nothing", "an empty file", "another kind", "runs"])
+def test_E19_a_source_without_text_is_refused_by_the_plan(tmp_path: Path, content: str) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    if content == "an empty file":
+        (texts / "a.txt").touch()
+    elif content == "another kind":
+        (texts / "a.pdf").write_text("x")
+    elif content == "runs":
+        (texts / "runs" / "x" / "events").mkdir(parents=True)
+        (texts / "runs" / "x" / "run.json").write_text('{"run_id": "x"}')
+        (texts / "runs" / "x" / "events" / "a.jsonl").write_text('{"text": "x"}')
+    job = {"name": "p", "task": {"kind": "prepare", "sources": ["builtin:python-docs", str(texts)], "seq_length": 16}}
+    assert "has no text to read" in faults(job)["task.sources.1"].problem
+    (texts / "b.txt").write_text("some text")
+    plan(job)
+
+
+@pytest.mark.parametrize("storage", ["out", "pkg/out", "."])
+def test_A1_a_plan_says_that_the_storage_in_a_programs_folder_is_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    job = {"name": "s", "storage": storage, "task": {"kind": "script", "source": ".", "entry": "train.py"}}
+    assert plan(job)[0].settings["program"] == f"train.py of . (without the runs in {storage})"
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").touch()
+    assert "without" not in plan(job, "task.source=src")[0].settings["program"]
+
+
 def test_faults_of_the_arithmetic_come_with_those_of_the_data_and_say_where_they_were_written(tmp_path: Path) -> None:
     job = train_on(rows_folder(tmp_path / "rows", seq_length=128, rows=105), optim={"warmup_steps": 50})
     found = faults(job, "task.data.seq_length=32")

@@ -1,0 +1,67 @@
+"""The copy of a program that a node runs: it never holds itself, nor what other runs have written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from test_script import Job
+
+from sm_llm.worker.program_files import copy_program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def program(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "train.py").write_text("print('here')\n")
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "part.py").touch()
+    return folder
+
+
+def run_folder(folder: Path) -> Path:
+    (folder / "events").mkdir(parents=True)
+    (folder / "run.json").write_text('{"run_id": "x"}')
+    (folder / "events" / "attempt-1-rank0.jsonl").write_text('{"text": "an event"}\n')
+    return folder
+
+
+def copied(target: Path) -> list[str]:
+    return sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("place", ["out", "pkg/out", "."])
+def test_A1_a_copy_inside_its_own_source_ends_and_leaves_runs_out(tmp_path: Path, place: str) -> None:
+    source = program(tmp_path / "src")
+    run_folder(source / place / "older")
+    target = run_folder(source / place / "newer") / "local" / "script" / "program"
+    told = copy_program(source, target)
+    assert copied(target) == ["pkg/part.py", "train.py"]
+    assert told == [f"task.source: 2 run folders left out (in {place})"]
+
+
+def test_A1_a_copy_never_descends_into_its_own_place(tmp_path: Path) -> None:
+    source = program(tmp_path / "src")
+    target = source / "pkg" / "scratch" / "script" / "program"
+    copy_program(source, target)
+    assert copied(target) == ["pkg/part.py", "train.py"]
+
+
+def test_A1_links_that_lead_back_are_left_out_by_name(tmp_path: Path) -> None:
+    source = program(tmp_path / "src")
+    (source / "other").mkdir()
+    (source / "pkg" / "up").symlink_to("..")
+    (source / "pkg" / "across").symlink_to(source / "other")
+    (source / "other" / "back").symlink_to(source / "pkg")
+    told = copy_program(source, tmp_path / "script" / "program")
+    assert any("the link pkg/up leads to a folder that holds it" in text for text in told)
+    assert any("the link pkg/across/back leads to" in text for text in told)
+    assert (tmp_path / "script" / "program" / "pkg" / "part.py").is_file()
+
+
+def test_A1_a_job_with_its_scratch_in_its_source_ends(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.folder = job.source / "out" / "run"
+    assert job.run() == 0
