@@ -34,7 +34,12 @@ def files_outside_runs(folder: Path) -> tuple[list[Path], list[Path]]:
     return sorted(files), sorted(runs)
 
 
-def runs_sentence(folder: Path, runs: list[Path]) -> str:
-    """That ``runs`` inside ``folder`` are left out."""
+def runs_sentence(name: object, folder: Path, runs: list[Path]) -> str:
+    """That ``runs`` inside ``folder``, which is called ``name``, are left out."""
     places = sorted({path.parent.relative_to(folder).as_posix() for path in runs})
-    return f"{folder}: {len(runs)} run folders left out (in {', '.join(places)})"
+    return f"{name}: {counted(runs)} left out (in {', '.join(places)})"
+
+
+def counted(runs: list[Path]) -> str:
+    """How many folders of runs there are, in words."""
+    return f"{len(runs)} run folder{'s' if len(runs) != 1 else ''}"

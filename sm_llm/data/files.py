@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_folders import files_outside_runs, runs_sentence
+from sm_llm.contract.run_folders import counted, files_outside_runs, runs_sentence
 from sm_llm.data.describe import is_dataset, read_json
 from sm_llm.data.documents import Collector
 from sm_llm.data.readers import READERS
@@ -86,12 +86,12 @@ def _folder(folder: Path, notice: Callable[[str], None]) -> list[SourceFile]:
     others = sorted({path.suffix or path.name for path in paths if not _kind(path)})
     if not files:
         found = f"{len(paths)} files of other kinds ({', '.join(others)})" if paths else "nothing"
-        found += f" beside {len(runs)} run folders" if runs else ""
+        found += f" beside {counted(runs)}" if runs else ""
         raise DataError(f"{folder}: {found} found; readable are {', '.join(sorted(SUFFIXES))}")
     if others:
         notice(f"{folder}: {len(paths) - len(files)} files of other kinds left out ({', '.join(others)})")
     if runs:
-        notice(runs_sentence(folder, runs))
+        notice(runs_sentence(folder, folder, runs))
     if hidden := len(present) - len(paths):
         notice(f"{folder}: {hidden} hidden files left out (names that begin with . or _)")
     return files

@@ -97,7 +97,7 @@ def left_out(folder: Path) -> list[str]:
     others = sum(not is_hidden(path, folder) and not path.name.endswith(LINE_SUFFIXES) for path in paths)
     found = [(hidden, "hidden files (names that begin with . or _)"), (others, "files of other kinds")]
     told = [f"{folder}: {count} {what} left out" for count, what in found if count]
-    return [*told, runs_sentence(folder, runs)] if runs else told
+    return [*told, runs_sentence(folder, folder, runs)] if runs else told
 
 
 class Places:

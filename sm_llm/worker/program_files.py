@@ -7,7 +7,7 @@ import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
-from sm_llm.contract.run_folders import is_run_folder
+from sm_llm.contract.run_folders import is_run_folder, runs_sentence
 
 _LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "*.pyc", "node_modules", "runs")
 
@@ -19,7 +19,7 @@ def copy_program(source: Path, target: Path) -> list[str]:
     report on what was left out, but for caches and the like, which are left out by name.
     """
     own = {target.resolve(), target.parent.resolve()}
-    runs: list[str] = []
+    runs: list[Path] = []
     loops: list[str] = []
 
     def ignore(folder: str, names: list[str]) -> set[str]:
@@ -30,14 +30,14 @@ def copy_program(source: Path, target: Path) -> list[str]:
                 out.add(name)
             elif path.is_dir() and (path.resolve() in own or is_run_folder(path)):
                 out.add(name)
-                runs.append(os.path.relpath(path.parent, source))
+                runs.append(path)
             elif path.is_symlink() and path.is_dir() and _leads_back(path, source):
                 out.add(name)
                 loops.append(os.path.relpath(path, source))
         return out
 
     shutil.copytree(source, target, ignore=ignore, symlinks=False)
-    told = [f"task.source: {len(runs)} run folders left out (in {', '.join(sorted(set(runs)))})"] if runs else []
+    told = [runs_sentence("task.source", source, runs)] if runs else []
     return [*told, *(f"task.source: the link {name} leads to a folder that holds it: left out" for name in loops)]
 
 

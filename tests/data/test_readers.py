@@ -153,7 +153,7 @@ def test_C8_what_runs_have_written_inside_a_source_is_left_out_and_said(tmp_path
     (run / "events").mkdir(parents=True)
     (run / "run.json").write_text('{"run_id": "prepare-1"}')
     (run / "events" / "attempt-1-rank0.jsonl").write_text('{"text": "an event", "input_ids": [1, 2]}\n')
-    with pytest.raises(DataError, match="nothing beside 1 run folders found"):
+    with pytest.raises(DataError, match="nothing beside 1 run folder found"):
         read(tmp_path)
     with pytest.raises(DataError, match="no file ends in"):
         line_files(tmp_path)
@@ -161,7 +161,7 @@ def test_C8_what_runs_have_written_inside_a_source_is_left_out_and_said(tmp_path
     (tmp_path / "run.json").write_text("{}")
     notices: list[str] = []
     assert [file.path.name for file in find_files([str(tmp_path)], notices.append)] == ["b.jsonl"]
-    told = f"{tmp_path}: 1 run folders left out (in runs)"
+    told = f"{tmp_path}: 1 run folder left out (in runs)"
     assert told in notices
     assert [path.name for path in line_files(tmp_path)] == ["b.jsonl", "run.json"]
     assert left_out(tmp_path) == [told]

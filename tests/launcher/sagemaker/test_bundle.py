@@ -313,3 +313,14 @@ def test_s11_a_link_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
     problems = [it.problem for it in source_tree(source).faults]
     assert [it.split()[0] for it in problems] == ["linked/.ssh/config", "linked/id_rsa", "notes.txt", "settings.txt"]
     assert f"leads to {outside}/id_rsa" in problems[2]
+
+
+def test_A1_runs_inside_the_source_are_no_part_of_the_bundle(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    run = tmp_path / "out" / "older"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"run_id": "older"}')
+    (run / "notes.txt").write_text("a result")
+    tree = source_tree(tmp_path)
+    assert sorted(tree.files) == ["train.py"]
+    assert tree.left_out == ["out/older/"]
