@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sm_llm.contract.run_folders import files_outside_runs
 from sm_llm.contract.run_record import InputManifest
 from sm_llm.errors import StorageError
 from sm_llm.launcher.checks import local_folder
@@ -100,9 +101,9 @@ def input_manifests(job: JobSpec, content_bytes: int = CONTENT_BYTES) -> dict[st
 
 
 def manifest(place: Path, content_bytes: int = CONTENT_BYTES) -> InputManifest:
-    """What a file or folder holds now. Raises ``StorageError`` if it cannot be read."""
+    """What a file or folder holds now, runs inside it left out. Raises ``StorageError`` if it cannot be read."""
     try:
-        files = [place] if place.is_file() else sorted(it for it in place.rglob("*") if it.is_file())
+        files = [place] if place.is_file() else files_outside_runs(place)[0]
         stats = [file.stat() for file in files]
         total = sum(stat.st_size for stat in stats)
         names = [file.relative_to(place).as_posix() for file in files]

@@ -192,6 +192,20 @@ def test_A1_fewer_steps_than_the_checkpoint_has_done_are_refused_at_launch_with_
     ended(run.branch("task.max_steps=12"))
 
 
+@pytest.mark.integration
+def test_A1_fewer_steps_than_a_checkpoint_in_s3_has_done_are_refused_at_launch(
+    folder: Path, bucket: str, s3_server: Any
+) -> None:
+    from sm_llm.storage.sync import sync
+
+    options, run = {"endpoint_url": s3_server.endpoint}, run_of(folder)
+    uri = f"s3://{bucket}/runs/{run.id}"
+    sync(str(run.root / "ckpt"), f"{uri}/ckpt", options=options)
+    begins = {**spec(folder, max_steps=6, start={"checkpoint": uri}), "storage_options": options}
+    with pytest.raises(PlanError, match="asks for 6 steps in all, and the checkpoint has done 6"):
+        api.launch(begins, new=True)
+
+
 def test_A1_fewer_steps_than_are_done_fail_in_the_worker_where_only_it_can_count_them(folder: Path) -> None:
     run = run_of(folder)
     again = run.resume("task.max_steps=null", "task.max_epochs=0.3", "task.optim.schedule_steps=40")

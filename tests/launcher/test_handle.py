@@ -284,6 +284,17 @@ def test_a_manifest_follows_the_content_and_of_large_inputs_the_listing(tmp_path
     assert manifest(tmp_path / "deep" / "b").files == 1
 
 
+def test_C8_a_run_inside_an_input_is_no_part_of_what_was_read(tmp_path: Path) -> None:
+    from sm_llm.launcher.inputs import manifest
+
+    (tmp_path / "a.txt").write_text("text")
+    before = manifest(tmp_path)
+    run = tmp_path / "runs" / "x"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"run_id": "x"}')
+    assert manifest(tmp_path) == before
+
+
 def test_CK33_a_tracker_keeps_its_id_over_all_attempts_also_after_a_killed_supervisor(fakes: Fakes) -> None:
     fakes.use(EVENTS + f"log.write(TrackerOpened('mlflow', 'id-7')); put(2); {SLEEP}")
     run = fakes.launch()
