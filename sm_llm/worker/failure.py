@@ -26,7 +26,7 @@ FAILED = "failed"
 WAIT_SECONDS = 1.5
 """How long whoever only lost a peer waits for that peer's own report."""
 LINGER_SECONDS = 5.0
-"""How long a process that has failed waits for the others to read why."""
+"""How long the process that failed first waits for the others to read why."""
 _READ_BY = "read/"
 _LOOK_SECONDS = 0.1
 _ROOM_BYTES = 131_072
@@ -134,12 +134,13 @@ def print_failure(own: Failure, first: Failure) -> None:
         sys.stderr.flush()
 
 
-def linger(board: Board | None, world_size: int) -> None:
+def linger(board: Board | None, world_size: int, *, is_cause: bool) -> None:
     """Stay until the other processes have read the first failure: the board goes when the torchrun of node 0 does.
 
-    One that was killed never reads it, so this ends after ``LINGER_SECONDS``.
+    One that was killed never reads it, so this ends after ``LINGER_SECONDS``. A process that is not the cause leaves
+    after ``WAIT_SECONDS``: the launcher ends a node that outlives a failed one by seconds.
     """
-    deadline = time.monotonic() + LINGER_SECONDS
+    deadline = time.monotonic() + (LINGER_SECONDS if is_cause else WAIT_SECONDS)
     waited_for = set(range(world_size)) if board is not None else set()
     with suppress(RuntimeError):
         while waited_for and time.monotonic() < deadline:

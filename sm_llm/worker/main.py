@@ -190,7 +190,7 @@ class Frame:
             failures.publish(context, first)
         else:
             failures.leave_note(container_paths(self.environ).failure, first)
-        failures.linger(self.board, place.world_size)
+        failures.linger(self.board, place.world_size, is_cause=first == own and not own.cause.is_consequence)
 
 
 def _check(kind: str, context: WorkerContext) -> None:

@@ -158,7 +158,7 @@ class Watchdog:
         failures.publish(self._context, first)
         print(f"rank {self._context.place.rank} ends: the first to fail was {first.headline}", flush=True)
         failures.acknowledge(self._board, self._context.place.rank)
-        failures.linger(self._board, self._context.place.world_size)
+        failures.linger(self._board, self._context.place.world_size, is_cause=False)
         self._end(1)
 
     def _miss_the_board(self, error: RuntimeError) -> None:
