@@ -6,11 +6,14 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import LaunchRefused
+from sm_llm.errors import LaunchRefused, SpecError
 from sm_llm.launcher.find_runs import differences_to, run_records
 from sm_llm.launcher.run import Run
 from sm_llm.spec.classes import FieldClass
+from sm_llm.spec.derive import derive_task
+from sm_llm.spec.job import JobSpec
 from sm_llm.spec.leaves import spec_differences
+from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.yaml_text import to_yaml
 from sm_llm.storage.s3_options import S3Options
 
@@ -86,8 +89,21 @@ def _text(run: Run, state: RunState, step: int | None, found: Sequence[Differenc
     if not state.is_final:
         lines.append(f"Stop it first:                sm-llm stop {run.uri}")
     lines.append(f"Continue it as it is:         sm-llm resume {run.uri}")
-    if found is not None and not {it.field_class for it in found} & _NEVER_CONTINUED:
+    is_never = found is None or bool({it.field_class for it in found} & _NEVER_CONTINUED)
+    if found is not None and not is_never and not _is_passed(loaded, step):
         changes = " ".join(shlex.quote(f"{it.name}={to_yaml(it.now)}") for it in found if it.is_settable)
         lines.append(f"Continue it with the changes: sm-llm resume {run.uri} {changes}")
     lines.append("Begin another run:            the same command with --new (in Python: new=True)")
     return "\n".join(lines)
+
+
+def _is_passed(loaded: Loaded, step: int | None) -> bool:
+    """Whether a checkpoint of ``step`` has done more than the specification asks for, as far as that is known here."""
+    spec = loaded.spec
+    if step is None or not isinstance(spec, JobSpec) or not isinstance(spec.task, TrainTask):
+        return False
+    try:
+        total = derive_task(spec.task, spec.compute.world_size, None).total_steps
+    except SpecError:  # it is told when the job is planned
+        return False
+    return total is not None and total < step

@@ -285,6 +285,8 @@ def ended(run: Run) -> RunState:
         ("task.optim.betas=[0.8, 0.9]", True),
         ("compute.instance_count=2", True),
         ("task.seed=3", False),
+        ("task.max_steps=4", False),
+        ("task.max_tokens=256", False),
         ("task.model.config={rms_norm_eps: 1e-3}", False),
     ],
 )
@@ -293,8 +295,9 @@ def test_F3_fit_beside_an_unfinished_run_of_another_specification_is_refused(
 ) -> None:
     run = run_of(folder)
     before = state_of(run)
+    others = ["task.max_steps=null"] if override.startswith("task.max_tokens") else []
     with pytest.raises(UnfinishedRun) as told:
-        api.launch(spec(folder), override)
+        api.launch(spec(folder), *others, override)
     words = str(told.value)
     name = override.partition("=")[0].removesuffix(".config")
     for expected in (run.id, "at step 6", name, f"sm-llm resume {run.uri}", "--new"):
