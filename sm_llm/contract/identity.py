@@ -8,6 +8,8 @@ the model, the digest of the data, the number of steps. Launcher and worker comp
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
@@ -15,7 +17,7 @@ from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.leaves import Difference, leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.layout import Layout
@@ -34,7 +36,7 @@ _UNBOUNDED = ("constant", "plateau")
 """Schedules that do not depend on how many steps there are."""
 _INERT = frozenset({"architectures", "dtype", "use_cache", "bos_token_id", "eos_token_id", "initializer_range"})
 """Fields of a model's config that no step of a training that has begun depends on."""
-_COMPARED = frozenset(FieldClass) - {FieldClass.FREE, FieldClass.START, FieldClass.WORK}
+_COMPARED = frozenset(FieldClass) - {FieldClass.FREE, FieldClass.RUN, FieldClass.START, FieldClass.WORK}
 _OLD_NAMES = {
     "total_steps": (FieldClass.SCHEDULE, TOTAL_STEPS),
     "schedule_steps": (FieldClass.SCHEDULE, SCHEDULE_STEPS),
@@ -122,8 +124,39 @@ def differences(before: Identity, now: Identity) -> list[Difference]:
     ]
 
 
+@dataclass(frozen=True)
+class WaysOut:
+    """The commands by which a run whose checkpoint cannot be continued like this is left behind, as they are typed."""
+
+    run: str
+    """Address of the run that saved the checkpoint."""
+    changes: Sequence[str] = ()
+    """The changes that were asked for, ``key.path=value``."""
+    by_fit: bool = False
+    """Whether ``fit`` asked: then the same command begins another run."""
+
+    @property
+    def anew(self) -> str:
+        """Begin another run from its beginning."""
+        return (
+            "the same command with --new" if self.by_fit else shlex.join(["sm-llm", "rerun", self.run, *self.changes])
+        )
+
+    @property
+    def with_other_data(self) -> str:
+        """Train on from the checkpoint with other data."""
+        return shlex.join(["sm-llm", "branch", self.run, *self.changes, "task.start.allow_other_data=true"])
+
+
 def refusals(
-    found: Iterable[Difference], now: Identity, step: int, *, is_own: bool, allow_other_data: bool, is_stated: bool
+    found: Iterable[Difference],
+    now: Identity,
+    step: int,
+    ways: WaysOut,
+    *,
+    is_own: bool,
+    allow_other_data: bool,
+    is_stated: bool,
 ) -> list[Fault]:
     """Why a checkpoint of ``step`` cannot be continued with these differences; each fault with the ways out.
 
@@ -131,9 +164,10 @@ def refusals(
     states it (``is_stated``). ``allow_other_data``: as ``start.allow_other_data`` asks.
     """
     listed = list(found)
-    faults = [_model_fault(it) for it in listed if it.field_class is FieldClass.MODEL]
+    faults = [_model_fault(it, step, ways, is_own=is_own) for it in listed if it.field_class is FieldClass.MODEL]
     if is_own or not allow_other_data:
-        faults += [_order_fault(it, is_own=is_own) for it in listed if it.field_class is FieldClass.ORDER]
+        order = [it for it in listed if it.field_class is FieldClass.ORDER]
+        faults += [_order_fault(it, step, ways, is_own=is_own) for it in order]
     if is_own and not is_stated and (fault := _schedule_fault(listed, now, step)) is not None:
         faults.append(fault)
     return faults
@@ -155,22 +189,25 @@ def length_fault(task: TrainTask, total_steps: int | None, step: int, *, may_equ
     return Fault(f"task.{name}", problem, value, remedy)
 
 
-def _model_fault(it: Difference) -> Fault:
-    remedy = (
-        f"Set it to {it.before}, or begin a new run: sm-llm fit --new, with start.pretrained if it shall begin from "
-        "published weights"
-    )
-    return Fault(
-        it.name, f"was {it.before} when the checkpoint was saved: it is a state of another model", it.now, remedy
-    )
+def _model_fault(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Fault:
+    of = f"was {it.before} when the checkpoint was saved"
+    if is_own:
+        problem = f"{of} (step {step} of {ways.run}): it is a state of another model"
+        anew = f"begin another run: {ways.anew}; task.start.pretrained=FOLDER begins it with published weights"
+    else:
+        problem = f"{of} that this run starts from (step {step} of {ways.run}): it is a state of another model"
+        anew = "begin without it: task.start=scratch, or task.start.pretrained=FOLDER with published weights"
+    return Fault(it.name, problem, it.now, f"Set it to {it.before}, or {anew}")
 
 
-def _order_fault(it: Difference, *, is_own: bool) -> Fault:
-    problem = f"was {it.before} when the checkpoint was saved: samples would be repeated or left out"
+def _order_fault(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Fault:
+    of = f"was {it.before} when the checkpoint was saved (step {step} of {ways.run})"
     is_content = it.name in (DATA_CONTENT, TOKENIZER_CONTENT, ROWS)
     back = "Continue with the same data" if is_content else f"Set it to {it.before}"
-    branch = "sm-llm branch RUN task.start.allow_other_data=true" if is_own else "task.start.allow_other_data=true"
-    return Fault(it.name, problem, it.now, f"{back}, or train on with other data in a new run: {branch}")
+    other = f"in a new run: {ways.with_other_data}" if is_own else "with task.start.allow_other_data=true"
+    anew = ways.anew if is_own else "task.start=scratch"
+    remedy = f"{back}, or train on with other data {other}, or begin from step 0: {anew}"
+    return Fault(it.name, f"{of}: samples would be repeated or left out", it.now, remedy)
 
 
 def _schedule_fault(found: list[Difference], now: Identity, step: int) -> Fault | None:
@@ -180,8 +217,8 @@ def _schedule_fault(found: list[Difference], now: Identity, step: int) -> Fault 
         return None
     before, after = changed[SCHEDULE_STEPS].before, changed[SCHEDULE_STEPS].now
     problem = f"the {schedule} schedule spanned {before} steps and would now span {after}: the rate would jump"
-    remedy = f"State task.optim.schedule_steps: {before} keeps its course after step {step}, {after} is the new one"
-    return Fault(SCHEDULE_STEPS, problem, remedy=remedy)
+    remedy = f"State {SCHEDULE_STEPS}={before} to keep its course after step {step}, or {SCHEDULE_STEPS}={after}"
+    return Fault(SCHEDULE_STEPS, problem, remedy=f"{remedy} for the new one")
 
 
 def is_partial(meta: Mapping[str, Any]) -> bool:

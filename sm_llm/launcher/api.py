@@ -85,7 +85,10 @@ def launch(
         return _dry_run(loaded, plan_loaded(loaded), storage, mint_run_id(loaded.spec.name))
     with one_client():
         unfinished = None if new else find_unfinished(storage, loaded)
-        run = begin(loaded, storage) if unfinished is None else proceed(unfinished[0], loaded, changes=unfinished[1])
+        if unfinished is None:
+            run = begin(loaded, storage)
+        else:
+            run = proceed(unfinished[0], loaded, changes=unfinished[1], by_fit=True)
     if wait:
         if _in_notebook():
             run.watch()

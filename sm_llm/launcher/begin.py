@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from dataclasses import replace
@@ -60,15 +61,17 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     return Run(home)
 
 
-def proceed(run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequence[str] = ()) -> Run:
-    """Start the next attempt of a run with a specification that may have ``changes``.
+def proceed(
+    run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequence[str] = (), by_fit: bool = False
+) -> Run:
+    """Start the next attempt of a run with a specification that may have ``changes``; ``by_fit``: ``launch`` asks.
 
     Raises ``PlanError`` and ``SubmitError``; then the run is as it was.
     """
     record = run.record
     plans = _plans(loaded, recorded_folder(record))
     assert_inputs_exist(plans, has_begun=True)
-    assert_continues(run, plans, resume if isinstance(resume, int) else None)
+    assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
     number = record.next_attempt
 
     claimed = False
@@ -182,8 +185,9 @@ def resume(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], s
         _assert_checkpoint(run, step)
     loaded = recorded_spec(run.record, _own(run, overrides), fields)
     _assert_own_endpoint(run, overrides, fields)
-    _assert_start_is_kept(run, loaded)
-    return proceed(run, loaded, resume=wanted, changes=texts(overrides, fields))
+    given = texts(overrides, fields)
+    _assert_has_effect(run, loaded, given)
+    return proceed(run, loaded, resume=wanted, changes=given)
 
 
 def _assert_own_endpoint(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any]) -> None:
@@ -211,15 +215,26 @@ def _longer(run: Run) -> str:
     return f" Train on from its last checkpoint in a new run: sm-llm branch {run.uri} {twice}"
 
 
-def _assert_start_is_kept(run: Run, loaded: Loaded) -> None:
-    """Raise ``PlanError`` for another ``task.start``: a run that has a checkpoint continues from it."""
-    found = spec_differences(recorded_spec(run.record).spec, loaded.spec)
-    remedy = "Leave it out, or begin a new run: sm-llm branch, rerun or fit --new"
-    faults = [
-        Fault(it.name, "has no effect on a run that has a checkpoint", it.now, remedy, loaded.origins.get(it.name, ""))
-        for it in found
-        if it.field_class is FieldClass.START
-    ]
+def _assert_has_effect(run: Run, loaded: Loaded, given: Sequence[str]) -> None:
+    """Raise ``PlanError`` for changes that a further attempt of a run would not heed: its start, name and storage, and
+    all of a workflow's step that has its result."""
+    before = recorded_spec(run.record).spec
+    found = [*spec_differences(before, loaded.spec), *spec_differences(before, loaded.spec, only_free=True)]
+    done = tuple(f"steps.{name}." for name, step in run.steps.items() if step.result is not None)
+    anew = f"Leave it out, or begin another run: {shlex.join(['sm-llm', 'rerun', run.uri, *given])}"
+    faults = []
+    for it in found:
+        if not it.is_settable:
+            continue  # what it was before goes with the value that takes its place
+        if it.field_class is FieldClass.START:
+            problem = "has no effect on a run that has a checkpoint"
+        elif it.field_class is FieldClass.RUN:
+            problem = "has no effect on a run that exists"
+        elif it.name.startswith(done):
+            problem = "has no effect: this step has its result"
+        else:
+            continue
+        faults.append(Fault(it.name, problem, it.now, anew, loaded.origins.get(it.name, "")))
     if faults:
         raise PlanError(faults)
 

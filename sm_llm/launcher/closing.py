@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from sm_llm.contract.failure import Cause
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.lines import duration
 from sm_llm.launcher.report import STATE_STYLES
@@ -60,6 +61,10 @@ def _next(run: Run, status: Status) -> str:
     if checkpoints:
         newest = f"it from its newest checkpoint, step {checkpoints[-1]}"
         resume = f"sm-llm resume {run.uri}"
+        if Cause.DATA in (status.reason or ""):
+            branch = f"sm-llm branch {run.uri} task.start.allow_other_data=true"
+            other = f"changed data need a new run, from this step: {branch}, or from step 0: sm-llm rerun {run.uri}"
+            return f"With the same data continue {newest}, with: {resume}; {other}"
         once = "Once the cause is fixed, " if status.state is RunState.FAILED else ""
         text = f"the same command continues {newest}, and so does: {resume}" if is_as_launched else ""
         text = text or f"continue {newest}, with: {resume}"

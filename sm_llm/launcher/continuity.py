@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.identity import (
     DATA_CONTENT,
     TOKENIZER_CONTENT,
+    WaysOut,
     differences,
     identity,
     length_fault,
@@ -24,7 +25,7 @@ from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.uri import open_store, run_and_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from sm_llm.contract.identity import Identity
     from sm_llm.errors import Fault
@@ -34,15 +35,22 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
 
 
-def assert_continues(run: Run, plans: Iterable[Plan], step: int | None = None) -> None:
+def assert_continues(
+    run: Run, plans: Iterable[Plan], step: int | None = None, *, changes: Sequence[str] = (), by_fit: bool = False
+) -> None:
     """Raise ``PlanError`` if a run's own checkpoint, the newest or that of ``step``, is of another model, data order or
-    schedule than ``plans`` ask for, or of a later step. What only the job can see is left to its worker."""
+    schedule than ``plans`` ask for, or of a later step. What only the job can see is left to its worker.
+
+    ``changes`` were asked for, by ``fit`` or (``by_fit`` is false) by ``resume``: the ways out that are printed repeat
+    them.
+    """
+    ways = WaysOut(run.uri, changes, by_fit)
     own = run.steps
     faults: list[Fault] = []
     for plan in plans:
         job = run if plan.step is None else own.get(plan.step)
         if job is not None:
-            found = _faults(plan, job.home.store, job.id, step, is_own=True)
+            found = _faults(plan, job.home.store, job.id, step, ways, is_own=True)
             prefix = f"steps.{plan.step}." if plan.step else ""
             faults += [replace(fault, path=f"{prefix}{fault.path}") for fault in found]
     _refuse(faults, plans)
@@ -56,7 +64,7 @@ def assert_starts(plans: Iterable[Plan]) -> None:
         if isinstance(task, TrainTask) and isinstance(task.start, CheckpointStart):
             place, step = run_and_step(task.start.checkpoint)
             store = open_store(place, plan.job.storage_options.model_dump())
-            faults += _faults(plan, store, None, step, is_own=False)
+            faults += _faults(plan, store, None, step, WaysOut(place), is_own=False)
     _refuse(faults, plans)
 
 
@@ -66,7 +74,9 @@ def _refuse(faults: list[Fault], plans: Iterable[Plan]) -> None:
         raise PlanError([replace(it, origin=origins.get(it.path, it.origin)) for it in faults])
 
 
-def _faults(plan: Plan, store: Store, run_id: str | None, step: int | None, *, is_own: bool) -> list[Fault]:
+def _faults(
+    plan: Plan, store: Store, run_id: str | None, step: int | None, ways: WaysOut, *, is_own: bool
+) -> list[Fault]:
     task = plan.job.task
     if not isinstance(task, TrainTask):
         return []
@@ -89,6 +99,7 @@ def _faults(plan: Plan, store: Store, run_id: str | None, step: int | None, *, i
         found,
         now,
         meta[0],
+        ways,
         is_own=is_own,
         allow_other_data=isinstance(task.start, CheckpointStart) and task.start.allow_other_data,
         is_stated=task.optim.schedule_steps is not None,

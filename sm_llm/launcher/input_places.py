@@ -97,7 +97,7 @@ def _checkpoint_fault(place: str, options: dict[str, Any]) -> Fault | None:
     store = _store(location, options) if location.path is None else FolderStore(location.path)
     steps = [slot.step for slot, _ in commit_keys(store)]
     if not steps:
-        remedy = "Give the address of a run, and maybe @STEP; what it has tells: sm-llm checkpoints RUN"
+        remedy = f"Give the address of a run, and maybe @STEP; what it has tells: sm-llm checkpoints {run}"
         return Fault(_CHECKPOINT, "has no checkpoint", place, remedy)
     if step is None or step in steps:
         return None

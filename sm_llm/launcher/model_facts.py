@@ -72,6 +72,9 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
     Raises ``SpecError`` for an unknown family, preset or config field, and for degrees that the model does not allow.
     """
     pretrained = pretrained_source(task)
+    folder = local_folder(pretrained)
+    if folder is not None and not folder.exists():
+        raise SpecError([Fault("task.start.pretrained", "is not there", pretrained, "Check the path")])
     if task.model.path is None and task.model.preset is None:
         pretrained = _readable(pretrained, "task.start.pretrained")
     config = model_config(

@@ -37,7 +37,7 @@ def assert_runnable(plans: Sequence[Plan]) -> None:
 def _faults(plan: Plan) -> Iterator[Fault]:
     task = plan.job.task
     prefix = f"steps.{plan.step}." if plan.step else ""
-    remedy = "This version plans and renders it (sm-llm plan, sm-llm fit --dry-run), but cannot run it"
+    remedy = "This version plans and renders it (the verb plan, and fit with --dry-run), but cannot run it"
     if task.kind not in TASKS:
         yield Fault(f"{prefix}task.kind", f"there is no worker for {task.kind} tasks yet", task.kind, remedy)
         return

@@ -62,7 +62,7 @@ def _free_changes(record: RunRecord, loaded: Loaded) -> list[str]:
     if record.spec_digest == loaded.digest:
         return []
     named = spec_differences(record.load_spec(), loaded.spec, only_free=True)
-    return [f"{it.name}={to_yaml(it.now)}" for it in named if it.is_settable and it.name != "storage"]
+    return [f"{it.name}={to_yaml(it.now)}" for it in named if it.is_settable and it.field_class is not FieldClass.RUN]
 
 
 def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:

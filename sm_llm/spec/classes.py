@@ -30,6 +30,8 @@ class FieldClass(StrEnum):
     """Where a run begins. A checkpoint of the run takes its place."""
     WORK = "work"
     """What a task that does not train makes."""
+    RUN = "run"
+    """What a run is called and where it is kept, from its launch on."""
     FREE = "free"
     """Nothing in the result: reports, retention, storage, limits, names."""
 
@@ -60,4 +62,5 @@ PRECISION = Declared(FieldClass.PRECISION)
 PLACEMENT = Declared(FieldClass.PLACEMENT)
 START = Declared(FieldClass.START)
 WORK = Declared(FieldClass.WORK)
+RUN = Declared(FieldClass.RUN)
 FREE = Declared(FieldClass.FREE)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sm_llm.spec.backends import BackendSpec, LocalBackend
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.classes import DATA, FREE, PLACEMENT
+from sm_llm.spec.classes import DATA, FREE, PLACEMENT, RUN
 from sm_llm.spec.compute import ComputeSpec
 from sm_llm.spec.inputs import Input
 from sm_llm.spec.storage import StorageOptions
@@ -20,7 +20,7 @@ DEFAULT_STORAGE = "./runs"
 class JobSpec(SpecModel):
     """One task, the machines it runs on and the storage its run lives in."""
 
-    name: Annotated[str, FREE]
+    name: Annotated[str, RUN]
     """Letters, digits and hyphens, at most 63; the run id starts with it."""
     task: Task
     """What the job does."""
@@ -28,7 +28,7 @@ class JobSpec(SpecModel):
     """Machines and processes."""
     backend: Annotated[BackendSpec, FREE] = Field(default_factory=LocalBackend)
     """Where the job runs."""
-    storage: Annotated[str, FREE] = DEFAULT_STORAGE
+    storage: Annotated[str, RUN] = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""
     storage_options: Annotated[StorageOptions, FREE] = Field(default_factory=StorageOptions)
     """How S3 is reached, for the storage and for every source in S3."""
@@ -62,7 +62,7 @@ class StepSpec(SpecModel):
 class WorkflowSpec(SpecModel):
     """Named steps in order. ``steps.NAME.output[/sub/folder]`` in a later step refers to what a step published."""
 
-    name: Annotated[str, FREE]
+    name: Annotated[str, RUN]
     """Letters, digits and hyphens; with a hyphen and a step's name at most 63."""
     steps: dict[str, StepSpec] = Field(min_length=1)
     """The steps by name; a step refers to earlier ones only."""
@@ -70,7 +70,7 @@ class WorkflowSpec(SpecModel):
     """Machines and processes of steps that have none of their own."""
     backend: Annotated[BackendSpec, FREE] = Field(default_factory=LocalBackend)
     """Where the steps run."""
-    storage: Annotated[str, FREE] = DEFAULT_STORAGE
+    storage: Annotated[str, RUN] = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""
     storage_options: Annotated[StorageOptions, FREE] = Field(default_factory=StorageOptions)
     """How S3 is reached, for the storage and for every source in S3."""

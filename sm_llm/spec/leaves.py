@@ -13,6 +13,8 @@ from sm_llm.spec.schema import child_blocks
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
+_NO_RESULT = (FieldClass.FREE, FieldClass.RUN)
+"""Classes of fields that change nothing in the result."""
 _LONGEST = 60
 """Characters of a value in a message."""
 
@@ -87,7 +89,7 @@ def spec_differences(before: SpecModel, now: SpecModel, *, only_free: bool = Fal
     return [
         Difference(_class_of(leaf), path, _value(first.get(path)), _value(second.get(path)), path in second)
         for path, leaf in (first | second).items()
-        if (_class_of(leaf) is FieldClass.FREE) is only_free and not _equal(first.get(path), second.get(path))
+        if (_class_of(leaf) in _NO_RESULT) is only_free and not _equal(first.get(path), second.get(path))
     ]
 
 

@@ -51,7 +51,7 @@ def is_published(context: WorkerContext) -> bool:
     if digest not in (None, own):
         raise RunFailed(
             f"{uri} is the result of another specification ({str(digest)[:12]}, this job has {own[:12]}). "
-            "Begin a new run: sm-llm fit --new"
+            f"Begin another run: sm-llm rerun {context.store.uri}, or in fit the option --new"
         )
     reason = "the result of this run is published already; there is nothing to do"
     context.say(reason)

@@ -162,8 +162,7 @@ class Training:
             if isinstance(self.setup.train, Source):
                 rows = rows_of_step(self.setup.train, steps[0], self.setup.derived.global_batch_size)
                 places = f" ({name_rows(self.setup.train, rows)})"
-            remedy = "Leave these rows out, or set task.not_finite.policy=skip, and resume"
-            raise DataError(f"{error}{places}. {remedy}") from None
+            raise DataError(f"{error}{places}. {_ways_past_empty(self.context.store.uri)}") from None
         self.context.notice(self.tolerance.message, "warning")
 
     def go_back(self) -> int:
@@ -349,3 +348,11 @@ class Training:
         if done:  # else threads still wait for answers of the other processes
             self.strategy.close()
         raise stopping
+
+
+def _ways_past_empty(run: str) -> str:
+    """What to do about batches without labels; rows that are taken out change the data, which no resume accepts."""
+    skip = "task.not_finite.policy=skip"
+    return (
+        f"Skip them: sm-llm resume {run} {skip} (rerun, without a checkpoint). Changed rows need a new run (fit --new)"
+    )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sm_llm.contract.identity import DATA_CONTENT, Identity, differences, identity, recorded_identity, refusals
+from sm_llm.contract.identity import DATA_CONTENT, Identity, WaysOut, differences, identity, recorded_identity, refusals
 from sm_llm.models.config import model_config
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.job import JobSpec
@@ -36,7 +36,8 @@ def of(*overrides: str, data: str = "one") -> Identity:
 def refused(now: Identity, before: Identity | None = None, *, stated: bool = False, **how: Any) -> list[str]:
     before = of() if before is None else before
     asked = {"is_own": True, "allow_other_data": False, "is_stated": stated, **how}
-    return [str(it) for it in refusals(differences(before, now), now, 40, **asked)]
+    ways = WaysOut("/runs/job-1", ("task.seed=3",), asked.pop("by_fit", False))
+    return [str(it) for it in refusals(differences(before, now), now, 40, ways, **asked)]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_F1_another_model_is_refused_by_the_name_of_its_field(override: str) -> 
     field = override.partition("=")[0].rpartition(".")[2]
     assert field in told or field == "rope_theta"
     assert "another model" in told
-    assert "sm-llm fit --new" in told
+    assert "begin another run: sm-llm rerun /runs/job-1 task.seed=3;" in told
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_F1_another_order_of_data_is_refused_with_both_ways_out(override: str) -
     (told,) = refused(of(override))
     assert override.partition("=")[0] in told
     assert "Set it to" in told
-    assert "sm-llm branch RUN task.start.allow_other_data=true" in told
+    assert "sm-llm branch /runs/job-1 task.seed=3 task.start.allow_other_data=true" in told
 
 
 def test_F1_data_that_were_edited_in_place_are_refused_and_another_place_is_not() -> None:
@@ -126,7 +127,8 @@ def test_a_value_that_is_spelt_in_another_way_is_the_same() -> None:
 def test_a_schedule_of_another_length_must_be_stated() -> None:
     (told,) = refused(of("task.max_steps=200"))
     assert "the cosine schedule spanned 100 steps and would now span 200" in told
-    assert "task.optim.schedule_steps: 100 keeps its course after step 40, 200 is the new one" in told
+    assert "State task.optim.schedule_steps=100 to keep its course after step 40" in told
+    assert "task.optim.schedule_steps=200 for the new one" in told
     assert refused(of("task.max_steps=200"), stated=True) == []
     assert refused(of("task.max_steps=200"), is_own=False) == [], "a branch is for that"
 
@@ -145,3 +147,16 @@ def test_checkpoints_of_earlier_releases_are_compared_in_what_they_know() -> Non
     assert "was 7" in told
     assert "number of rows" in told
     assert differences(recorded_identity({}), of()) == []
+
+
+def test_A2_a_fit_after_a_data_edit_names_run_step_and_new() -> None:
+    (told,) = refused(of(data="two"), by_fit=True)
+    for words in ("step 40 of /runs/job-1", "the same command with --new", "sm-llm branch /runs/job-1"):
+        assert words in told
+
+
+def test_B4_a_rerun_from_a_checkpoint_names_the_start_and_the_way_out() -> None:
+    (told,) = refused(of("task.model.config.num_hidden_layers=1"), is_own=False)
+    assert "that this run starts from (step 40 of /runs/job-1)" in told
+    assert "task.start=scratch" in told
+    assert "sm-llm" not in told

@@ -30,10 +30,16 @@ _COMMAND = re.compile(r"sm-llm ([a-z|]+)((?: [^`'\",;()\n]*)?)")
 _CHANGE = re.compile(r"\b((?:steps\.\w+\.)?(?:task|compute|backend|storage_options)(?:\.\w+)+)=(?!=)")
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """Every text of the sources with its place; what is filled in is X."""
+def texts(*, printed_only: bool = False) -> Iterator[tuple[str, str]]:
+    """Every text of the sources with its place; what is filled in is X. ``printed_only``: without documentation."""
     for file in SOURCES:
-        for node in ast.walk(ast.parse(file.read_text())):
+        tree = ast.parse(file.read_text())
+        bare = {id(it.value) for it in ast.walk(tree) if isinstance(it, ast.Expr)} if printed_only else set()
+        if printed_only:  # of an f-string the whole
+            bare |= {id(it) for text in ast.walk(tree) if isinstance(text, ast.JoinedStr) for it in text.values}
+        for node in ast.walk(tree):
+            if id(node) in bare:
+                continue
             if isinstance(node, ast.JoinedStr):
                 parts = [str(it.value) if isinstance(it, ast.Constant) else "X" for it in node.values]
                 yield f"{file.name}:{node.lineno}", "".join(parts)
@@ -66,6 +72,26 @@ def test_every_suggested_command_has_its_verb_and_options() -> None:
             wrong += [f"{place}: {name} has no {option}" for option in lacking]
     assert not wrong
     assert seen > 60, "they are found at all"
+
+
+def test_E17_no_printed_command_names_a_placeholder_for_what_is_known() -> None:
+    wrong = []
+    for place, text in texts(printed_only=True):
+        for verb, rest in _COMMAND.findall(text):
+            bare = {it.strip(".:,") for it in rest.split()} & {"RUN", "JOB", "FILE", "STEP", "SPEC", "NAME"}
+            wrong += [f"{place}: sm-llm {verb}{rest}"] if bare else []
+            if verb in ("fit", "plan") and not [it for it in rest.split() if not it.startswith("-")]:
+                wrong.append(f"{place}: sm-llm {verb}{rest} has no specification")
+    assert not wrong
+
+
+def test_E17_a_printed_change_is_key_value() -> None:
+    wrong = [
+        f"{place}: {text[:90]}"
+        for place, text in texts(printed_only=True)
+        if re.search(r"\b(?:State|Set|Write) task(?:\.\w+)+: ", text)
+    ]
+    assert not wrong
 
 
 def is_known(path: str) -> bool:

@@ -59,7 +59,9 @@ def test_F6_a_global_batch_without_labels_is_refused_by_its_rows(tmp_path: Path)
     told = reason(tmp_path / "run")
     assert "step 2: the global batch has no label to learn from" in told
     assert f"({rows}/rows.json:5, {rows}/rows.json:6, {rows}/rows.json:7, {rows}/rows.json:8)" in told
-    assert "task.not_finite.policy=skip" in told
+    assert f"sm-llm resume {tmp_path / 'run'} task.not_finite.policy=skip" in told
+    assert "Changed rows need a new run (fit --new)" in told
+    assert "and resume" not in told, "rows that are left out change the data, which no resume accepts"
     assert "Traceback" not in told
     # The way out that the message names works, from the checkpoint of step 1.
     assert train(tmp_path / "run", rows, attempt=2, not_finite={"policy": "skip"}) == 0

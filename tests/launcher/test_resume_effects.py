@@ -1,0 +1,71 @@
+"""What a resume, a rerun and a plan would not heed is refused by name, once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.contract.failure import Cause
+from sm_llm.errors import PlanError
+from sm_llm.launcher.closing import _next as next_words
+from sm_llm.launcher.plan import plan
+from sm_llm.spec.classes import FieldClass
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.leaves import declared
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_A3_a_resume_refuses_what_has_no_effect_on_a_run_that_exists(fakes: Any, tmp_path: Path) -> None:
+    fakes.use("put(1)\nraise SystemExit(1)")
+    run = fakes.launch()
+    fakes.end(run)
+    before = run.record
+    for change in ("name=other", f"storage={tmp_path}", "task.start=scratch", f"task.start.pretrained={tmp_path}"):
+        with pytest.raises(PlanError, match="has no effect on a run that") as raised:
+            run.resume(change)
+        path = change.partition("=")[0]
+        assert [it.path for it in raised.value.faults] == [path]
+        assert f"sm-llm rerun {run.uri} {change}" in str(raised.value)
+    assert run.record == before
+
+
+@pytest.mark.parametrize("kind", [JobSpec, WorkflowSpec])
+def test_A3_name_and_place_of_a_run_are_of_their_own_class(kind: Any) -> None:
+    of_the_run = [
+        name for name, it in kind.model_fields.items() if (d := declared(it)) and d.field_class is FieldClass.RUN
+    ]
+    assert of_the_run == ["name", "storage"]
+
+
+def test_B4_an_ordinary_run_is_repeated_with_another_model(fakes: Any) -> None:
+    fakes.use("put(1)\nput(None)")
+    run = fakes.launch()
+    fakes.end(run)
+    again = run.rerun("task.model.config.num_hidden_layers=1")
+    fakes.end(again)
+    assert again.record.spec["task"]["model"]["config"]["num_hidden_layers"] == 1
+
+
+@pytest.mark.parametrize("recipe", ["tiny-local", "smoke"])
+def test_E20_a_missing_start_is_told_by_its_path(recipe: str) -> None:
+    with pytest.raises(PlanError) as raised:
+        plan(recipe, "task.start.pretrained=/nope")
+    (told,) = [str(it) for it in raised.value.faults]
+    assert re.search(r"task\.start\.pretrained \(override\): is not there \(got '/nope'\)", told)
+
+
+def test_B6_a_failure_of_the_data_does_not_promise_that_changed_data_continue(fakes: Any) -> None:
+    fakes.use("put(1)\nraise SystemExit(1)")
+    run = fakes.launch()
+    fakes.end(run)
+    status = replace(run.status(), reason=f"{Cause.DATA}: step 2: the global batch has no label to learn from")
+    told = next_words(run, status)
+    assert "With the same data continue it from its newest checkpoint, step 1" in told
+    assert f"sm-llm branch {run.uri} task.start.allow_other_data=true" in told
+    assert "the same command continues" not in told
+    assert "the same command continues" in next_words(run, run.status())
