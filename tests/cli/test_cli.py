@@ -184,7 +184,7 @@ def test_prepare_takes_texts_and_overrides_and_exits_with_the_state(folder: Path
 
 def test_a_failed_run_exits_1_with_its_cause_and_without_our_traceback(folder: Path) -> None:
     (folder / "texts").mkdir()
-    (folder / "texts" / "a.txt").write_text("")
+    (folder / "texts" / "a.jsonl").write_text('{"text": 1}\n')
     done = sm_llm("prepare", "texts", "--seq-length", "32", folder=folder)
     assert done.returncode == 1
     assert "failed" in done.stdout

@@ -129,14 +129,14 @@ def test_rows_are_named_by_file_and_line(folder: Path) -> None:
         f"{folder}/a.json:3",
         f"{folder}/b.jsonl.gz:2",
     ]
-    assert name_rows(source, np.arange(5)).endswith("a.json:3 and 1 more")
+    assert name_rows(source, np.arange(5)).endswith("a.json:2,3 and 1 more")
     assert f"{folder}: 1 rows have no label to learn from" in source.notices
 
 
 def test_F6_rows_without_any_label_are_refused_when_they_are_opened(folder: Path) -> None:
     (folder / "a.json").write_text(lines(([1, 2, 3, 4], [1, 0, 0, 0]), ([5, 6], [0, 0])))
     source = opened(folder)
-    with pytest.raises(DataError, match=r"task\.data\.train: none of the 2 rows has a label .*a\.json:1.*a\.json:2"):
+    with pytest.raises(DataError, match=r"task\.data\.train: none of the 2 rows has a label .*a\.json:1,2\)"):
         check_targets(source, "task.data.train")
     (folder / "b.json").write_text(lines(([1, 2], None)))
     source = opened(folder)

@@ -175,6 +175,7 @@ def test_a_workflow_is_resumed_from_another_folder_with_changes(
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     (here / "texts").mkdir(parents=True)
+    (here / "texts" / "a.txt").write_text("some text")
     there.mkdir()
     monkeypatch.chdir(here)
     spec = flow(at_once)
