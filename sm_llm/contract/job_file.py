@@ -39,6 +39,13 @@ def _is_below(path: str, field: str) -> bool:
     return f"{path}.".startswith(f"{field}.")
 
 
+def settled_fault(path: str) -> Fault | None:
+    """The fault of changing a field that the request, the code bundle or the channels were made from."""
+    if not any(_is_below(path, it) for it in _SETTLED):
+        return None
+    return Fault(path, "is settled once a job has been started", remedy="Set it before the launch")
+
+
 class JobFile(BaseModel):
     """One job as the worker reads it. ``spec`` holds resolved inputs: no ``inputs.…`` or ``steps.…`` is left."""
 
@@ -66,15 +73,8 @@ class JobFile(BaseModel):
         """
         if not overrides:
             return self
-        remedy = "Set it before the launch"
-        late = [text for text in overrides if any(_is_below(text.partition("=")[0], it) for it in _SETTLED)]
-        if late:
-            raise SpecError(
-                [
-                    Fault(text.partition("=")[0], "is settled once a job has been started", remedy=remedy)
-                    for text in late
-                ]
-            )
+        if late := [fault for text in overrides if (fault := settled_fault(text.partition("=")[0]))]:
+            raise SpecError(late)
         loaded = changed(self.spec, overrides)
         return self.model_copy(update={"spec": loaded.spec, "spec_digest": loaded.digest})
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError
+from sm_llm.launcher.settled import variable_fault
 from sm_llm.spec.faults import did_you_mean
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.overrides import placed
+from sm_llm.spec.references import workflow_job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,4 +76,6 @@ def _variable(workflow: WorkflowSpec, name: str, dotted: str) -> Variable | Faul
     if type(value) not in TYPES:
         remedy = "Give it a value in the workflow: text, a number, or true or false"
         return Fault(where, "has no default", dotted, remedy)
+    if (refused := variable_fault(workflow_job(workflow, step), path)) is not None:
+        return Fault(where, refused.problem, dotted, "Write its value into the workflow")
     return Variable(name, step, path, value)

@@ -7,18 +7,18 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.hyperparameters import applied
+from sm_llm.contract.hyperparameters import applied, overrides
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault, PlanError, SpecError
-from sm_llm.launcher.distribution import distribution
-from sm_llm.launcher.images import line_of
 from sm_llm.launcher.plan import load_whole, plan_loaded
 from sm_llm.launcher.sagemaker.limits import limit_faults
 from sm_llm.launcher.sdk_effects import EFFECTS
 from sm_llm.launcher.sdk_inputs import input_faults
+from sm_llm.launcher.settled import PROBLEM, launched, variable_fault
 from sm_llm.spec.environment import reserved_faults
 from sm_llm.spec.faults import did_you_mean
 from sm_llm.spec.job import JobSpec
+from sm_llm.spec.schema import dotted_paths, knows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -138,6 +138,7 @@ def hyperparameter_faults(submission: Submission, plan: Plan, given: Mapping[str
 
     ``plan`` is that of the job that ``submission`` starts.
     """
+    yield from _variable_faults(submission.job.spec, [name for name, value in given.items() if _is_variable(value)])
     try:
         texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not _is_variable(value)}
     except (TypeError, ValueError) as error:
@@ -160,6 +161,23 @@ def hyperparameter_faults(submission: Submission, plan: Plan, given: Mapping[str
             yield replace(fault, path=f"hyperparameters.{fault.path}", origin="", remedy=remedy)
 
 
+def _variable_faults(job: JobSpec, names: Sequence[Any]) -> Iterator[Fault]:
+    """Names of hyperparameters whose values only a pipeline knows: the worker would refuse them whatever they are."""
+    written = job.model_dump()
+    for change in overrides({name: "" for name in names if isinstance(name, str)}):
+        name = change.partition("=")[0]
+        where = f"hyperparameters.{name}"
+        if not knows(JobSpec, written, name.split(".")):
+            known = sorted(".".join(path) for path in dotted_paths(JobSpec, written))
+            own = job.task.kind == "script" and "." not in name
+            remedy = "Arguments of the program are task.args" if own else did_you_mean(name, known)
+            yield Fault(where, "unknown key", remedy=remedy)
+        elif (fault := variable_fault(job, name)) is not None:
+            yield replace(fault, path=where)
+        elif name.startswith("environment."):
+            yield from reserved_faults([name.removeprefix("environment.")], "hyperparameters.environment")
+
+
 def _launch_faults(plan: Plan, changes: Sequence[str]) -> Iterator[Fault]:
     """Changes that the request was made without: it would start the processes for another job than the worker reads.
 
@@ -169,7 +187,7 @@ def _launch_faults(plan: Plan, changes: Sequence[str]) -> Iterator[Fault]:
         return
     # Limits of the request's environment do not hold for variables that come as hyperparameters.
     (changed,) = plan_loaded(load_whole(plan.job, [it for it in changes if not it.startswith("environment.")]))
-    if _launched(changed.job) == _launched(plan.job):
+    if launched(changed.job) == launched(plan.job):
         return
     for change in changes:
         name = change.partition("=")[0]
@@ -177,15 +195,9 @@ def _launch_faults(plan: Plan, changes: Sequence[str]) -> Iterator[Fault]:
             alone = load_whole(plan.job, [change]).spec
         except SpecError:
             continue
-        if isinstance(alone, JobSpec) and _launched(alone) != _launched(plan.job):
-            problem = "is settled at launch: the request starts the processes with it"
+        if isinstance(alone, JobSpec) and launched(alone) != launched(plan.job):
             remedy = f"Give it to the specification: sm_llm.estimator(spec, {change!r})"
-            yield Fault(f"hyperparameters.{name}", problem, change.partition("=")[2], remedy)
-
-
-def _launched(job: JobSpec) -> tuple[object, ...]:
-    """What of a request follows from fields that hyperparameters can change."""
-    return distribution(job), line_of(job)
+            yield Fault(f"hyperparameters.{name}", PROBLEM, change.partition("=")[2], remedy)
 
 
 def fit_faults(submission: Submission, inputs: Mapping[str, Any], job_name: Any) -> Iterator[Fault]:

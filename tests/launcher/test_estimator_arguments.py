@@ -128,6 +128,30 @@ def test_f06_degrees_as_hyperparameters_are_refused_where_the_request_starts_wit
     assert "hyperparameters.task.parallelism.hybrid_shard_degree" in {fault.path for fault in error.faults}
 
 
+def test_C8_degrees_as_pipeline_variables_are_refused_where_the_request_starts_with_them() -> None:
+    from sagemaker.workflow.parameters import ParameterInteger
+
+    path = "task.parallelism.tensor_parallel_degree"
+    for variable in (ParameterInteger("TP", 8), ParameterInteger("TP")):
+        refused(
+            lambda variable=variable: estimator("llama-2-70b-smp", *SMP, hyperparameters={path: variable}),
+            f"hyperparameters.{path}: is settled at launch",
+        )
+
+
+def test_C8_a_pipeline_variable_without_a_default_has_a_known_name() -> None:
+    from sagemaker.workflow.parameters import ParameterInteger, ParameterString
+
+    def made(name: str) -> Any:
+        return lambda: estimator(job(), hyperparameters={name: ParameterInteger("V")})
+
+    refused(made("task.max_stesp"), "hyperparameters.task.max_stesp: unknown key", "Did you mean task.max_steps")
+    refused(made("compute.instance_count"), "is settled")
+    refused(made("environment.RANK"), "hyperparameters.environment.RANK", "torchrun sets it")
+    assert made("task.max_steps")()
+    assert estimator(job(), hyperparameters={"environment.NOTE": ParameterString("N")})
+
+
 def test_f06_degrees_that_do_not_fit_the_machines_are_found_before_they_start() -> None:
     given = {"task.parallelism.tensor_parallel_degree": 3}
     refused(lambda: estimator("llama-2-7b-fsdp", *SMP, hyperparameters=given), "hyperparameters.task.parallelism")

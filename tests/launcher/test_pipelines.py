@@ -311,3 +311,22 @@ def test_a_pipeline_is_stored_started_watched_and_stopped(monkeypatch: pytest.Mo
     assert (found[0].cached_from, found[1].job_arn) == ("arn:e", "arn:t/x")
     pipelines.stop(EXECUTION, connect=connect)
     assert client.sent[-1] == ("stop", {"PipelineExecutionArn": EXECUTION})
+
+
+@pytest.mark.parametrize("path", ["steps.train.task.kind", "steps.fetch.task.source"])
+def test_C8_a_variable_of_what_is_settled_at_launch_is_refused_by_the_rule_of_the_worker(path: str) -> None:
+    with pytest.raises(PlanError, match="is settled once a job has been started"):
+        definition(workflow(), variables={"V": path})
+
+
+def test_C8_a_variable_of_what_the_request_starts_the_processes_with_is_refused() -> None:
+    smp = {"parallelism": {"strategy": "smp", "tensor_parallel_degree": 2}}
+    for field in ("tensor_parallel_degree", "sm_activation_offloading", "strategy"):
+        with pytest.raises(PlanError, match="settled at launch: the request"):
+            definition(workflow(**smp), variables={"V": f"steps.train.task.parallelism.{field}"})
+    with pytest.raises(PlanError, match="settled at launch: the request"):
+        definition(workflow(**smp), variables={"V": "steps.train.task.seed"})
+    fine = {"A": "steps.train.task.parallelism.activation_checkpointing", "B": "steps.train.task.max_steps"}
+    assert definition(workflow(**smp), variables=fine).variables
+    seeded = {"parallelism": {**smp["parallelism"], "random_seed": 7}}
+    assert definition(workflow(**seeded), variables={"V": "steps.train.task.seed"}).variables
