@@ -165,7 +165,7 @@ FAULTS = (
     ),
     Fault(
         "cli/app.py",
-        "sys.exit(USAGE_EXIT_CODE if isinstance(error, SpecError | PlanError) else 1)",
+        "sys.exit(USAGE_EXIT_CODE if isinstance(error, _REFUSALS) else 1)",
         "sys.exit(1)",
         "cli/test_cli.py",
         "a wrong specification has the exit code of a failed run",

@@ -126,10 +126,10 @@ def test_wait_ends_with_the_exit_code_of_the_state_and_tells_the_cause(fakes: Fa
     assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["state"] == "failed"
     refused = shell(tmp_path, "resume", run.uri)
-    assert refused.returncode == 1
+    assert refused.returncode == 2, "nothing was started"
     assert "no usable checkpoint" in refused.stderr
     assert refused.stderr.count("\n") == 1
-    assert shell(tmp_path, "finish").returncode == 1
+    assert shell(tmp_path, "finish").returncode == 2
 
 
 # --- LM04
