@@ -138,7 +138,10 @@ def hyperparameter_faults(submission: Submission, plan: Plan, given: Mapping[str
 
     ``plan`` is that of the job that ``submission`` starts.
     """
-    yield from _variable_faults(submission.job.spec, [name for name, value in given.items() if _is_variable(value)])
+    named = [*_variable_faults(submission.job.spec, [name for name, value in given.items() if _is_variable(value)])]
+    yield from named
+    refused = {fault.path for fault in named}  # their default values would be refused once more
+    given = {name: value for name, value in given.items() if f"hyperparameters.{name}" not in refused}
     try:
         texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not _is_variable(value)}
     except (TypeError, ValueError) as error:
