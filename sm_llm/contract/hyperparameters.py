@@ -49,12 +49,12 @@ def read_hyperparameters(path: Path, argv: Sequence[str], environ: Mapping[str, 
 
 def overrides(hyperparameters: Mapping[str, str]) -> list[str]:
     """Those that change the specification, as ``key.path=value``."""
-    own = {RUN_HYPERPARAMETER, TUNING_METRIC}
-    return [
-        f"{name}={text}"
-        for name, text in hyperparameters.items()
-        if name not in own and not _OF_THE_PLATFORM.fullmatch(name)
-    ]
+    return [f"{name}={text}" for name, text in hyperparameters.items() if not is_reserved(name)]
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a name is one that sm_llm or the platform sets, and no field of the specification."""
+    return name in (RUN_HYPERPARAMETER, TUNING_METRIC) or _OF_THE_PLATFORM.fullmatch(name) is not None
 
 
 def applied(job: JobFile, hyperparameters: Mapping[str, str]) -> tuple[JobFile, list[str]]:

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.estimator_address import address_below, step_address, step_of
 from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
+from sm_llm.launcher.sdk_attributes import attributes, changed_faults
 from sm_llm.launcher.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
+from sm_llm.launcher.sdk_passed import passed_faults
+from sm_llm.launcher.sdk_session import is_pipeline, region_faults, variable_faults
 from sm_llm.launcher.sdk_tuner import watch_tuners
 from sm_llm.optional import command
 from sm_llm.storage.result import RESULT
@@ -74,7 +77,11 @@ def estimator(
     loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
     (plan,) = plan_loaded(loaded)
     session = without_telemetry(sagemaker_session or _session(plan))
-    return kind(Staged.next(loaded, plan, is_pipeline=_is_pipeline(session)), session, rest)
+    staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
+    region = json.loads(staged.request["HyperParameters"]["sagemaker_region"])
+    own_metrics = staged.request["AlgorithmSpecification"].get("MetricDefinitions", ())
+    _refuse([*region_faults(session, region), *passed_faults(rest, own_metrics)])
+    return kind(staged, session, rest)
 
 
 def _job(loaded: Loaded) -> Loaded:
@@ -171,16 +178,18 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._staged = staged
         self._fitted = False
         self._more_tags = kwargs.get("tags") or []
+        _refuse(hyperparameter_faults(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
+        _refuse(variable_faults(session, kwargs))
         self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
         self._address: Any = None
-        _refuse(hyperparameter_faults(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
         super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
         self._adopt()
+        self._built = attributes(self)
 
     @property
     def run_uri(self) -> Any:
         """The address of the run; in a pipeline a ``Join`` where variables are part of it (see ``fit``)."""
-        given = self._given if _is_pipeline(self.sagemaker_session) else {}
+        given = self._given if is_pipeline(self.sagemaker_session) else {}
         return self._address or step_address(self.submission.job.run_uri, given)
 
     @property
@@ -199,9 +208,16 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         return self._staged.submission
 
     def inputs_of(self, inputs: Any, job_name: Any = None) -> dict[str, Any] | None:
-        """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``."""
+        """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``.
+
+        Refuses attributes that were set after the estimator was built, too.
+        """
         given = inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
-        _refuse(fit_faults(self.submission, given, job_name))
+        values = {f"inputs.{name}": getattr(it, "config", it) for name, it in given.items() if isinstance(name, str)}
+        _refuse([
+            *changed_faults(self, self._built), *fit_faults(self.submission, given, job_name),
+            *variable_faults(self.sagemaker_session, values),
+        ])  # fmt: skip
         return {**self.channels, **given} or None
 
     def _adopt(self) -> None:
@@ -215,15 +231,17 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     def fit(
         self, inputs: Any = None, wait: bool = True, logs: str = "All", job_name: Any = None, **options: Any
     ) -> Any:
-        if self._fitted and not _is_pipeline(self.sagemaker_session):
+        merged = self.inputs_of(inputs, job_name)
+        if self._fitted and not is_pipeline(self.sagemaker_session):
             self._staged = self._staged.again()
             self._adopt()
-        merged = self.inputs_of(inputs, job_name)
+            self._built = attributes(self)
         self._fitted = True
         name = job_name or self._staged.request["TrainingJobName"]
-        if _is_pipeline(self.sagemaker_session):
+        if is_pipeline(self.sagemaker_session):
             step = step_of(self, self.submission.job.run_uri, {**self._given, "inputs": inputs})
             self._address = step._address
+            step._built = attributes(step)
             return super(_OfRuns, step).fit(merged, wait=wait, logs=logs, job_name=name, **options)
         print(*self._staged.plan.start_lines(), sep="\n", file=sys.stderr)
         with of_session(self.sagemaker_session):
@@ -232,14 +250,19 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
 
     def set_hyperparameters(self, **given: Any) -> None:
-        _refuse(hyperparameter_faults(self._staged.submission, self._staged.plan, given))
+        variables = variable_faults(self.sagemaker_session, {"hyperparameters": given})
+        faults = hyperparameter_faults(self._staged.submission, self._staged.plan, given)
+        _refuse([*changed_faults(self, self._built), *variables, *faults])
         self._given["hyperparameters"] |= given
         super().set_hyperparameters(**given)
+        self._built = attributes(self)
 
     def _prepare_for_training(self, job_name: Any = None) -> None:
+        _refuse(changed_faults(self, self._built))  # a step is prepared when its pipeline is defined, after ``fit``
         with of_session(self.sagemaker_session):
             self._staged.store(with_record=self._address in (None, self.submission.job.run_uri))
         super()._prepare_for_training(job_name=job_name)
+        self._built = attributes(self)
 
 
 def _estimator_class() -> Any:
@@ -272,12 +295,6 @@ def of_session(session: Any) -> AbstractContextManager[None]:
     from sm_llm.storage.s3_client import as_session
 
     return as_session(session.boto_session._session)
-
-
-def _is_pipeline(session: Any) -> bool:
-    from sagemaker.workflow.pipeline_context import PipelineSession
-
-    return isinstance(session, PipelineSession)
 
 
 def without_telemetry(session: Any) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.bucket_names import bucket_problem
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault
 from sm_llm.launcher.sagemaker.channels import read_channels
+from sm_llm.launcher.sagemaker.limits import value_faults
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.storage.uri import is_s3
 
@@ -57,8 +59,8 @@ def input_faults(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
         if name == JOB_CHANNEL:
             continue
         path = f"inputs.{name}"
-        if isinstance(value, str) and not is_s3(value):
-            yield Fault(path, "is no prefix in S3", value, "Write s3://bucket/prefix")
+        if faults := list(_value_faults(path, value)):
+            yield from faults
             continue
         if read is not None and name not in read:
             yield _unread(job, name, read, _uri(value))
@@ -68,6 +70,26 @@ def input_faults(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
             if "FileSystemDataSource" in config.get("DataSource", {}) and not has_network:
                 remedy = "Set backend.vpc.subnets and backend.vpc.security_group_ids to the file system's"
                 yield Fault(path, "a file system can be mounted only inside its network", remedy=remedy)
+
+
+def _value_faults(path: str, value: Any) -> Iterator[Fault]:
+    """What is no input, or what the service would refuse of one; variables of a pipeline have no value yet."""
+    if hasattr(value, "expr"):
+        return
+    config = {"DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": value}}}
+    if not isinstance(value, str):
+        found = getattr(value, "config", None)
+        if not isinstance(found, dict):
+            yield Fault(path, "is no input", value, "Write s3://bucket/prefix, a TrainingInput or a FileSystemInput")
+            return
+        config = found
+    uri = config["DataSource"].get("S3DataSource", {}).get("S3Uri", "")
+    if isinstance(uri, str) and uri and not is_s3(uri):
+        yield Fault(path, "is no prefix in S3", uri, "Write s3://bucket/prefix")
+    elif isinstance(uri, str) and uri and (problem := bucket_problem(uri.removeprefix("s3://").partition("/")[0])):
+        yield Fault(path, f"names no valid bucket: a name {problem}", uri, "Write s3://bucket/prefix")
+    elif not any(hasattr(it, "expr") for _, it in _leaves(config, "")):
+        yield from value_faults("InputDataConfig.*", {**config, "ChannelName": "any"}, path)
 
 
 def _unread(job: JobSpec, name: str, read: set[str], uri: Any) -> Fault:

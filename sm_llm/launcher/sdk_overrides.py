@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.hyperparameters import applied, overrides
+from sm_llm.contract.hyperparameters import applied, is_reserved, overrides
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault, PlanError, SpecError
 from sm_llm.launcher.plan import load_whole, plan_loaded
@@ -42,7 +42,7 @@ def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     fields, rest = {}, {}
     for name, value in kwargs.items():
         effect = EFFECTS[name]
-        if effect.kind == "passed" or (effect.kind == "field" and _is_variable(value)):
+        if effect.kind == "passed" or (effect.kind == "field" and is_variable(value)):
             rest[name] = value
         elif effect.kind == "field" and value is not None:
             fields[effect.target] = _plain(name, value)
@@ -59,15 +59,15 @@ def _argument_faults(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Fault]:
             known = _parameters(kind)
             if name in known:
                 problem = "is an argument of the SDK whose effect on the job is not known"
-                yield Fault(name, problem, _shown(value), "Leave it out")
+                yield Fault(name, problem, shown(value), "Leave it out")
             else:
                 yield Fault(name, "is no argument of PyTorch; the SDK would drop it", value, did_you_mean(name, known))
         elif effect.kind == "refused":
             if value is not None and not any(value is it or value == it for it in effect.neutral):
-                yield Fault(name, effect.reason, _shown(value), effect.target)
-        elif _is_variable(value) and not effect.variable:
+                yield Fault(name, effect.reason, shown(value), effect.target)
+        elif is_variable(value) and not effect.variable:
             problem = "must be a value: job.json and how many processes start follow from it, before a pipeline starts"
-            yield Fault(name, problem, _shown(value), _instead(name, effect))
+            yield Fault(name, problem, shown(value), _instead(name, effect))
         else:
             yield from _name_faults(name, value)
 
@@ -86,7 +86,7 @@ def _name_faults(argument: str, value: Any) -> Iterator[Fault]:
         return
     for name in names:
         if not isinstance(name, str):
-            yield Fault(argument, "a name must be text, not a pipeline variable", _shown(name), "Write the name itself")
+            yield Fault(argument, "a name must be text, not a pipeline variable", shown(name), "Write the name itself")
     if argument == "environment":
         yield from reserved_faults(name for name in names if isinstance(name, str))
 
@@ -96,22 +96,22 @@ def _parameters(kind: Any) -> list[str]:
     return sorted({name for it in signatures for name in it.parameters if name not in ("self", "args", "kwargs")})
 
 
-def _shown(value: Any) -> Any:
+def shown(value: Any) -> Any:
     """A value for a message: the SDK's own text of a variable is an exception."""
     if isinstance(value, dict):
-        return {_shown(key): _shown(item) for key, item in value.items()}
+        return {shown(key): shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_shown(item) for item in value]
+        return [shown(item) for item in value]
     if hasattr(value, "expr"):
         return json.dumps(value.expr) if isinstance(value.expr, dict) else value.expr
     return value
 
 
-def _is_variable(value: Any) -> bool:
+def is_variable(value: Any) -> bool:
     """Whether a value, or one in it, is known to a pipeline alone."""
     if isinstance(value, dict):
-        return any(map(_is_variable, value.values()))
-    return any(map(_is_variable, value)) if isinstance(value, list | tuple) else hasattr(value, "expr")
+        return any(map(is_variable, value.values()))
+    return any(map(is_variable, value)) if isinstance(value, list | tuple) else hasattr(value, "expr")
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -129,7 +129,7 @@ def _plain(name: str, value: Any) -> Any:
 def _usual(entry: tuple[str, Any]) -> tuple[str, Any]:
     """A hyperparameter, where it is a variable of a pipeline by its default."""
     name, value = entry
-    default = getattr(value, "default_value", None) if _is_variable(value) else None
+    default = getattr(value, "default_value", None) if is_variable(value) else None
     return (name, value) if default is None else (name, default)
 
 
@@ -138,12 +138,22 @@ def hyperparameter_faults(submission: Submission, plan: Plan, given: Mapping[str
 
     ``plan`` is that of the job that ``submission`` starts.
     """
-    named = [*_variable_faults(submission.job.spec, [name for name, value in given.items() if _is_variable(value)])]
+    if not isinstance(given, dict):
+        yield Fault("hyperparameters", "must be a mapping", given, "Write {'task.max_steps': 100}")
+        return
+    reserved = [name for name in given if isinstance(name, str) and is_reserved(name)]
+    for name in reserved:
+        problem = "is a hyperparameter of sm_llm or the training toolkit: it follows from the specification"
+        remedy = "Leave it out; storage, task, compute and task.parallelism are the fields it follows from"
+        yield Fault(f"hyperparameters.{name}", problem, shown(given[name]), remedy)
+    if reserved:
+        return
+    named = [*_variable_faults(submission.job.spec, [name for name, value in given.items() if is_variable(value)])]
     yield from named
     refused = {fault.path for fault in named}  # their default values would be refused once more
     given = {name: value for name, value in given.items() if f"hyperparameters.{name}" not in refused}
     try:
-        texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not _is_variable(value)}
+        texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not is_variable(value)}
     except (TypeError, ValueError) as error:
         yield Fault("hyperparameters", f"cannot be written as JSON, which the SDK makes of them: {error}")
         return
@@ -211,8 +221,8 @@ def fit_faults(submission: Submission, inputs: Mapping[str, Any], job_name: Any)
         remedy = "Give the input another name"
         yield Fault(f"inputs.{JOB_CHANNEL}", "is the name of the channel that brings the job itself", remedy=remedy)
     yield from input_faults(submission.job.spec, inputs, has_network="VpcConfig" in request)
-    if hasattr(job_name, "expr"):
-        yield Fault("job_name", "must be text, not a pipeline variable", _shown(job_name), "Write the name itself")
+    if job_name is not None and not isinstance(job_name, str):
+        yield Fault("job_name", "must be text, not a pipeline variable", shown(job_name), "Write the name itself")
     more = [{"ChannelName": name, "DataSource": {}} for name in inputs if isinstance(name, str) and name not in own]
     request |= {"InputDataConfig": [*request["InputDataConfig"], *more]}
     request |= {"TrainingJobName": job_name} if isinstance(job_name, str) else {}

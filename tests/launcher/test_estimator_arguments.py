@@ -140,7 +140,9 @@ def test_C8_degrees_as_pipeline_variables_are_refused_where_the_request_starts_w
 
 
 def test_C8_a_pipeline_variable_without_a_default_has_a_known_name() -> None:
+    import boto3
     from sagemaker.workflow.parameters import ParameterInteger, ParameterString
+    from sagemaker.workflow.pipeline_context import PipelineSession
 
     def made(name: str) -> Any:
         return lambda: estimator(job(), hyperparameters={name: ParameterInteger("V")})
@@ -148,8 +150,9 @@ def test_C8_a_pipeline_variable_without_a_default_has_a_known_name() -> None:
     refused(made("task.max_stesp"), "hyperparameters.task.max_stesp: unknown key", "Did you mean task.max_steps")
     refused(made("compute.instance_count"), "is settled")
     refused(made("environment.RANK"), "hyperparameters.environment.RANK", "torchrun sets it")
-    assert made("task.max_steps")()
-    assert estimator(job(), hyperparameters={"environment.NOTE": ParameterString("N")})
+    session = PipelineSession(boto3.session.Session(region_name="us-east-1"))
+    for given in ({"task.max_steps": ParameterInteger("V")}, {"environment.NOTE": ParameterString("N")}):
+        assert estimator(job(), hyperparameters=given, sagemaker_session=session)
 
 
 def test_f06_degrees_that_do_not_fit_the_machines_are_found_before_they_start() -> None:

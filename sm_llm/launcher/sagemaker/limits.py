@@ -26,6 +26,26 @@ def limit_faults(request: dict[str, Any], operation: str = "CreateTrainingJob") 
     yield from _walk(_input_shape(operation), request, "")
 
 
+def value_faults(place: str, value: Any, path: str, operation: str = "CreateTrainingJob") -> Iterator[Fault]:
+    """Types that a value at ``place`` of a request may not have, else limits that it breaks; ``path`` is its name.
+
+    ``place`` is dotted, with ``*`` for an entry of a list.
+    """
+    from botocore.validate import ParamValidator
+
+    shape = _input_shape(operation)
+    for name in place.split("."):
+        shape = shape.member if name == "*" else shape.members.get(name)
+        if shape is None:
+            yield Fault(path, "the installed botocore does not know this", value, "Install a newer boto3")
+            return
+    found = ParamValidator().validate(value, shape)
+    if found.has_errors():
+        yield Fault(path, f"cannot be sent: {'; '.join(found.generate_report().splitlines())}", value)
+    else:
+        yield from _walk(shape, value, path)
+
+
 def known_values(shape: str) -> tuple[str, ...]:
     """What an enumeration of the service holds, e.g. ``TrainingInstanceType``."""
     return tuple(_model().shape_for(shape).enum)

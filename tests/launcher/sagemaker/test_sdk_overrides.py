@@ -123,4 +123,4 @@ def test_what_fit_cannot_send(inputs: dict[str, Any], job_name: str | None, path
 
 
 def test_what_fit_can_send() -> None:
-    assert list(fit_faults(render(SCRIPT), {"corpus": "s3://bucket/x", "other": object()}, "my-job")) == []
+    assert list(fit_faults(render(SCRIPT), {"corpus": "s3://bucket/x", "other": Variable()}, "my-job")) == []

@@ -1,0 +1,231 @@
+"""What is given to an estimator beside its arguments, with the real SDK: session, attributes, ``fit``, names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.contract.hyperparameters import applied
+from sm_llm.launcher.estimators import estimator
+from tests.fixtures.sagemaker_calls import BUCKET, calls, job
+from tests.launcher.test_estimator_arguments import refused
+
+__all__ = ["calls"]
+pytestmark = pytest.mark.integration
+
+SCRIPT = {"kind": "script", "entry": "-m x"}
+DATA = f"s3://{BUCKET}/train"
+
+
+def session(region: str, **more: Any) -> Any:
+    import boto3
+    import sagemaker
+
+    return sagemaker.Session(boto3.session.Session(region_name=region), **more)
+
+
+def keys() -> list[str]:
+    import boto3
+
+    return [it["Key"] for it in boto3.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+
+
+def test_D13_a_session_of_another_region_is_refused_by_name(calls: list[Any]) -> None:
+    import boto3
+
+    other = session("eu-west-1")
+    refused(lambda: estimator(job(), sagemaker_session=other), "sagemaker_session: ", "eu-west-1", "us-east-1")
+    client = boto3.client("sagemaker", region_name="eu-west-1")
+    given = session("us-east-1", sagemaker_client=client)
+    refused(lambda: estimator(job(), sagemaker_session=given), "sagemaker_session.sagemaker_client", "eu-west-1")
+    bucket = session("us-east-1", default_bucket="sagemaker-eu-west-1-111122223333")
+    refused(lambda: estimator(job(), sagemaker_session=bucket), "sagemaker_session.default_bucket", "eu-west-1")
+    estimator(job(), sagemaker_session=session("us-east-1")).fit(wait=False)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sm_llm_run", "mp_parameters", "sagemaker_program", "sagemaker_submit_directory", "sagemaker_region",
+        "sagemaker_container_log_level", "sagemaker_anything_later", "default_user_module_name",
+        "_tuning_objective_metric",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_pipeline", [False, True])
+def test_C8_hyperparameters_of_ours_and_of_the_toolkit_are_refused_by_name(
+    name: str, is_pipeline: bool, calls: list[Any]
+) -> None:
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    given = {"sagemaker_session": PipelineSession(default_bucket=BUCKET)} if is_pipeline else {}
+    value = f"s3://{BUCKET}/elsewhere"
+    refused(lambda: estimator(job(), hyperparameters={name: value}, **given), f"hyperparameters.{name}", "follows")
+    est = estimator(job(), **given)
+    refused(lambda: est.set_hyperparameters(**{name: value}), f"hyperparameters.{name}")
+
+
+def test_C8_hyperparameters_that_are_no_mapping_are_refused() -> None:
+    refused(lambda: estimator(job(), hyperparameters=["task.max_steps"]), "hyperparameters: must be a mapping")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("environment", {"RANK": "1"}, "sm_llm.estimator(spec, environment=...)"),
+        ("output_path", "s3://elsewhere/x", "storage"),
+        ("distribution", {}, "task.parallelism"),
+        ("container_entry_point", ["sh"], "task.entry"),
+        ("input_mode", "Pipe", "inputs.NAME"),
+        ("entry_point", "y.py", "task.entry"),
+        ("source_dir", "/code", "task.source"),
+        ("image_uri", "other", "image_uri=..."),
+        ("instance_count", 4, "instance_count=..."),
+        ("use_spot_instances", True, "use_spot_instances=..."),
+        ("code_uri", "s3://elsewhere/x", "Build another"),
+        ("_enable_remote_debug", True, "enable_remote_debug=..."),
+        ("_hyperparameters", {"sm_llm_run": "x"}, "set_hyperparameters"),
+        ("sagemaker_session", None, "sagemaker_session=..."),
+        ("instnace_count", 4, "Did you mean"),
+    ],
+)
+def test_C8_an_attribute_that_is_set_later_is_refused_by_name(
+    name: str, value: Any, instead: str, calls: list[Any]
+) -> None:
+    est = estimator(job())
+    setattr(est, name, value)
+    refused(lambda: est.fit(wait=False), f"{name.lstrip('_')}: ", instead)
+    assert not calls
+    assert not keys()
+
+
+def test_C8_a_change_inside_an_attribute_is_refused_before_and_after_a_job(calls: list[Any]) -> None:
+    est = estimator(job(), environment={"A": "1"}, tags=[{"Key": "a", "Value": "1"}])
+    est.set_hyperparameters(**{"task.max_steps": 7})
+    est.fit(wait=False)
+    est.set_hyperparameters(**{"task.max_steps": 8})
+    est.fit(wait=False)
+    sent = [applied(est.submission.job, {"task.max_steps": it["HyperParameters"]["task.max_steps"]}) for _, it in calls]
+    assert [changed.spec.task.max_steps for changed, _ in sent] == [7, 8]
+    est.environment["B"] = "2"
+    refused(lambda: est.set_hyperparameters(**{"task.max_steps": 9}), "environment: ")
+    refused(lambda: est.fit(wait=False), "environment: ")
+    del est.environment["B"]
+    est.tags.append({"Key": "b", "Value": "2"})
+    refused(lambda: est.fit(wait=False), "tags: ")
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("when", ["before fit", "after fit"])
+def test_C8_a_step_of_a_pipeline_takes_no_change_of_an_attribute(when: str, calls: list[Any]) -> None:
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    pipelines = PipelineSession(default_bucket=BUCKET)
+    est = estimator(job(), sagemaker_session=pipelines, environment={"A": "1"})
+    if when == "before fit":
+        est.environment["B"] = "2"
+        refused(est.fit, "environment: ")
+        return
+    step = TrainingStep("train", step_args=est.fit())
+    pipeline = Pipeline("p", steps=[step], sagemaker_session=pipelines)
+    assert pipeline.definition() == pipeline.definition()
+    est.environment["B"] = "2"
+    refused(pipeline.definition, "environment: ")
+
+
+def test_C8_a_tuner_takes_no_change_of_an_attribute(calls: list[Any]) -> None:
+    from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
+
+    est = estimator(job("tune"))
+    ranges = {"task.optim.learning_rate": ContinuousParameter(1e-5, 1e-3)}
+    tuner = HyperparameterTuner(est, "train:loss", ranges, objective_type="Minimize", max_jobs=2)
+    tuner.fit(wait=False)
+    tuner.fit(wait=False)
+    est.instance_count = 4
+    refused(lambda: tuner.fit(wait=False), "instance_count: ")
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("s3://Data_Bkt/x", "names no valid bucket"),
+        ("s3://", "names no valid bucket"),
+        ("s3://192.168.0.1/x", "names no valid bucket"),
+        (f"s3://{BUCKET}/{'x' * 1100}", "at most 1,024"),
+        ("/data", "is no prefix in S3"),
+        (5, "is no input"),
+        (None, "is no input"),
+        ([DATA], "is no input"),
+        ({"uri": DATA}, "is no input"),
+    ],
+    ids=lambda it: str(it)[:20],
+)
+def test_C8_inputs_of_fit_are_checked_before_anything_is_written(value: Any, words: str, calls: list[Any]) -> None:
+    est = estimator(job(task=SCRIPT))
+    refused(lambda: est.fit({"train": value}, wait=False), "inputs.train", words)
+    assert not calls
+    assert not keys()
+
+
+def test_C8_settings_of_inputs_of_fit_are_checked_alike(calls: list[Any]) -> None:
+    from sagemaker.inputs import FileSystemInput, TrainingInput
+
+    vpc = {"vpc": {"subnets": ["subnet-0a"], "security_group_ids": ["sg-0b"]}}
+    est = estimator(job(task=SCRIPT, backend=vpc))
+    refused(lambda: est.fit({"train": TrainingInput("s3://Data_Bkt/x")}), "inputs.train", "no valid bucket")
+    refused(lambda: est.fit({"train": TrainingInput(5)}), "inputs.train", "cannot be sent")
+    refused(lambda: est.fit({"train": TrainingInput(DATA, s3_data_type="S3Prefx")}), "S3DataType", "S3Prefix")
+    refused(lambda: est.fit({"train": FileSystemInput("nope", "EFS", "/x")}), "inputs.train", "FileSystemId")
+    refused(lambda: est.fit(5), "inputs.training", "is no input")
+    refused(lambda: est.fit(job_name=5), "job_name", "must be text")
+    est.fit({"train": TrainingInput(DATA, input_mode="FastFile")}, wait=False)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"instance_placement_config": {"bad": 1}}, ("instance_placement_config", "bad")),
+        ({"instance_placement_config": 1}, ("instance_placement_config",)),
+        ({"enable_infra_check": "yes"}, ("enable_infra_check",)),
+        ({"enable_session_tag_chaining": "yes"}, ("enable_session_tag_chaining",)),
+        ({"enable_sagemaker_metrics": "yes"}, ("enable_sagemaker_metrics",)),
+        ({"container_log_level": "INFO"}, ("container_log_level", "20 for INFO")),
+        ({"metric_definitions": [{"Name": "a", "Regex": "a=("}]}, ("metric_definitions.0.Regex", "a=(")),
+        ({"metric_definitions": [{"Name": "a", "Regex": "a=[0-9]+"}]}, ("metric_definitions.0.Regex", "no group")),
+        ({"metric_definitions": [{"Name": "a", "Regex": "a=(?:[0-9]+)"}]}, ("no group",)),
+        ({"metric_definitions": [{"Name": "a"}]}, ("metric_definitions", "Regex")),
+        ({"metric_definitions": [{"Name": "", "Regex": "(.)"}]}, ("metric_definitions", "Name")),
+        ({"metric_definitions": {"a": "(.)"}}, ("metric_definitions",)),
+        ({"metric_definitions": [{"Name": f"m{it}", "Regex": "(.)"} for it in range(40)]}, ("at most 40",)),
+    ],
+    ids=lambda it: str(it)[:40],
+)
+def test_C8_passed_arguments_have_the_types_and_limits_of_the_service(
+    given: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    refused(lambda: estimator(job(), **given), *words)
+
+
+def test_C8_a_pipeline_variable_needs_a_pipeline_session(calls: list[Any]) -> None:
+    from sagemaker.inputs import TrainingInput
+    from sagemaker.workflow.parameters import ParameterInteger, ParameterString
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    text, number = ParameterString("Text", "x"), ParameterInteger("Number", 5)
+    ask = "PipelineSession"
+    error = refused(lambda: estimator(job(), environment={"A": text}), "environment.A", ask)
+    assert "\n" not in str(error)
+    refused(lambda: estimator(job(), hyperparameters={"task.max_steps": number}), "hyperparameters.task.max_steps", ask)
+    refused(lambda: estimator(job(), volume_size=number), "volume_size", ask)
+    est = estimator(job(task=SCRIPT))
+    refused(lambda: est.set_hyperparameters(**{"task.args": text}), "hyperparameters.task.args", ask)
+    refused(lambda: est.fit({"train": text}, wait=False), "inputs.train", ask)
+    refused(lambda: est.fit({"train": TrainingInput(text)}, wait=False), "inputs.train", ask)
+    assert not calls
+    assert not keys()
+    estimator(job(), environment={"A": text}, sagemaker_session=PipelineSession(default_bucket=BUCKET))
