@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.container import LINE_PREFIX
-from sm_llm.spec.hardware import Instance, instance
+from sm_llm.spec.machines import machines
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.smp import SmpSpec
 from sm_llm.spec.tasks import PrecompileTask, parallelism_of, starts_ranks, training_of
@@ -50,8 +50,8 @@ def distribution(job: JobSpec) -> Distribution:
         hyperparameters["mp_parameters"] = mp_parameters
         hyperparameters["sagemaker_distributed_dataparallel_enabled"] = False
         hyperparameters["sagemaker_instance_type"] = job.compute.instance_type
-    row = instance(job.compute.instance_type)
-    if row is None or job.compute.processes != row.processes:
+    rows = machines(job)
+    if not rows or any(job.compute.processes != row.processes for row in rows):
         hyperparameters[_PROCESSES] = job.compute.processes
     return Distribution(estimator, hyperparameters, environment)
 
@@ -73,23 +73,24 @@ def smp_parameters(job: JobSpec) -> dict[str, Any] | None:
 def network_environment(job: JobSpec) -> dict[str, str]:
     """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
 
-    EFA is named only where there is a card for it, and only between nodes: on one node its warnings mislead. The
+    EFA is named only where every node has a card for it, and only between nodes: on one node its warnings mislead. The
     protocol of NCCL and libfabric's other switches are left to current plugins, which choose better themselves.
     """
-    row = instance(job.compute.instance_type)
-    if row is None:
+    rows = machines(job)
+    if not rows:
         return {}
-    variables = _neuron_environment(job) if row.is_neuron else {}
-    if row.efa_cards and job.compute.instance_count > 1:
-        variables |= _efa_environment(row)
+    is_neuron = all(row.is_neuron for row in rows)
+    variables = _neuron_environment(job) if is_neuron else {}
+    if all(row.efa_cards for row in rows) and job.compute.instance_count > 1:
+        variables |= _efa_environment(is_neuron=is_neuron)
     if isinstance(job.task, PrecompileTask):
         variables[PRECOMPILE_VARIABLE] = "1"
     return variables
 
 
-def _efa_environment(row: Instance) -> dict[str, str]:
+def _efa_environment(*, is_neuron: bool) -> dict[str, str]:
     variables = {"FI_PROVIDER": "efa"}
-    if row.is_neuron:
+    if is_neuron:
         variables |= {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
     return variables
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
 from sm_llm.errors import Fault
-from sm_llm.spec.hardware import instance
+from sm_llm.spec.machines import machines
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.smp import SmpSpec
 from sm_llm.spec.tasks import (
@@ -164,7 +164,7 @@ def line_of(job: JobSpec) -> Line:
         return "smp"
     if isinstance(parallelism, NxdSpec):
         return "neuron"
-    row = instance(job.compute.instance_type)
+    row = next(iter(machines(job)), None)  # groups of several kinds are refused
     needs_no_torch = isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask)
     if needs_no_torch and (row is None or not row.is_neuron):
         return "cpu" if row is None or not row.is_gpu else "gpu"

@@ -23,12 +23,13 @@ from sm_llm.launcher.model_facts import ModelFacts, check_pretrained, model_fact
 from sm_llm.launcher.plan_settings import random_token_warnings, settings
 from sm_llm.launcher.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
-from sm_llm.spec.hardware import instance
 from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.machines import smallest_gpu
 from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask, TrainTask
 
 if TYPE_CHECKING:
     from sm_llm.spec.compute import ComputeSpec
+    from sm_llm.spec.hardware import Instance
     from sm_llm.spec.load import FaultySpec, Loaded
     from sm_llm.spec.overrides import Override
 
@@ -204,7 +205,7 @@ def plan_job(
     faults = [*target.check(job), *storage_faults(job)]
     numbers = _Numbers()
     if isinstance(job.task, TrainTask):
-        numbers = _train_numbers(job.task, job.compute, upstream or {}, faults)
+        numbers = _train_numbers(job.task, job.compute, smallest_gpu(job), upstream or {}, faults)
         if numbers.model is None and job.secrets:
             _forgive_refusals(faults, numbers)
     if isinstance(job.task, PrepareTask):
@@ -250,9 +251,16 @@ class _Numbers:
 
 
 def _train_numbers(
-    task: TrainTask, compute: ComputeSpec, upstream: Mapping[str, Upstream | None], faults: list[Fault]
+    task: TrainTask,
+    compute: ComputeSpec,
+    card: Instance | None,
+    upstream: Mapping[str, Upstream | None],
+    faults: list[Fault],
 ) -> _Numbers:
-    """Numbers of a training task; what is wrong goes to ``faults``, so that all is told at once."""
+    """Numbers of a training task; what is wrong goes to ``faults``, so that all is told at once.
+
+    ``card`` is the instance type whose GPUs have the least memory, where all nodes have GPUs.
+    """
     numbers, config = _Numbers(), None
     if not is_reference(task.model.path) and not is_reference(pretrained_source(task)):
         config = _collect(faults, lambda: planned_config(task))
@@ -267,8 +275,7 @@ def _train_numbers(
     faults += check_train(task, numbers.model, found, upstream)
     numbers.warnings += train_warnings(task, compute, numbers.derived, numbers.rows)
     numbers.warnings += data_warnings(task, numbers.model, found)
-    card = instance(compute.instance_type)
-    if config is not None and numbers.derived is not None and not faults and card is not None and card.is_gpu:
+    if config is not None and numbers.derived is not None and not faults and card is not None:
         numbers.memory = memory_estimate(config, task, numbers.derived, compute.processes)
         warning = numbers.memory.warning(card) if numbers.memory else None
         numbers.warnings += [warning] if warning else []

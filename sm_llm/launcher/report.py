@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.lines import big, duration, moment, size
-from sm_llm.spec.hardware import instance
+from sm_llm.spec.machines import groups, smallest_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -71,9 +71,9 @@ def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
 
 
 def _machines(plan: Plan) -> str:
-    compute, groups = plan.job.compute, getattr(plan.job.backend, "instance_groups", ())
-    nodes = [f"{it.instance_count} x {it.instance_type}" for it in groups]
-    if not groups and compute.instance_type is not None:
+    compute = plan.job.compute
+    nodes = [f"{it.instance_count} x {it.instance_type}" for it in groups(plan.job)]
+    if not nodes and compute.instance_type is not None:
         nodes = [f"{compute.instance_count} x {compute.instance_type}"]
     where = f"{' and '.join(nodes)}, " if nodes else ""
     processes = f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}"
@@ -95,7 +95,7 @@ def _model_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     yield "FLOPs per token", f"{model.flops_per_token:,.0f} = {model.flops_formula}"
     if plan.total_flops is not None:
         yield "FLOPs in all", f"{plan.total_flops:.3g}"
-    card = instance(plan.job.compute.instance_type)
+    card = smallest_gpu(plan.job)
     if plan.memory is not None and card is not None:
         yield "memory of a GPU", plan.memory.describe(card)
 

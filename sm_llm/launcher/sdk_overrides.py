@@ -49,6 +49,8 @@ def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     groups = fields.get("backend.instance_groups", ())
     if groups and "compute.instance_count" not in fields:
         fields["compute.instance_count"] = sum(group["instance_count"] for group in groups)
+    if groups and "compute.instance_type" not in fields:
+        fields["compute.instance_type"] = groups[0]["instance_type"]
     return fields, rest
 
 

@@ -86,7 +86,7 @@ class SageMakerBackend(SpecModel):
     max_retry_attempts: int | None = Field(default=None, ge=1)
     """How often SageMaker starts the job again after an internal server error; null never."""
     instance_groups: Annotated[list[InstanceGroup], PLACEMENT] = Field(default_factory=list)
-    """Nodes of several types, in place of compute.instance_type."""
+    """Nodes of several types or reservations; compute.instance_type is one of the types. Plans follow the slowest."""
     base_job_name: str | None = None
     """The job's name begins with this; null means the specification's name."""
     tags: dict[str, str] = Field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Fault
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.hardware import instance, nearest_instance
+from sm_llm.spec.machines import machine_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +21,9 @@ def compute_faults(job: JobSpec) -> Iterator[Fault]:
         return
     path, name = "compute.instance_type", job.compute.instance_type
     if name is None:
-        groups = " of all groups" if job.backend.instance_groups else ""
-        yield Fault(path, f"no instance type{groups}", None, "For example ml.p5.48xlarge")
+        own = machine_types(job)
+        remedy = f"Write {own[0]}, a type of backend.instance_groups" if own else "For example ml.p5.48xlarge"
+        yield Fault(path, "no instance type", None, remedy)
     else:
         yield from _type_faults(path, name, job.compute.processes_per_instance)
     for index, group in enumerate(job.backend.instance_groups):

@@ -11,7 +11,7 @@ from sm_llm.launcher.locks import packages_of
 from sm_llm.launcher.sagemaker.request import volume_size_gb
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.checkpoint import PretrainedStart
-from sm_llm.spec.hardware import instance
+from sm_llm.spec.machines import groups, machines
 from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:
@@ -64,18 +64,17 @@ def volume_warnings(plan: Plan) -> Iterator[str]:
 
 
 def _disk(plan: Plan) -> tuple[str, float]:
-    """The field that decides how large a node's disk is, and its bytes; endless for an unknown type."""
-    row = instance(plan.job.compute.instance_type)
-    if row is None:
-        return "compute.instance_type", float("inf")
-    if row.nvme_gb:
-        return "compute.instance_type", row.nvme_gb * _GB
-    return "backend.volume_size_gb", volume_size_gb(plan.job) * _GB
+    """The field that decides how large the smallest disk of a node is, and its bytes; endless for an unknown type."""
+    path = "backend.instance_groups" if groups(plan.job) else "compute.instance_type"
+    own, volume = (path, float("inf")), ("backend.volume_size_gb", volume_size_gb(plan.job) * _GB)
+    disks = [(path, row.nvme_gb * _GB) if row.nvme_gb else volume for row in machines(plan.job)]
+    return min([own, *disks], key=lambda disk: disk[1])
 
 
 def _remedy(path: str, most: int) -> str:
     needed = -(-most // _GB) + _OTHER_GB
-    return f"Use at least {needed}" if path.startswith("backend") else f"Use more nodes, or a type with {needed:,} GB"
+    own = path == "backend.volume_size_gb"
+    return f"Use at least {needed}" if own else f"Use more nodes, or a type with {needed:,} GB"
 
 
 def network_warnings(plan: Plan, found: Settings, *, has_requirements: bool) -> Iterator[str]:

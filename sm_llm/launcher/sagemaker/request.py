@@ -12,7 +12,7 @@ from sm_llm.launcher.sagemaker.channels import channels
 from sm_llm.launcher.sagemaker.metrics import metric_definitions
 from sm_llm.launcher.sagemaker.names import job_name, normalised
 from sm_llm.spec.backends import SageMakerBackend
-from sm_llm.spec.hardware import instance
+from sm_llm.spec.machines import machines
 
 if TYPE_CHECKING:
     from sm_llm.launcher.sagemaker.settings import Settings
@@ -111,8 +111,9 @@ def volume_size_gb(job: JobSpec) -> int:
     """Size of the storage volume; types with NVMe disks use those, whatever is asked for."""
     options = job.backend
     assert isinstance(options, SageMakerBackend)
-    row = instance(job.compute.instance_type)
-    return options.volume_size_gb or (_NVME_VOLUME_GB if row and row.nvme_gb else _EBS_VOLUME_GB)
+    rows = machines(job)
+    has_disks = bool(rows) and all(row.nvme_gb for row in rows)
+    return options.volume_size_gb or (_NVME_VOLUME_GB if has_disks else _EBS_VOLUME_GB)
 
 
 def _stopping(limit: TimeLimit) -> dict[str, int]:

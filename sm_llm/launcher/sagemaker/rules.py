@@ -11,19 +11,22 @@ from sm_llm.launcher.sagemaker.time_limit import LONGEST_SECONDS
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.hardware import instance, nearest_instance
 from sm_llm.spec.inputs import FileSystemInput
+from sm_llm.spec.machines import groups, machine_types, machines
 from sm_llm.spec.nxd import NxdSpec
 from sm_llm.spec.references import sources
 from sm_llm.spec.smp import SmpSpec
 from sm_llm.spec.tasks import parallelism_of, training_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sm_llm.launcher.plan import Plan
     from sm_llm.launcher.sagemaker.settings import Settings
     from sm_llm.launcher.sagemaker.time_limit import TimeLimit
+    from sm_llm.spec.backends import InstanceGroup
     from sm_llm.spec.hardware import Instance
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.parallelism import Parallelism
 
 _SMP_FAMILIES = ("p4d", "p4de", "p5", "p5e", "p5en")
 _FP8_FAMILIES = ("p5", "p5e", "p5en")
@@ -48,12 +51,12 @@ def job_faults(job: JobSpec) -> Iterator[Fault]:
 
 def account_faults(job: JobSpec, found: Settings, limit: TimeLimit | None) -> Iterator[Fault]:
     """Faults that hang on the account's settings and on how long the job may run."""
-    row = instance(job.compute.instance_type)
+    row = next((row for row in machines(job) if row.nvme_gb), None)
     file_systems = [name for name, it in job.inputs.items() if isinstance(it, FileSystemInput)]
     for name in file_systems if not found.subnets else []:
         remedy = "Set backend.vpc.subnets and backend.vpc.security_group_ids to the file system's"
         yield Fault(f"inputs.{name}", "a file system can be mounted only inside its network", None, remedy)
-    if found.volume_kms_key_id and row and row.nvme_gb:
+    if found.volume_kms_key_id and row is not None:
         problem = f"{row.name} keeps data on NVMe disks, which have keys of their own; the service refuses this"
         where = found.origins.get("volume_kms_key_id", "")
         yield Fault("backend.volume_kms_key_id", problem, found.volume_kms_key_id, "Leave it out", where)
@@ -63,8 +66,9 @@ def account_faults(job: JobSpec, found: Settings, limit: TimeLimit | None) -> It
 
 def model_faults(plan: Plan) -> Iterator[Fault]:
     """Key/value heads are laid out wrongly on Trn2 where NxD copies them (its converter and its ranks disagree)."""
-    parallelism, row = parallelism_of(plan.job.task), instance(plan.job.compute.instance_type)
-    if not isinstance(parallelism, NxdSpec) or plan.model is None or row is None or not row.family.startswith("trn2"):
+    parallelism = parallelism_of(plan.job.task)
+    row = next((row for row in machines(plan.job) if row.family.startswith("trn2")), None)
+    if not isinstance(parallelism, NxdSpec) or plan.model is None or row is None:
         return
     degree, heads = parallelism.tensor_parallel_degree, plan.model.key_value_heads
     if degree > heads:
@@ -92,17 +96,17 @@ def _limit_faults(job: JobSpec, limit: TimeLimit) -> Iterator[Fault]:
 
 
 def _instance_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]:
-    compute, row = job.compute, instance(job.compute.instance_type)
-    if row is not None and row.accelerator and compute.processes > row.accelerators:
-        problem = f"{compute.processes} processes for the {row.accelerators} accelerators of {row.name}"
-        yield Fault("compute.processes_per_instance", problem, compute.processes, f"Use {row.accelerators}")
-    yield from _group_faults(job, options)
-
-
-def _group_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]:
-    groups = options.instance_groups
-    if not groups:
+    processes = job.compute.processes
+    if groups(job):
+        yield from _group_faults(job, options.instance_groups)
         return
+    for row in machines(job):
+        if row.accelerator and processes > row.accelerators:
+            problem = f"{processes} processes for the {row.accelerators} accelerators of {row.name}"
+            yield Fault("compute.processes_per_instance", problem, processes, f"Use {row.accelerators}")
+
+
+def _group_faults(job: JobSpec, groups: Sequence[InstanceGroup]) -> Iterator[Fault]:
     total = sum(group.instance_count for group in groups)
     if total != job.compute.instance_count:
         problem = f"the groups have {total} nodes together, compute.instance_count says {job.compute.instance_count}"
@@ -114,27 +118,47 @@ def _group_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]:
         if row is not None and row.processes != job.compute.processes:
             problem = f"runs {row.processes} processes a node, the others {job.compute.processes}"
             yield Fault(f"backend.instance_groups.{index}.instance_type", problem, group.instance_type)
+    rows = machines(job)
+    kinds = {_kind(row): row.name for row in reversed(rows)}
+    if len(kinds) > 1:
+        problem = "all groups must have the same kind of accelerator, for the nodes run one image"
+        seen = ", ".join(f"{name} has {kind}" for kind, name in kinds.items())
+        yield Fault("backend.instance_groups", problem, seen, "Give groups of one kind")
+    if rows and job.compute.instance_type not in machine_types(job):
+        problem = "has no effect: no instance group is of this type"
+        remedy = f"Write {rows[0].name}, or another type of the groups"
+        yield Fault("compute.instance_type", problem, job.compute.instance_type, remedy)
+
+
+def _kind(row: Instance) -> str:
+    return "Neuron cores" if row.is_neuron else "GPUs" if row.is_gpu else "no accelerator"
 
 
 def _strategy_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]:
-    parallelism, row = parallelism_of(job.task), instance(job.compute.instance_type)
-    if parallelism is None or row is None:
+    parallelism = parallelism_of(job.task)
+    if parallelism is None:
         return
-    path = "compute.instance_type"
+    path = "backend.instance_groups" if groups(job) else "compute.instance_type"
+    for row in machines(job):
+        yield from _row_faults(path, parallelism, row, options)
+
+
+def _row_faults(path: str, parallelism: Parallelism, row: Instance, options: SageMakerBackend) -> Iterator[Fault]:
+    """Faults of a strategy on one instance type of a job."""
     if row.is_neuron and not isinstance(parallelism, NxdSpec):
         problem = f"{parallelism.strategy} does not run on Trainium"
         yield Fault(path, problem, row.name, "Use strategy nxd, or a GPU instance")
     elif isinstance(parallelism, NxdSpec) and not row.is_neuron:
         yield Fault(path, "nxd runs on Trainium only", row.name, "Use ml.trn1.32xlarge, or strategy fsdp")
     elif isinstance(parallelism, SmpSpec):
-        yield from _smp_faults(parallelism, row, options)
+        yield from _smp_faults(path, parallelism, row, options)
 
 
-def _smp_faults(smp: SmpSpec, row: Instance, options: SageMakerBackend) -> Iterator[Fault]:
+def _smp_faults(path: str, smp: SmpSpec, row: Instance, options: SageMakerBackend) -> Iterator[Fault]:
     """Source: SageMaker Developer Guide, "Supported frameworks, instances and regions" of SMP v2."""
     if row.family not in _SMP_FAMILIES:
         remedy = f"Use one of {', '.join(_SMP_FAMILIES)}, or strategy fsdp"
-        yield Fault("compute.instance_type", "SMP v2 runs on P4d, P4de and P5 instances only", row.name, remedy)
+        yield Fault(path, "SMP v2 runs on P4d, P4de and P5 instances only", row.name, remedy)
     if smp.fp8 and row.family not in _FP8_FAMILIES:
         yield Fault("task.parallelism.fp8", f"the {row.accelerator} of {row.name} has no fp8", True, "Leave it out")
     if smp.collectives == "smddp" and row.family not in _SMDDP_FAMILIES:
@@ -189,29 +213,25 @@ def _secret_faults(job: JobSpec) -> Iterator[Fault]:
 
 def job_warnings(job: JobSpec) -> list[str]:
     """What works, but is probably not meant."""
-    options, row = job.backend, instance(job.compute.instance_type)
+    options, path = job.backend, "backend.instance_groups" if groups(job) else "compute.instance_type"
     assert isinstance(options, SageMakerBackend)
     training = training_of(job.task)
     warnings = []
-    types = [job.compute.instance_type, *(group.instance_type for group in options.instance_groups)]
-    for kind in dict.fromkeys(it for it in types if it is not None and instance(it) is None):
+    for kind in [it for it in machine_types(job) if instance(it) is None]:
         meant = nearest_instance(kind)
         warnings.append(
-            f"compute.instance_type: {kind} is not in our table{f' ({meant.name} is)' if meant else ''}: whether it "
+            f"{path}: {kind} is not in our table{f' ({meant.name} is)' if meant else ''}: whether it "
             "exists, and whether it has EFA, is not known; set FI_PROVIDER=efa under environment if it has"
         )
-    if row is None:
-        return warnings
-    if job.compute.instance_count > 1 and row.accelerator and not row.efa_cards:
-        warnings.append(
-            f"compute.instance_type: {row.name} has no EFA: the nodes talk over TCP at {row.network_gbps:g} Gb/s"
-        )
-    if training and training.precision.compute == "bf16" and not row.has_bf16:
-        warnings.append(f"task.precision.compute: {row.accelerator} has no bf16 and emulates it slowly; use fp32")
-    if options.volume_size_gb and row.nvme_gb:
-        warnings.append(
-            f"backend.volume_size_gb: {row.name} uses its NVMe disks ({row.nvme_gb:,} GB) whatever is asked"
-        )
+    for row in machines(job):
+        if job.compute.instance_count > 1 and row.accelerator and not row.efa_cards:
+            warnings.append(f"{path}: {row.name} has no EFA: the nodes talk over TCP at {row.network_gbps:g} Gb/s")
+        if training and training.precision.compute == "bf16" and not row.has_bf16:
+            warnings.append(f"task.precision.compute: {row.accelerator} has no bf16 and emulates it slowly; use fp32")
+        if options.volume_size_gb and row.nvme_gb:
+            warnings.append(
+                f"backend.volume_size_gb: {row.name} uses its NVMe disks ({row.nvme_gb:,} GB) whatever is asked"
+            )
     if options.spot:
         warnings.append(f"spot: interrupted at any time; the run goes on from its newest checkpoint in {job.storage}")
     return warnings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
 from sm_llm.spec.backends import SageMakerBackend
-from sm_llm.spec.hardware import instance, instance_bf16_flops
+from sm_llm.spec.machines import machines, slowest_flops
 from sm_llm.spec.tasks import RegisterTask
 
 if TYPE_CHECKING:
@@ -44,13 +44,14 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
     if seconds is None and isinstance(job.task, RegisterTask):
         seconds, reason = _HOUR, "one call, and room for the instance to start"
     elif seconds is None:
-        row = instance(job.compute.instance_type)
-        peak = instance_bf16_flops(row) if row else None
+        peak = slowest_flops(job)
         if total_flops is None or peak is None:
             remedy = "Give the seconds after which the job is ended whatever it does, for example 86400"
             problem = "the plan cannot tell how long this takes, and the service's own default is one day"
             return Fault("backend.max_run_seconds", problem, None, remedy)
         seconds, reason = _derived(total_flops, peak, job.compute.world_size)
+        if len(machines(job)) > 1:
+            reason += "; FLOP/s of the slowest instance group"
     wait = options.max_wait_seconds
     if options.spot and wait is None:
         wait = min(LONGEST_SECONDS, seconds + _SPOT_WAIT_SECONDS)
