@@ -18,6 +18,11 @@ def ask_to_stop(store: S3Store, attempt: int) -> None:
     change(store, STOP_FILE, lambda _: _body(attempt))
 
 
+def is_asked_to_stop(store: S3Store, attempt: int) -> bool:
+    """Whether somebody has asked this attempt. Raises ``StorageError`` if the store does not answer."""
+    return store.get(STOP_FILE) == _body(attempt)
+
+
 def _body(attempt: int) -> bytes:
     # An old request stops no later attempt.
     return f"{attempt}\n".encode()
@@ -34,6 +39,6 @@ class StopRequest:
 
     def look(self) -> None:
         """Raises ``StorageError`` if the store does not answer."""
-        if not self._is_asked and self._store.get(STOP_FILE) == _body(self._attempt):
+        if not self._is_asked and is_asked_to_stop(self._store, self._attempt):
             self._is_asked = True
             self._on_asked()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +29,7 @@ from sm_llm.spec.overrides import parse_fields, parse_overrides, texts, without_
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import RunRecord
@@ -289,9 +290,9 @@ def branch(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], s
         raise LaunchRefused(f"{run.id} trains nothing, so it has no checkpoint to branch from")
     _assert_own_endpoint(job, overrides, fields)
     begins = _assert_checkpoint(job, step)
-    _pin(job, begins)
-    start = f"{job.uri}@{_assert_checkpoint(job, begins)}"  # it may have been collected before it was pinned
-    return _new_from(job, recorded_spec(job.record, _own(job, overrides), fields, start=start))
+    with _pinned(job, begins):
+        start = f"{job.uri}@{_assert_checkpoint(job, begins)}"  # it may have been collected before it was pinned
+        return _new_from(job, recorded_spec(job.record, _own(job, overrides), fields, start=start))
 
 
 def _own(run: Run, overrides: Sequence[Override]) -> Sequence[Override]:
@@ -300,15 +301,27 @@ def _own(run: Run, overrides: Sequence[Override]) -> Sequence[Override]:
     return without_step(overrides, step) if above.endswith(f"/{STEPS}") else overrides
 
 
-def _pin(job: Run, step: int) -> None:
-    """Keep the checkpoint until the branch has read it, where its run may be written to."""
+@contextmanager
+def _pinned(job: Run, step: int) -> Iterator[None]:
+    """Keep the checkpoint until the branch has read it, where its run may be written to.
+
+    A branch that is refused inside reads nothing: then the pin is released.
+    """
     from sm_llm.storage.pins import pin
 
+    mine = None
     try:
-        pin(job.home.store, step)
+        mine = pin(job.home.store, step)
     except StorageError as error:
-        told = f"{job.id} may delete its checkpoint of step {step} before the branch has begun"
-        print(f"{told}, if it still trains: it could not be pinned there ({error})", file=sys.stderr)
+        why = f"{job.id} may delete its checkpoint of step {step} before the branch has begun"
+        print(f"{why}, if it still trains: it could not be pinned there ({error})", file=sys.stderr)
+    try:
+        yield
+    except BaseException:
+        with suppress(StorageError):  # the refusal is what there is to report; a pin ends by itself
+            if mine is not None:
+                mine.release()
+        raise
 
 
 def _new_from(run: Run, loaded: Loaded) -> Run:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import EventWriter, StopRequested, event_files, read_file
+from sm_llm.contract.s3_home import S3Home
 from sm_llm.errors import StorageError
 from sm_llm.launcher.patience import Patience
 
@@ -72,11 +73,17 @@ def follow(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> Iterator
 
 
 def note_stop(run: Run, *, now: bool) -> None:
-    """Write into the log of the job that runs that it was asked to stop, so that everyone who follows it sees so."""
+    """Write into the log of the job that runs that it was asked to stop, so that everyone who follows it sees so.
+
+    The log of an attempt in S3 is written, and uploaded, by the machine where it runs. From elsewhere the request
+    itself, which lies in S3, is what others see.
+    """
     job = run.job
-    if job.home.is_remote or not job.attempts:
-        return  # its worker will say so: from here nothing is written into its log
+    if not job.attempts:
+        return
     number = job.attempts[-1].number
+    if isinstance(job.home, S3Home) and not job.home.ran_here(number):
+        return
     writer = EventWriter(job.paths.event_file(number, "stop"), number)
     writer.write(StopRequested(now))
     writer.close()

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sm_llm.contract.program_tree import ProgramTree
 from sm_llm.contract.run_folders import files_outside_runs
 from sm_llm.contract.run_record import InputManifest
 from sm_llm.errors import StorageError
@@ -96,14 +97,18 @@ def input_manifests(job: JobSpec, content_bytes: int = CONTENT_BYTES) -> dict[st
     for dotted, value in sources(job).items():
         folder = local_folder(value)
         if folder is not None and folder.exists() and not dotted.startswith("task.start.checkpoint"):
-            found[dotted] = manifest(folder, content_bytes)
+            found[dotted] = manifest(folder, content_bytes, is_program=dotted == "task.source")
     return found
 
 
-def manifest(place: Path, content_bytes: int = CONTENT_BYTES) -> InputManifest:
-    """What a file or folder holds now, runs inside it left out. Raises ``StorageError`` if it cannot be read."""
+def manifest(place: Path, content_bytes: int = CONTENT_BYTES, *, is_program: bool = False) -> InputManifest:
+    """What a file or folder holds now, runs inside it left out; of a program's folder what is copied for a node.
+
+    Raises ``StorageError`` if it cannot be read.
+    """
     try:
-        files = [place] if place.is_file() else files_outside_runs(place)[0]
+        folder_files = ProgramTree(place).files if is_program else lambda: files_outside_runs(place)[0]
+        files = [place] if place.is_file() else folder_files()
         stats = [file.stat() for file in files]
         total = sum(stat.st_size for stat in stats)
         names = [file.relative_to(place).as_posix() for file in files]
@@ -111,7 +116,7 @@ def manifest(place: Path, content_bytes: int = CONTENT_BYTES) -> InputManifest:
             listing: list[Any] = [[name, _checksum(file)] for name, file in zip(names, files, strict=True)]
         else:
             listing = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise StorageError(f"{place}: cannot be read: {error}") from error
     of: Literal["content", "listing"] = "content" if total <= content_bytes else "listing"
     return InputManifest(uri=str(place), files=len(files), bytes=total, digest=_digest(listing), of=of)

@@ -143,7 +143,8 @@ def status_table(status: Status) -> Table:
     table = _pairs(status.run_id)
     style = STATE_STYLES.get(status.state, "")
     reason = f": {escape(status.reason)}" if status.reason else ""
-    stopping = " (stopping)" if status.progress.stopping and not status.state.is_final else ""
+    is_told = (status.reason or "").startswith("stopping")  # in the platform's own words
+    stopping = " (stopping)" if status.progress.stopping and not status.state.is_final and not is_told else ""
     words = f"{status.state.value}{stopping}"
     table.add_row("state", f"[{style}]{words}[/]{reason}" if style else f"{words}{reason}")
     table.add_row("attempt", escape(f"{status.attempt} ({status.native_uri})") if status.native_uri else "none yet")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.courier import Courier
-from sm_llm.contract.events import EventWriter, Notice
+from sm_llm.contract.events import EventWriter, Notice, StopRequested
 from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.shipper import Shipper
 from sm_llm.contract.stop_request import StopRequest
@@ -32,11 +32,20 @@ def report(home: RunHome, attempt: int) -> list[Courier]:
 
     shipper = Shipper(home.root, home.store, home.is_original)
     heartbeat = Heartbeat(impatient(home.store), attempt, lambda: _superseded(home, attempt))
-    requests = StopRequest(home.store, attempt, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    requests = StopRequest(home.store, attempt, lambda: _stop(home, attempt))
     return [
         Courier([requests.look, shipper.ship], tell, last=shipper.ship_all),
         Courier([heartbeat.beat], tell, what="that the run is alive"),
     ]
+
+
+def _stop(home: S3Home, attempt: int) -> None:
+    """Somebody elsewhere has asked: everyone who follows the run sees so in its events."""
+    with suppress(OSError):
+        log = EventWriter(home.paths.event_file(attempt, "stop"), attempt)
+        log.write(StopRequested(now=False))
+        log.close()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _superseded(home: S3Home, attempt: int) -> None:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
+from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Fault
 from sm_llm.launcher.checks import is_reference, local_folder
 from sm_llm.optional import is_installed
@@ -52,23 +53,44 @@ def local_program_faults(job: JobSpec) -> Iterator[Fault]:
     if not isinstance(task, ScriptTask) or is_reference(task.source):
         return
     folder = local_folder(task.source)
+    folder = folder if folder is not None and folder.is_dir() else None
+    try:
+        tree = None if folder is None else ProgramTree(folder)
+    except (OSError, ValueError) as error:
+        problem = f"{IGNORE_FILE} cannot be read: {error}"
+        yield Fault("task.source", problem, str(folder), "Write it as UTF-8 text, in the syntax of .gitignore")
+        return
     if task.entry.startswith(_MODULE):
-        yield from _module_faults(task.entry, folder)
-    elif folder is not None and folder.is_dir() and not (folder / task.entry).is_file():
-        yield Fault("task.entry", "is not in the source folder", task.entry, f"Check the name in {folder}")
+        yield from _module_faults(task.entry, tree)
+    elif tree is not None and not tree.holds(task.entry):
+        is_there = (tree.root / task.entry).is_file()
+        yield _left_out(task.entry) if is_there else _not_there(task.entry, f"Check the name in {tree.root}")
 
 
-def _module_faults(entry: str, folder: Path | None) -> Iterator[Fault]:
+def _not_there(entry: str, remedy: str) -> Fault:
+    return Fault("task.entry", "is not in the source folder", entry, remedy)
+
+
+def _left_out(entry: str) -> Fault:
+    problem = f"is in the source folder, but {IGNORE_FILE} (or its name) leaves it out of the program"
+    return Fault("task.entry", problem, entry, f"Change the pattern in {IGNORE_FILE}, or name another entry")
+
+
+def _module_faults(entry: str, tree: ProgramTree | None) -> Iterator[Fault]:
     """A module that is neither in the program's folder nor installed in this environment, in which it would run."""
     names = entry.removeprefix(_MODULE).strip().split(".")
-    own = folder is not None and ((folder / names[0]).is_dir() or (folder / f"{names[0]}.py").is_file())
-    if own and folder is not None:
-        path = folder.joinpath(*names)
-        found = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    own = tree is not None and ((tree.root / names[0]).is_dir() or (tree.root / f"{names[0]}.py").is_file())
+    if own and tree is not None:
+        path = "/".join(names)
+        wanted = (f"{path}.py", f"{path}/__main__.py")
+        found = any(map(tree.holds, wanted))
+        if not found and any((tree.root / it).is_file() for it in wanted):
+            yield _left_out(entry)
+            return
     else:
         found = is_installed(names[0])
     if not found:
-        where = f"in {folder} or " if folder is not None else ""
+        where = f"in {tree.root} or " if tree is not None else ""
         yield Fault("task.entry", f"is not {where}installed in this environment", entry, "Check the module's name")
 
 
@@ -94,15 +116,19 @@ def _entry_faults(entry: str, tree: SourceTree) -> Iterator[Fault]:
     wanted = [entry]
     if entry.startswith(_MODULE):
         path = entry.removeprefix(_MODULE).replace(".", "/")
+        wanted = [f"{path}.py", f"{path}/__main__.py"]
+    if any(out == name or (out.endswith("/") and name.startswith(out)) for out in tree.left_out for name in wanted):
+        yield _left_out(entry)
+        return
+    if entry.startswith(_MODULE):
         package = path.partition("/")[0]
         if not any(name == f"{package}.py" or name.startswith(f"{package}/") for name in tree.files):
             return
-        wanted = [f"{path}.py", f"{path}/__main__.py"]
     if any(name in tree.files for name in wanted) or (tree.faults and not tree.files):
         return
     scripts = [name for name in tree.files if name.endswith((".py", ".sh"))]
     remedy = f"There are: {', '.join(scripts[:8]) or 'no scripts'}"
-    yield Fault("task.entry", "is not in the source folder", entry, remedy)
+    yield _not_there(entry, remedy)
 
 
 def requirement_faults(file: Path, image: Image | None, above: tuple[Path, ...] = ()) -> Iterator[Fault]:

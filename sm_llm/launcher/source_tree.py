@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_folders import is_run_folder
+from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Fault
 from sm_llm.spec.secret_files import secret_by_content, secret_by_name
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-IGNORE_FILE = ".smllmignore"
-"""File in the folder's root with patterns in Git's own syntax; what they match is left out."""
-
-_ALWAYS_OUT = (
-    ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", "*.egg-info", ".ipynb_checkpoints",
-    ".mypy_cache", ".pytest_cache", ".ruff_cache", ".DS_Store", "runs",
-)  # fmt: skip
 _LARGEST_FILE = 100_000_000
 LARGEST_TREE = 500_000_000
 WARN_TREE = 50_000_000
@@ -51,10 +39,10 @@ def source_tree(root: Path, where: str = "task.source") -> SourceTree:
         tree.faults.append(Fault(where, "is no program's folder", str(root), "Give the folder that holds the program"))
         return tree
     try:
-        _walk(root, "", root.resolve(), (), _ignore_rules(root), tree, where)
-    except (OSError, UnicodeDecodeError) as error:
+        _walk(root, "", root.resolve(), (), ProgramTree(root), tree, where)
+    except (OSError, ValueError) as error:
         unread = str(getattr(error, "filename", None) or root / IGNORE_FILE)
-        remedy = f"Mend it, or list it in {IGNORE_FILE}"
+        remedy = f"Fix it, or list it in {IGNORE_FILE}"
         return SourceTree(faults=[*tree.faults, Fault(where, f"cannot be read: {error}", unread, remedy)])
     tree.files = dict(sorted(tree.files.items()))
     if len(tree.files) > MOST_FILES:
@@ -69,19 +57,8 @@ def source_tree(root: Path, where: str = "task.source") -> SourceTree:
     return tree
 
 
-def _ignore_rules(root: Path) -> Callable[[str], bool]:
-    file = root / IGNORE_FILE
-    if not file.is_file():
-        return lambda name: False
-    from pathspec import GitIgnoreSpec
-
-    spec = GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8").splitlines())
-    return spec.match_file
-
-
 def _walk(
-    folder: Path, prefix: str, root: Path, above: tuple[Path, ...], ignored: Callable[[str], bool], tree: SourceTree,
-    where: str,
+    folder: Path, prefix: str, root: Path, above: tuple[Path, ...], rules: ProgramTree, tree: SourceTree, where: str,
 ) -> None:  # fmt: skip
     here = folder.resolve()
     if here in above:
@@ -91,21 +68,16 @@ def _walk(
     for entry in sorted(os.scandir(folder), key=lambda it: it.name):
         name = f"{prefix}{entry.name}"
         is_folder = entry.is_dir()
-        is_out = _is_left_out(entry.name) or ignored(f"{name}/" if is_folder else name)
-        if is_out or (is_folder and is_run_folder(Path(entry.path))):
+        if rules.leaves_out(name):
             tree.left_out.append(f"{name}/" if is_folder else name)
             continue
         path = Path(entry.path)
         if entry.is_symlink():
             _note_link(path, name, root, tree, where)
         if is_folder:
-            _walk(path, f"{name}/", root, (*above, here), ignored, tree, where)
+            _walk(path, f"{name}/", root, (*above, here), rules, tree, where)
         elif entry.is_file():
             _add(path, name, root, tree, where)
-
-
-def _is_left_out(name: str) -> bool:
-    return any(fnmatch(name, pattern) for pattern in _ALWAYS_OUT)
 
 
 def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import read_events
+from sm_llm.contract.s3_home import S3Home
+from sm_llm.contract.stop_request import is_asked_to_stop
 from sm_llm.launcher.metrics import Summary, summarise, to_json
 
 if TYPE_CHECKING:
@@ -61,6 +63,9 @@ def status_of(run: Run) -> Status:
     result = run.result
     events = list(read_events(run.job.events))
     opened = [event for event in events if event["kind"] == "tracker_opened"]
+    progress = summarise(events)
+    if last is not None and not state.is_final and _is_asked_to_stop(run, last.number):
+        progress = replace(progress, stopping=True)
     return Status(
         run_id=run.id,
         uri=run.uri,
@@ -72,7 +77,7 @@ def status_of(run: Run) -> Status:
         native_uri=run.native_uri,
         started=last.started if last else None,
         ended=last.ended if last else None,
-        progress=summarise(events),
+        progress=progress,
         result=None if result is None else str(result),
         trackers={event["tracker"]: event["uri"] or event["id"] for event in opened},
         cost=record.cost,
@@ -80,6 +85,12 @@ def status_of(run: Run) -> Status:
         used_seconds=_sum(it.used_seconds for it in record.attempts if it.billable_seconds is not None),
         steps=tuple(step.status() for step in run.steps.values()),
     )
+
+
+def _is_asked_to_stop(run: Run, attempt: int) -> bool:
+    """Whether a request to stop lies in S3 for the attempt, or for the newest step's, which has not seen it yet."""
+    asked = [(run.home, attempt), *((it.home, it.attempts[-1].number) for it in (run.job,) if it.attempts)]
+    return any(isinstance(home, S3Home) and is_asked_to_stop(home.store, number) for home, number in asked)
 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,14 +14,31 @@ _WANTED = "ckpt/wanted/step-"
 _PIN = re.compile(r"ckpt/wanted/step-([0-9]{1,18})")
 PIN_DAYS = 7
 """A run that has not begun after so long, for want of capacity, say, may find its checkpoint gone."""
-_TEXT = f"A branch begins here: not collected for {PIN_DAYS} days from when this was written.\n".encode()
+_TEXT = f"A branch begins here: not collected for {PIN_DAYS} days from when this was written."
 
 
-def pin(store: Store, step: int) -> None:
+@dataclass(frozen=True)
+class Pin:
+    """One pin. ``renews``: another branch wants the same checkpoint, and this pin took the place of its own."""
+
+    store: Store
+    key: str
+    body: bytes
+    renews: bool
+
+    def release(self) -> None:
+        """Remove it, unless another branch needs it, too. Raises ``StorageError``."""
+        if not self.renews and self.store.get(self.key) == self.body:
+            self.store.delete([self.key])
+
+
+def pin(store: Store, step: int) -> Pin:
     """Keep the checkpoint of ``step`` for ``PIN_DAYS`` from now on. Raises ``StorageError``."""
     key = f"{_WANTED}{step:08d}"
+    mine = Pin(store, key, f"{_TEXT}\n{secrets.token_hex(8)}\n".encode(), store.head(key) is not None)
     store.delete([key])  # an older one would end earlier
-    store.put_if_absent(key, _TEXT)
+    store.put_if_absent(key, mine.body)
+    return mine
 
 
 def pinned(store: Store, now: float) -> set[int]:

@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from fnmatch import fnmatch
 from pathlib import Path
 
+from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.contract.run_folders import is_run_folder, runs_sentence
+from sm_llm.errors import RunFailed
 
-_LEFT_OUT = (".git", ".venv", "venv", "__pycache__", "*.pyc", "node_modules", "runs")
+_SHOWN = 5
 
 
 def copy_program(source: Path, target: Path) -> list[str]:
     """Copy ``source`` to ``target``, which may lie inside it; what links lead to is copied.
 
-    Folders of runs, this copy's own place and links to a folder that holds them are left out. Returns sentences to
-    report on what was left out, but for caches and the like, which are left out by name.
+    What a bundle would leave out (``ProgramTree``), this copy's own place and links to a folder that holds them are
+    left out. Returns sentences to report on what was left out, but for caches and the like, which are left out by
+    name. Raises ``RunFailed`` for an ignore file that cannot be used.
     """
+    try:
+        rules = ProgramTree(source)
+    except (OSError, ValueError) as error:
+        raise RunFailed(f"{source / IGNORE_FILE}: cannot be read: {error}") from error
     own = {target.resolve(), target.parent.resolve()}
     runs: list[Path] = []
     loops: list[str] = []
+    ignored: list[str] = []
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         out = set()
         for name in names:
             path = Path(folder, name)
-            if any(fnmatch(name, pattern) for pattern in _LEFT_OUT):
-                out.add(name)
-            elif path.is_dir() and (path.resolve() in own or is_run_folder(path)):
-                out.add(name)
+            is_folder, inside = path.is_dir(), path.relative_to(source).as_posix()
+            if rules.matches(inside, is_folder=is_folder):
+                ignored.append(inside)
+            elif is_folder and (path.resolve() in own or is_run_folder(path)):
                 runs.append(path)
-            elif path.is_symlink() and path.is_dir() and _leads_back(path, source):
-                out.add(name)
-                loops.append(os.path.relpath(path, source))
+            elif path.is_symlink() and is_folder and _leads_back(path, source):
+                loops.append(inside)
+            elif not rules.leaves_out(inside):
+                continue
+            out.add(name)
         return out
 
     shutil.copytree(source, target, ignore=ignore, symlinks=False)
     told = [runs_sentence("task.source", source, runs)] if runs else []
+    if ignored:
+        more = f" and {len(ignored) - _SHOWN} more" if len(ignored) > _SHOWN else ""
+        told.append(f"task.source: left out by {IGNORE_FILE}: {', '.join(sorted(ignored)[:_SHOWN])}{more}")
     return [*told, *(f"task.source: the link {name} leads to a folder that holds it: left out" for name in loops)]
 
 

@@ -27,7 +27,7 @@ from sm_llm.worker.program_files import copy_program
 from sm_llm.worker.publish_final import publish_final
 from sm_llm.worker.requirements import install
 from sm_llm.worker.script_platform import collect, count_files, make_folders, variables
-from sm_llm.worker.script_publisher import ScriptPublisher, restore_checkpoint
+from sm_llm.worker.script_publisher import ScriptPublisher, await_publication, restore_checkpoint
 from sm_llm.worker.stop import Stopping
 from sm_llm.worker.sync import channel, once_per_node, stage
 from sm_llm.worker.versions import versions
@@ -107,7 +107,12 @@ class Script:
         with context.requests.deferred():
             publisher = self._publisher(start)
             began = time.monotonic()
-            argv = self._run_program(start)
+            try:
+                argv = self._run_program(start)
+            except RunFailed:
+                # Before anybody hears of the failure: then the others end, and publication with them.
+                await_publication(self.folders.handover, self._publication_is_over)
+                raise
             if publisher is not None:
                 publisher.finish(well=self.stopped is None)
             if self.stopped is not None:
@@ -232,6 +237,18 @@ class Script:
             raise
         program.check()
         return argv
+
+    def _publication_is_over(self) -> bool:
+        """Whether nothing can be published any more: the nodes no longer act together, or the time to stop is up."""
+        left = self.context.requests.seconds_left(self.job.backend.stop_seconds)
+        if left is not None and left < _STOP_MARGIN_SECONDS / 2:
+            return True
+        if self.board is None or self.context.place.node_count == 1:
+            return False
+        try:
+            return self.board.get(FAILED) is not None
+        except RuntimeError:  # its host is gone
+            return True
 
     def _stop(self, program: Program) -> None:
         """Give the program all of the time to stop but what its last checkpoint needs to be published."""

@@ -32,6 +32,9 @@ KEEP_LAST = 2
 MARKS = ".sm_llm"
 """Folder of a checkpoint with a file of every node, so that a node may have nothing else to store."""
 _LOOK_SECONDS = 0.5
+TURN_SECONDS = 10.0
+"""How long after the end of a failed program its publisher may take to begin with what was handed over."""
+_AT_WORK = (".taken-", ".sealed-")
 _Found = TypeVar("_Found")
 
 
@@ -244,6 +247,26 @@ class ScriptPublisher:
         publication.collect_garbage(
             self._store, run_id=self._context.job.run_id, keep_last=KEEP_LAST, protect={self._resumed, step}
         )
+
+
+def await_publication(handover: Path, is_over: Callable[[], bool]) -> None:
+    """Wait until the checkpoints that a program has handed over on this node are published, or ``is_over()``.
+
+    One that waits for its turn is waited for ``TURN_SECONDS`` at most: the publisher never takes a step that a later
+    one has overtaken, or that the first node never hands over.
+    """
+    turn_ends: float | None = None
+    while not is_over():
+        found = [path.name for path in handover.iterdir()] if handover.is_dir() else []
+        if any(name.startswith(_AT_WORK) for name in found):
+            turn_ends = None
+        elif not any(name.isdigit() for name in found):
+            return
+        else:
+            turn_ends = turn_ends or time.monotonic() + TURN_SECONDS
+            if time.monotonic() > turn_ends:
+                return
+        time.sleep(_LOOK_SECONDS / 5)
 
 
 def restore_checkpoint(

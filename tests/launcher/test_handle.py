@@ -233,6 +233,13 @@ def test_a_branch_is_a_new_run_from_a_checkpoint_of_another(fakes: Fakes) -> Non
     assert len(run.attempts) == 1
     with pytest.raises(CheckpointError, match="no usable checkpoint of step 3"):
         run.branch(step=3)
+    for change, path in (("task.max_steps=2", "task.max_steps"), ("task.no_such=1", "task.no_such")):
+        with pytest.raises(SmLlmError, match=path):
+            run.branch(change, step=4)
+    assert pinned(run.home.store, time.time()) == {2}, "a refused branch pins nothing"
+    with pytest.raises(SmLlmError, match="max_steps"):
+        run.branch("task.max_steps=1", step=2)
+    assert pinned(run.home.store, time.time()) == {2}, "nor does it release what another branch needs"
 
 
 # --- the record

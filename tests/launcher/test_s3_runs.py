@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sm_llm.contract.events import read_events
 from sm_llm.contract.liveness import is_anyone_alive
 from sm_llm.contract.run_home import home_of
 from sm_llm.contract.run_record import Attempt
@@ -116,6 +117,30 @@ def test_the_same_launch_continues_after_everything_was_killed(s3_fakes: Fakes, 
     assert list(there.logs(attempt=1)) == ["first"]
     assert s3_fakes.launch().continued_attempt is None, "a completed run is not continued"
     api.attach(storage=s3_fakes.storage).wait()
+
+
+@pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.integration)])
+def test_E21_a_run_that_was_asked_to_stop_says_so_everywhere(
+    s3_fakes: Fakes, elsewhere: Elsewhere, there: bool
+) -> None:
+    """Until the worker has noticed: this one never does."""
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    s3_fakes.use(EVENTS + "log.write(Step(1, 1.5, 1.0, 1e-3, 64)); " + ignore + SLEEP)
+    run = s3_fakes.launch()
+    s3_fakes.wait_until(lambda: up(run))
+    assert not run.status().progress.stopping
+    home = os.environ["XDG_CACHE_HOME"]
+    try:
+        if there:
+            elsewhere()
+        Run(run.uri).stop()
+        assert Run(run.uri).status().progress.stopping, "at once"
+        elsewhere("third")
+        s3_fakes.wait_until(lambda: Run(run.uri).status().progress.stopping)
+        s3_fakes.wait_until(lambda: "stop_requested" in [it["kind"] for it in read_events(Run(run.uri).events)])
+    finally:
+        s3_fakes.monkeypatch.setenv("XDG_CACHE_HOME", home)
+        run.stop(now=True, wait=True)
 
 
 @pytest.mark.integration

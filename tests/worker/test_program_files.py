@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from test_script import Job
 
+from sm_llm.contract.program_tree import IGNORE_FILE
+from sm_llm.errors import RunFailed
+from sm_llm.launcher.inputs import manifest
+from sm_llm.launcher.source_tree import source_tree
 from sm_llm.worker.program_files import copy_program
 
 if TYPE_CHECKING:
@@ -59,6 +63,36 @@ def test_A1_links_that_lead_back_are_left_out_by_name(tmp_path: Path) -> None:
     assert any("the link pkg/up leads to a folder that holds it" in text for text in told)
     assert any("the link pkg/across/back leads to" in text for text in told)
     assert (tmp_path / "script" / "program" / "pkg" / "part.py").is_file()
+
+
+def test_a_copy_holds_what_a_bundle_would(tmp_path: Path) -> None:
+    source = program(tmp_path / "src")
+    for name in ("data/large.bin", "data/small/table.csv", "notes.md", ".hg/store", "pkg/x.egg-info/PKG-INFO"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("text")
+    (source / IGNORE_FILE).write_text("data/*\n!data/small\n/*.md\n")
+    notices = copy_program(source, tmp_path / "program")
+    assert copied(tmp_path / "program") == ["data/small/table.csv", "pkg/part.py", "train.py"]
+    assert copied(tmp_path / "program") == sorted(source_tree(source).files)
+    assert notices == ["task.source: left out by .smllmignore: data/large.bin, notes.md"]
+    recorded = manifest(source, is_program=True)
+    assert recorded.files == 3
+    (source / "notes.md").write_text("other text")
+    assert manifest(source, is_program=True) == recorded
+
+
+def test_a_bundle_that_was_unpacked_needs_no_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = program(tmp_path / "src")
+    (source / IGNORE_FILE).write_text("data/*\n")
+    assert sorted(source_tree(source).files) == ["pkg/part.py", "train.py"], "so no image needs pathspec"
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"!\n"])
+def test_an_ignore_file_that_cannot_be_used_fails_the_job_in_one_line(tmp_path: Path, text: bytes) -> None:
+    source = program(tmp_path / "src")
+    (source / IGNORE_FILE).write_bytes(text)
+    with pytest.raises(RunFailed, match=r"\.smllmignore: cannot be read"):
+        copy_program(source, tmp_path / "program")
 
 
 def test_A1_a_job_with_its_scratch_in_its_source_ends(tmp_path: Path) -> None:

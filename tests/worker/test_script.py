@@ -166,6 +166,32 @@ def test_a_program_goes_on_from_the_checkpoint_it_handed_over(tmp_path: Path) ->
     assert "published already" in events(job.folder, "nothing_done")[-1]["reason"]
 
 
+HANDED_THEN_FAILED = """
+import pathlib, sm_llm, sys
+for step in (3, 4):
+    save = pathlib.Path(f"save-{step}")
+    save.mkdir()
+    (save / "state").write_text(str(step) * 1_000_000)
+    sm_llm.publish(save, step=step)
+sys.exit(3)
+"""
+
+
+def test_what_a_program_handed_over_just_before_it_failed_is_published(tmp_path: Path) -> None:
+    job = Job(tmp_path, HANDED_THEN_FAILED)
+    assert job.run() == 1
+    assert "exit code 3" in job.failure
+    assert [it.step for it in list_checkpoints(open_store(job.folder))][-1] == 4
+
+
+def test_what_cannot_be_published_does_not_hold_up_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_publisher, "TURN_SECONDS", 0.5)
+    monkeypatch.setattr(script_publisher.ScriptPublisher, "_handed", lambda self: [])  # it never takes the step
+    job = Job(tmp_path, HANDED_THEN_FAILED)
+    assert job.run() == 1
+    assert "exit code 3" in job.failure
+
+
 def test_what_a_program_leaves_in_its_checkpoint_folder_is_published(tmp_path: Path) -> None:
     program = "import os\nfor n in (5, 40):\n    os.makedirs(f'checkpoints/step_{n}')\n"
     program += "    open(f'checkpoints/step_{n}/w', 'w').write('w')\n"

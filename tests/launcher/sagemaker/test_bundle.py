@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.contract.stock import LOCK_FILE
 from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher.bundle import make_bundle
 from sm_llm.launcher.images import IMAGES
 from sm_llm.launcher.source_faults import requirement_faults
-from sm_llm.launcher.source_tree import IGNORE_FILE, source_tree
+from sm_llm.launcher.source_tree import source_tree
 from tests.launcher.sagemaker.conftest import SCRIPT
 
 if TYPE_CHECKING:
@@ -180,9 +181,10 @@ def test_files_that_are_no_text_are_faults_and_no_traceback(tmp_path: Path) -> N
     (folder / "requirements.txt").write_bytes(b"\xff\xfe")
     (fault,) = requirement_faults(folder / "requirements.txt", None)
     assert "cannot be read" in fault.problem
-    (folder / IGNORE_FILE).write_bytes(b"\xff\xfe")
-    (fault,) = source_tree(folder).faults
-    assert (fault.path, "cannot be read" in fault.problem) == ("task.source", True)
+    for damaged in (b"\xff\xfe", b"!\n"):
+        (folder / IGNORE_FILE).write_bytes(damaged)
+        (fault,) = source_tree(folder).faults
+        assert (fault.path, "cannot be read" in fault.problem) == ("task.source", True)
 
 
 def test_a_whole_disk_or_home_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +220,17 @@ def test_an_entry_that_the_folder_does_not_hold_is_refused(
     (folder / "pkg" / "__main__.py").touch()
     found = faults(SCRIPT, task={"entry": entry, "source": str(folder)})
     assert [fault.path for fault in found] == (["task.entry"] if is_refused else [])
+
+
+@pytest.mark.parametrize("entry", ["pkg/train.py", "-m pkg.train"])
+def test_an_entry_that_the_ignore_file_leaves_out_is_refused_in_these_words(
+    entry: str, tmp_path: Path, faults: Callable[..., list[Fault]]
+) -> None:
+    folder = write(tmp_path / "src", train_py="", pkg__train_py="")
+    (folder / IGNORE_FILE).write_text("pkg/\n")
+    for job in (SCRIPT, {**SCRIPT, "backend": {"name": "local"}, "compute": {}}):
+        (fault,) = faults(job, task={"entry": entry, "source": str(folder)})
+        assert (fault.path, f"{IGNORE_FILE} (or its name) leaves it out" in fault.problem) == ("task.entry", True)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +281,7 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
     assert f"/{name} to {IGNORE_FILE}" in fault.remedy
     (tmp_path / IGNORE_FILE).write_text(f"/{name}\n")
     tree = source_tree(tmp_path)
-    assert (tree.faults, sorted(tree.files)) == ([], [IGNORE_FILE, "main.py"])
+    assert (tree.faults, sorted(tree.files)) == ([], ["main.py"])
 
 
 @pytest.mark.parametrize(
