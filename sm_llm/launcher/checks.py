@@ -180,7 +180,7 @@ def train_warnings(task: TrainTask, compute: ComputeSpec, derived: Derived | Non
         )
     if derived and rows is not None and rows < derived.global_batch_size:
         warnings.append(f"one step ({derived.global_batch_size} rows) visits the {rows} rows more than once")
-    if task.validation.every_steps and not _has_validation(task):
+    if task.validation.every_steps and not has_validation(task):
         warnings.append("task.validation.every_steps is set, but task.data names no validation rows")
     tensor = task.parallelism.tensor_parallel_degree
     if tensor > compute.processes:
@@ -191,7 +191,8 @@ def train_warnings(task: TrainTask, compute: ComputeSpec, derived: Derived | Non
     return warnings
 
 
-def _has_validation(task: TrainTask) -> bool:
+def has_validation(task: TrainTask) -> bool:
+    """Whether the data of a task has rows to validate on."""
     data = task.data
     if data.format == "synthetic":
         return data.validation_rows > 0

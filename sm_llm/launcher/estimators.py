@@ -207,6 +207,16 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         """What ``fit`` sends, but for arguments that were given to the estimator."""
         return self._staged.submission
 
+    @property
+    def plan(self) -> Plan:
+        """The plan of the job, without hyperparameters."""
+        return self._staged.plan
+
+    @property
+    def hyperparameters_given(self) -> Mapping[str, Any]:
+        """Hyperparameters that the estimator was given, without the toolkit's own."""
+        return dict(self._given["hyperparameters"])
+
     def inputs_of(self, inputs: Any, job_name: Any = None) -> dict[str, Any] | None:
         """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``.
 

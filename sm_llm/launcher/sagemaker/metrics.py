@@ -16,6 +16,16 @@ METRICS: dict[str, str] = {
     "validation:loss": rf"\bvalidation loss {_NUMBER}",
 }
 """Name -> regular expression with one group. The events in the run's folder hold the exact numbers."""
+VALIDATION = "validation:loss"
+BETTER: dict[str, str] = {
+    "train:loss": "Minimize",
+    "train:tokens_per_second_per_device": "Maximize",
+    "train:mfu_percent": "Maximize",
+    "train:grad_norm": "Minimize",
+    "train:data_wait_seconds": "Minimize",
+    VALIDATION: "Minimize",
+}
+"""Metric -> the direction in which a tuning job improves it; the other metrics are no outcomes."""
 
 
 def metric_definitions() -> list[dict[str, str]]:
