@@ -54,14 +54,18 @@ def fit(
 def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Check a job and show what follows; starts nothing.
 
+    Storage, inputs and checkpoints in S3 are looked up where there are AWS credentials, and named where there are none.
+
     \b
     Examples:
       sm-llm plan tiny-local
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
+    from sm_llm.launcher.input_places import check_places
     from sm_llm.launcher.plan import plan as make_plan
 
     plans = make_plan(spec, *overrides or ())
+    check_places(plans)
     if as_json:
         print_json([it.to_json() for it in plans])
         return

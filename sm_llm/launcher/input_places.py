@@ -1,4 +1,4 @@
-"""Inputs in S3, and checkpoints to start from, before a job is started: a mistyped address is told here and now."""
+"""Inputs and storage in S3, and checkpoints to start from, before a job is started: a mistyped address is reported."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.s3_home import CONFIG
 from sm_llm.errors import Fault, PlanError, StorageError
 from sm_llm.launcher.checks import local_folder
+from sm_llm.optional import missing
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.references import sources
 from sm_llm.storage.find import commit_keys
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.result import NotPublished, result_address
 from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_client import code_of
+from sm_llm.storage.s3_client import code_of, connect
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.uri import is_s3, parse, run_and_step
 
@@ -34,31 +35,92 @@ _SHOWN = 8
 def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> None:
     """Raise one ``PlanError`` for every input in S3 that is not there, and every checkpoint to start from.
 
-    A run that ``has_begun`` continues from its own checkpoint. What cannot be looked at from here is told on standard
+    A run that ``has_begun`` continues from its own checkpoint. What cannot be checked from here is reported on standard
     error and left to the job: its role may have access.
     """
-    faults = [fault for plan in plans for fault in _faults(plan, has_begun=has_begun)]
+    look = _Look()
+    faults = [
+        fault
+        for plan in plans
+        for path, place in _places(plan.job)
+        if not (has_begun and path.startswith(START))
+        for fault in look.faults(plan, path, place)
+    ]
+    _finish(look.notes, faults)
+
+
+def check_places(plans: Sequence[Plan]) -> None:
+    """For ``sm-llm plan``: the same, and whether the storage is there. What is not checked goes to standard error."""
+    from sm_llm.launcher.api import storage_root
+
+    look = _Look()
+    storages = [(plan, "storage", storage_root(plan.job)) for plan in plans]
+    places = [*storages, *((plan, *it) for plan in plans for it in _places(plan.job))]
+    in_s3 = [it for it in places if is_s3(it[2])]
+    reason = _no_access(plans[0]) if in_s3 else ""
+    if reason:
+        unchecked = dict.fromkeys(f"{path}={place}" for _, path, place in in_s3)
+        look.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
+    checked = [it for it in places if (not reason if is_s3(it[2]) else it[1] != "storage")]
+    _finish(look.notes, [fault for it in checked for fault in look.faults(*it)])
+
+
+def assert_starts_exist(plans: Sequence[Plan]) -> None:
+    """Raise one ``PlanError`` for checkpoints to start from on this machine that are not there."""
+    look = _Look()
+    places = [(plan, *it) for plan in plans for it in _places(plan.job) if it[0] == _CHECKPOINT and not is_s3(it[1])]
+    _finish(look.notes, [fault for it in places for fault in look.faults(*it)])
+
+
+def _no_access(plan: Plan) -> str:
+    """Why nothing in S3 can be asked from here; empty if it can."""
+    if (lack := missing("boto3", "botocore")) is not None:
+        return lack.rstrip(".")
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        session, _ = connect(S3Options(**plan.job.storage_options.model_dump()), CONFIG)
+        return "" if session.get_credentials() is not None else "there are no AWS credentials here"
+    except (StorageError, BotoCoreError) as error:
+        return str(error)
+
+
+def _finish(notes: Sequence[str], faults: Sequence[Fault]) -> None:
+    for note in notes:
+        print(note, file=sys.stderr)
     if faults:
         raise PlanError(faults)
 
 
-def _faults(plan: Plan, *, has_begun: bool) -> Iterator[Fault]:
-    prefix = f"steps.{plan.step}." if plan.step else ""
-    told: list[str] = []
-    for path, place in _places(plan.job):
-        is_told = any(f"{place}/".startswith(f"{it.rstrip('/')}/") for it in told)
-        if is_told or (has_begun and path.startswith(START)):
-            continue
+class _Look:
+    """One look at the places of all plans of a launch. A place, and a bucket that is not there, is reported once."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        """What could not be checked, and why."""
+        self._reported: list[str] = []
+        self._is_cut_off = False
+        """Whether the store did not answer at all: every further request would wait as long."""
+
+    def faults(self, plan: Plan, path: str, place: str) -> Iterator[Fault]:
+        """What is wrong with ``place``, if anything."""
+        is_reported = any(f"{place}/".startswith(f"{it.rstrip('/')}/") for it in self._reported)
+        if is_reported or (self._is_cut_off and is_s3(place)):
+            return
+        prefix = f"steps.{plan.step}." if plan.step and path != "storage" else ""
         try:
             fault = _fault(path, place, plan.job.storage_options.model_dump())
         except StorageError as error:
-            told.append(place)
             if code_of(error.__cause__) != "NoSuchBucket":
-                print(f"{prefix}{path}: cannot be looked at from here: {error}. The job will see", file=sys.stderr)
-                continue
-            fault = Fault(path, "is not there: the bucket does not exist", place)
+                self._reported.append(place)
+                self._is_cut_off = is_s3(place) and not code_of(error.__cause__)
+                known = "" if path == "storage" else ". The job checks it"
+                self.notes.append(f"{prefix}{path}: cannot be checked from here: {error}{known}")
+                return
+            self._reported.append(f"s3://{parse(place).bucket}")
+            fault = Fault(path, "is not there: the bucket does not exist", place, "Create it first, or check its name")
         if fault is not None:
-            told.append(place)
+            self._reported.append(place)
             yield replace(fault, path=f"{prefix}{path}", origin=plan.origins.get(path, ""))
 
 
@@ -73,6 +135,9 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
 def _fault(path: str, place: str, options: dict[str, Any]) -> Fault | None:
     if path == _CHECKPOINT:
         return _checkpoint_fault(place, options)
+    if path == "storage":
+        _store(parse(place), options).holds()  # nothing needs to lie there yet
+        return None
     try:
         if _exists(place, options):
             return None

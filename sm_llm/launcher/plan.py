@@ -121,7 +121,11 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
         SpecError: the specification is wrong; all faults at once.
         PlanError: it is well-formed, but model, data and machine do not fit; all faults at once.
     """
-    return plan_loaded(load_whole(source, overrides, fields))
+    from sm_llm.launcher.input_places import assert_starts_exist
+
+    plans = plan_loaded(load_whole(source, overrides, fields))
+    assert_starts_exist(plans)
+    return plans
 
 
 def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:

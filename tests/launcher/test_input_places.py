@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
+from sm_llm.cli.app import app
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.input_places import assert_inputs_exist
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.plan import load_whole, plan, plan_loaded
 from sm_llm.storage.folder import FolderStore
 from tests.fixtures.s3_server import READER_KEY
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from click.testing import Result
 
     Capture = pytest.CaptureFixture[str]
 
@@ -31,7 +36,7 @@ def base(bucket: str, s3_server: Any) -> str:
 def look(endpoint: str, task: dict[str, Any], *, has_begun: bool = False, **fields: Any) -> str:
     """What is wrong with a job, as text."""
     spec = {"name": "look", "task": task, "storage_options": {"endpoint_url": endpoint}, **fields}
-    plans = plan(spec)
+    plans = plan_loaded(load_whole(spec))
     try:
         assert_inputs_exist(plans, has_begun=has_begun)
     except PlanError as error:
@@ -89,13 +94,85 @@ def test_a_checkpoint_to_start_from_must_be_one(s3_server: Any, base: str, tmp_p
     assert "has no checkpoint" in look(s3_server.endpoint, train(start={"checkpoint": f"{base}/runs/empty"}))
 
 
+def plan_of(task: dict[str, Any], endpoint: str, *overrides: str) -> Result:
+    text = json.dumps({"name": "look", "task": task, "storage_options": {"endpoint_url": endpoint}})
+    Path("job.yaml").write_text(text)
+    return CliRunner().invoke(app, ["plan", "job.yaml", *overrides])
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("here")
+def test_E20_plan_reports_a_bucket_that_is_not_there_once(s3_server: Any, base: str) -> None:
+    assert plan_of(train(), s3_server.endpoint, f"storage={base}/not-yet").exit_code == 0
+    task = rows("s3://no-such-bucket/rows")
+    task["start"] = {"checkpoint": "s3://no-such-bucket/run@3"}
+    result = plan_of(task, s3_server.endpoint, "storage=s3://no-such-bucket/runs")
+    assert isinstance(result.exception, PlanError)
+    (fault,) = result.exception.faults
+    assert (fault.path, fault.origin) == ("storage", "command line")
+    assert "the bucket does not exist" in fault.problem
+
+
+@pytest.mark.usefixtures("here")
+def test_E20_plan_names_what_it_could_not_check(s3_server: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    denied = plan_of(train(), s3_server.endpoint, f"storage={base}/runs")
+    assert (denied.exit_code, denied.stderr.count("storage: cannot be checked from here")) == (0, 1)
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    without = plan_of(rows(f"{base}/typo"), s3_server.endpoint, "storage=s3://no-such-bucket/runs")
+    assert without.exit_code == 0
+    told = f"storage=s3://no-such-bucket/runs, task.data.train={base}/typo"
+    assert without.stderr == f"not checked (there are no AWS credentials here): {told}\n"
+
+
+def test_a_store_that_does_not_answer_is_asked_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "sm_llm.launcher.input_places.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
+    )
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        task = train(
+            data={"format": "rows", "seq_length": 16, "train": "s3://one-bucket/a", "validation": "s3://other/b"}
+        )
+        assert look(f"http://127.0.0.1:{nobody.getsockname()[1]}", task) == ""
+    assert capsys.readouterr().err.count("cannot be checked from here") == 1
+
+
+def test_E20_a_checkpoint_to_start_from_is_read_by_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "done").mkdir()
+    FolderStore(tmp_path / "done").put_if_absent(COMMIT, b"x")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    for place, problem in (
+        ("typo", "is not there"), ("model", "has no checkpoint"), ("done@30", "has no checkpoint of step 30"),
+        ("done", None), ("done@40", None),
+    ):  # fmt: skip
+        spec = {"name": "look", "task": train(start={"checkpoint": f"{tmp_path}/{place}"})}
+        if problem is None:
+            plan(spec)
+            continue
+        with pytest.raises(PlanError) as raised:
+            plan(spec)
+        (fault,) = raised.value.faults
+        assert (fault.path, problem in fault.problem) == ("task.start.checkpoint", True), place
+
+
 def test_what_cannot_be_looked_at_from_here_is_left_to_the_job(
     base: str, s3_server: Any, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER_KEY)
     assert look(s3_server.endpoint, rows(f"{base}/typo")) == ""
-    assert capsys.readouterr().err.startswith("task.data.train: cannot be looked at from here: s3://")
+    assert capsys.readouterr().err.startswith("task.data.train: cannot be checked from here: s3://")
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
         monkeypatch.delenv(name)
     assert look(s3_server.endpoint, rows(f"{base}/typo")) == ""

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_sinks import Fake, context_of, step
+from test_sinks import Fake, WandbDouble, context_of, step, wandb  # noqa: F401 - wandb is a fixture
 from worker_jobs import job_file, train_task
 
 from sm_llm.contract import events as ev
-from sm_llm.contract.events import EventWriter
+from sm_llm.contract.events import EventWriter, read_events
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_options import S3Options
@@ -75,6 +75,44 @@ def test_what_earlier_containers_measured_is_fetched_from_s3(bucket: str, s3_ser
         found = [(event["step"], event["attempt"]) for event in earlier_events(context, 14)]
         context.close()
     assert found == [(at, 1) for at in range(1, 13)] + [(13, 2), (14, 2)]
+
+
+WANDB: dict[str, Any] = {"project": "p", "entity": "team"}
+
+
+def test_D15_wandb_is_refilled_with_what_its_server_lacks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wandb: WandbDouble,  # noqa: F811
+) -> None:
+    root, spec = tmp_path / "run", {"wandb": WANDB}
+    attempt(root, 1, 0, 12, monkeypatch, spec)
+    unfed(root, 1, *range(13, 19))
+    wandb.loses = lambda row: row["step"] in (11, 12) and "train/loss" in row
+    attempt(root, 2, 18, 20, monkeypatch, spec)
+    wandb.loses = lambda row: False
+    assert [row["step"] for row in wandb.of("log") if "train/loss" in row] == [*range(1, 13), *range(11, 21)]
+    assert [row["step"] for row in wandb.of("log") if "validation/loss" in row] == [12, 20]
+    before = len(wandb.of("log"))
+    attempt(root, 3, 20, 21, monkeypatch, spec)  # nothing is lacking
+    assert [row["step"] for row in wandb.of("log")[before:]] == [21, 21]
+
+
+@pytest.mark.parametrize("mode", ["offline", None])
+def test_D15_wandb_says_where_it_cannot_be_refilled(
+    mode: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wandb: WandbDouble,  # noqa: F811
+) -> None:
+    root, spec = tmp_path / "run", {"wandb": {**WANDB, "mode": mode}}
+    wandb.answers = False
+    attempt(root, 1, 0, 3, monkeypatch, spec)
+    attempt(root, 2, 3, 4, monkeypatch, spec)
+    (notice,) = [it["message"] for it in read_events(RunPaths(root).events) if it["kind"] == "notice"]
+    assert notice.startswith("wandb may lack steps of earlier attempts")
+    assert ("it is offline" if mode else "no answer") in notice
+    assert [row["step"] for row in wandb.of("log") if "train/loss" in row] == [1, 2, 3, 4]
 
 
 @pytest.mark.integration

@@ -22,7 +22,7 @@ from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.sinks import Feed, feeding, numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 TASK: dict[str, Any] = {
@@ -165,18 +165,36 @@ def test_OB01_OB03_numbers_are_exact_and_nan_and_infinity_stay(tmp_path: Path, m
 
 @dataclass
 class WandbDouble(types.ModuleType):
-    """A contract double of the calls that W&B documents: init, Run.define_metric, Run.log, Run.finish, Settings."""
+    """A contract double of the calls that W&B documents: init, Run.define_metric, Run.log, Run.finish, Settings, and
+    Api().run(path).scan_history, which returns the rows that hold all of the keys."""
 
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    loses: Callable[[dict[str, Any]], bool] = lambda row: False
+    """Rows that were logged and never came to the server: their process was killed."""
+    answers: bool = True
 
     def __post_init__(self) -> None:
         super().__init__("wandb")
         self.Settings = lambda **settings: settings
+        self.Api = lambda: types.SimpleNamespace(run=self._known)
+
+    def _known(self, path: str) -> Any:
+        assert path == "team/p/job-1"
+        if not self.answers:
+            raise ConnectionError("no answer")
+        return types.SimpleNamespace(scan_history=self._scan)
+
+    def _scan(self, *, keys: list[str], use_cache: bool) -> list[dict[str, Any]]:
+        assert not use_cache, "what another attempt has read is not what the server has now"
+        rows = [row for row in self.of("log") if not self.loses(row)]
+        return [{key: row[key] for key in keys} for row in rows if all(key in row for key in keys)]
 
     def init(self, **arguments: Any) -> Any:
         self.calls.append(("init", arguments))
         record = self.calls.append
         return types.SimpleNamespace(
+            offline=arguments["mode"] == "offline",
+            path=f"{arguments['entity']}/{arguments['project']}/{arguments['id']}",
             url=f"https://wandb.example/{arguments['project']}/runs/{arguments['id']}",
             define_metric=lambda name, **options: record(("define_metric", {"name": name, **options})),
             log=lambda data: record(("log", dict(data))),
