@@ -84,7 +84,7 @@ def load(folder: Path, master: str) -> None:
     from sm_llm.models.config import model_config
     from sm_llm.models.weights_check import check_weights
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.context import Place
+    from sm_llm.worker.place import Place
     from sm_llm.worker.strategies import fsdp
     from sm_llm.worker.weights import PretrainedWeights
 

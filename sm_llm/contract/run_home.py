@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sm_llm.contract.run_paths import RUN_RECORD, RunPaths
-from sm_llm.contract.run_record import RunRecord
+from sm_llm.contract.run_record import RunRecord, exists_already
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.storage.uri import open_store, parse
 
@@ -119,11 +119,6 @@ class FolderHome:
 
     def refresh(self, prefix: str) -> None:
         """It is the original."""
-
-
-def exists_already(uri: str) -> SubmitError:
-    """A second run may not take the place of the first."""
-    return SubmitError(f"{uri}: there is a run of this id already. Attach to it, or launch again for an id of its own")
 
 
 def home_of(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> RunHome:

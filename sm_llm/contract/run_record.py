@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sm_llm.contract.git_state import GitState
 from sm_llm.contract.liveness import exclusive
 from sm_llm.contract.states import RunState
-from sm_llm.errors import StorageError
+from sm_llm.errors import StorageError, SubmitError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.storage.files import write_atomically
 
@@ -235,3 +235,8 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "processors": str(os.cpu_count()),
         "user": environ.get("USER", ""),
     }
+
+
+def exists_already(uri: str) -> SubmitError:
+    """A second run may not take the place of the first."""
+    return SubmitError(f"{uri}: there is a run of this id already. Attach to it, or launch again for an id of its own")

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.mirror import Mirror
-from sm_llm.contract.run_home import exists_already
 from sm_llm.contract.run_paths import RUN_RECORD, RunPaths
-from sm_llm.contract.run_record import RunRecord
+from sm_llm.contract.run_record import RunRecord, exists_already
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3 import S3Store

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import CheckpointError, DataError, Fault, StorageError
+from sm_llm.errors import DataError, Fault
+from sm_llm.launcher.local_places import is_reference, local_folder, referenced_step
 from sm_llm.launcher.upstream import Upstream, tokenizer_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from sm_llm.data.describe import RowsInfo
     from sm_llm.launcher.model_facts import ModelFacts
@@ -18,41 +18,6 @@ if TYPE_CHECKING:
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.job import JobSpec
     from sm_llm.spec.tasks import PrepareTask, TrainTask
-
-_STEP_OUTPUT = re.compile(r"steps\.(?P<step>[\w-]+)\.output(?:/.*)?")
-
-
-def is_reference(text: str | None) -> bool:
-    """Whether ``text`` names the output of a step that may not have run yet."""
-    return text is not None and _STEP_OUTPUT.fullmatch(text) is not None
-
-
-def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
-    """The folder or file ``uri`` names on this machine; None for references and remote places.
-
-    A relative path is taken from ``base``, by default the working directory.
-    """
-    from sm_llm.storage.uri import parse
-
-    if uri is None or is_reference(uri) or uri.startswith("builtin:"):
-        return None
-    try:
-        path = parse(uri).path
-    except StorageError:
-        return None
-    if path is not None and base is not None and "://" not in uri:
-        path = base / Path(uri).expanduser()
-    return path if path is None or path.exists() else _published(path)
-
-
-def _published(path: Path) -> Path:
-    """The folder that ``RUN/result/…`` stands for, on a file system without links; the path itself for any other."""
-    from sm_llm.storage.result import result_address
-
-    try:
-        return Path(result_address(str(path)))
-    except (StorageError, CheckpointError):
-        return path
 
 
 def check_train(
@@ -133,8 +98,8 @@ def _value(task: TrainTask, path: str) -> str | None:
 
 
 def _upstream(task: TrainTask, upstream: Mapping[str, Upstream | None]) -> Upstream | None:
-    match = _STEP_OUTPUT.fullmatch(_value(task, "task.data.train") or "")
-    return upstream.get(match["step"]) if match else None
+    step = referenced_step(_value(task, "task.data.train"))
+    return upstream.get(step) if step else None
 
 
 def _length_faults(task: TrainTask, model: ModelFacts | None, row_length: int | None) -> list[Fault]:

@@ -17,7 +17,7 @@ from sm_llm.contract.identity import (
     refusals,
 )
 from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
-from sm_llm.launcher.checks import local_folder
+from sm_llm.launcher.local_places import local_folder
 from sm_llm.spec.checkpoint import CheckpointStart
 from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.data import JsonRowsData, RowsData, StreamData, SyntheticData

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sm_llm.data.describe import is_far_smaller
 from sm_llm.data.peek import repeats_one_row
 from sm_llm.errors import DataError
-from sm_llm.launcher.checks import local_folder
+from sm_llm.launcher.local_places import local_folder
 from sm_llm.launcher.upstream import tokenizer_vocabulary
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.s3_home import CONFIG
 from sm_llm.errors import Fault, PlanError, StorageError
-from sm_llm.launcher.checks import local_folder
+from sm_llm.launcher.local_places import local_folder
 from sm_llm.optional import missing
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.references import sources

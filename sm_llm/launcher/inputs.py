@@ -11,8 +11,8 @@ from sm_llm.contract.program_tree import ProgramTree
 from sm_llm.contract.run_folders import files_outside_runs
 from sm_llm.contract.run_record import InputManifest
 from sm_llm.errors import StorageError
-from sm_llm.launcher.checks import local_folder
 from sm_llm.launcher.container import channel_name
+from sm_llm.launcher.local_places import local_folder
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.references import sources, workflow_job
 from sm_llm.storage.uri import run_and_step

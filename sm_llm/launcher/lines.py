@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.launcher.metrics import Summary
-
 
 def duration(seconds: float) -> str:
     """``95`` -> ``1m35s``."""
@@ -45,9 +43,11 @@ def big(number: float) -> str:
     return f"{number:g}"
 
 
-def training_line(step: Mapping[str, Any], speed: Mapping[str, Any], summary: Summary) -> str:
+def training_line(
+    step: Mapping[str, Any], speed: Mapping[str, Any], total_steps: int | None, eta_seconds: float | None
+) -> str:
     """One logged step: loss, learning rate, gradient norm, speed, MFU, data wait and what is left."""
-    of = f"/{summary.total_steps}" if summary.total_steps else ""
+    of = f"/{total_steps}" if total_steps else ""
     parts = [
         f"step {step['step']}{of}",
         f"loss {step['loss']:.4f}",
@@ -59,8 +59,8 @@ def training_line(step: Mapping[str, Any], speed: Mapping[str, Any], summary: Su
         parts.append(f"MFU {speed['mfu']:.1%}")
     if speed["step_seconds"]:
         parts.append(f"data wait {min(1.0, speed['data_wait_seconds'] / speed['step_seconds']):.1%}")
-    if summary.eta_seconds and summary.eta_seconds >= 1:
-        parts.append(f"{duration(summary.eta_seconds)} left")
+    if eta_seconds and eta_seconds >= 1:
+        parts.append(f"{duration(eta_seconds)} left")
     return "  ".join(parts)
 
 

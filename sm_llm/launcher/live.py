@@ -48,7 +48,8 @@ class Display:
         elif silently:
             pass
         elif event["kind"] == "throughput" and self._live is None and self._step:
-            self._say(training_line(self._step, event, self._builder.summary))
+            summary = self._builder.summary
+            self._say(training_line(self._step, event, summary.total_steps, summary.eta_seconds))
         elif event["kind"] == "progress" and self._live is None:
             self._say_progress(event)
         elif line := event_line(event):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError, StorageError
-from sm_llm.launcher.checks import local_folder
+from sm_llm.launcher.local_places import local_folder
 from sm_llm.launcher.model_rules import check_strategy
 from sm_llm.models.config import model_config
 from sm_llm.models.parallel import parallel_faults

@@ -12,12 +12,11 @@ from sm_llm.errors import DataError, Fault, PlanError, SpecError
 from sm_llm.launcher.checks import (
     check_prepare,
     check_train,
-    is_reference,
-    local_folder,
     storage_faults,
     train_warnings,
 )
 from sm_llm.launcher.data_warnings import data_warnings
+from sm_llm.launcher.local_places import is_reference, local_folder
 from sm_llm.launcher.memory import MemoryEstimate, memory_estimate
 from sm_llm.launcher.model_facts import ModelFacts, check_pretrained, model_facts, planned_config, pretrained_source
 from sm_llm.launcher.plan_settings import random_token_warnings, settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import REQUIREMENTS
-from sm_llm.launcher.checks import local_folder
+from sm_llm.launcher.local_places import local_folder
 from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
 from sm_llm.spec.data import StreamData, SyntheticData
 from sm_llm.spec.tasks import PrepareTask, ScriptTask, TrainTask, training_of

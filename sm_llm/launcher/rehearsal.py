@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.contract.run_paths import ContainerPaths
 from sm_llm.errors import Fault, StorageError
-from sm_llm.launcher.checks import local_folder
+from sm_llm.launcher.local_places import local_folder
 from sm_llm.launcher.sagemaker.addresses import channel_faults
 from sm_llm.spec.backends import SageMakerBackend as SageMakerOptions
 from sm_llm.spec.inputs import S3Input

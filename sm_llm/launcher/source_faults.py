@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Fault
-from sm_llm.launcher.checks import is_reference, local_folder
+from sm_llm.launcher.local_places import is_reference, local_folder
 from sm_llm.optional import is_installed
 from sm_llm.spec.tasks import ScriptTask
 

@@ -10,7 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sm_llm.launcher.lines import duration
-from sm_llm.storage.sync import SyncReport, sync
+from sm_llm.storage.sync import sync
+from sm_llm.storage.sync_settings import SyncReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

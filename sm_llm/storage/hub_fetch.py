@@ -20,7 +20,7 @@ from sm_llm.storage.hub_download import download, has_content
 from sm_llm.storage.hub_ledger import Ledger
 from sm_llm.storage.manifest import FileEntry
 from sm_llm.storage.selection import LeftOut, Selection
-from sm_llm.storage.sync import Meter
+from sm_llm.storage.sync_settings import Meter
 from sm_llm.storage.transfer import default_transfer
 from sm_llm.storage.uri import open_store, parse
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.engines.auto import ENGINES
 from sm_llm.storage.result import result_address
 from sm_llm.storage.scan import describe, scan
-from sm_llm.storage.selection import LeftOut, Selection
+from sm_llm.storage.selection import Selection
+from sm_llm.storage.sync_down import fetch_files
+from sm_llm.storage.sync_settings import Settings, SyncReport
+from sm_llm.storage.sync_up import store_files
 from sm_llm.storage.transfer import CopyTransfer
 from sm_llm.storage.uri import Location, open_store, parse
 
@@ -23,38 +25,6 @@ if TYPE_CHECKING:
     from sm_llm.storage.s3_options import S3Options
 
 _WILDCARDS = "*?["
-
-
-@dataclass
-class SyncReport:
-    """What a sync found and did; sizes in bytes."""
-
-    source: str
-    destination: str
-    copied: list[str] = field(default_factory=list)
-    copied_size: int = 0
-    unchanged: int = 0
-    unchanged_size: int = 0
-    left_out: list[LeftOut] = field(default_factory=list)
-    unverified: list[str] = field(default_factory=list)
-    """Fetched files of which S3 keeps no checksum that we know: their length is right, more is not known."""
-    engines: list[str] = field(default_factory=list)
-    """Which engine moved how much, and why another took over."""
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How one sync goes about it."""
-
-    selection: Selection
-    transfer: Transfer
-    dry_run: bool
-    progress: Callable[[int, int], None]
-    report: SyncReport
 
 
 def sync(
@@ -103,35 +73,16 @@ def sync(
     transfer = _transfer(here, there, engine, max_bandwidth, resume, report.engines.append)
     settings = Settings(Selection(include, exclude, one_weight_format), transfer, dry_run, progress, report)
     if there.path is None:
-        from sm_llm.storage.sync_up import store_files
-
         items, folder = _local_items(here)
         _assert_folder_meant(here.path is not None and here.path.is_file(), items, destination)
         store_files(open_store(there.uri, options), folder, items, settings)
     else:
-        from sm_llm.storage.sync_down import fetch_files
-
         store, items = _items(here, options)
         if not there.path.is_dir():
             _assert_folder_meant(store.uri != here.uri, items, destination)
         fetch_files(store, items, there.path, settings)
     report.seconds = time.monotonic() - began
     return report
-
-
-class Meter:
-    """Turns increments from several threads into (done, total)."""
-
-    def __init__(self, total: int, progress: Callable[[int, int], None]) -> None:
-        self._total, self._progress = total, progress
-        self._done = 0
-        self._lock = threading.Lock()
-        progress(0, total)
-
-    def __call__(self, increment: int) -> None:
-        with self._lock:
-            self._done += increment
-            self._progress(self._done, self._total)
 
 
 def _transfer(

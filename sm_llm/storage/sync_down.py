@@ -17,8 +17,8 @@ from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import MIB, each
 from sm_llm.storage.names import name_fault
 from sm_llm.storage.scan import describe
-from sm_llm.storage.sync import Meter, Settings
 from sm_llm.storage.sync_memory import SyncMemory
+from sm_llm.storage.sync_settings import Meter, Settings
 from sm_llm.storage.transfer import download_and_settle
 from sm_llm.storage.uri import is_s3
 

@@ -9,8 +9,8 @@ from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import each
 from sm_llm.storage.scan import describe
-from sm_llm.storage.sync import Meter, Settings
 from sm_llm.storage.sync_memory import SyncMemory
+from sm_llm.storage.sync_settings import Meter, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import ContinuationRefused
 from sm_llm.contract.identity import (
@@ -23,8 +23,6 @@ from sm_llm.errors import CheckpointError, DataError
 from sm_llm.spec.checkpoint import CheckpointStart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from sm_llm.worker.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.job_setup import Setup
@@ -91,21 +89,3 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
         context.notice(f"the checkpoint of step {start.step} {words}", "info" if start.is_own else "warning")
     if found:
         context.notice(f"continued with changes: {'; '.join(map(str, found))}")
-
-
-def check_strategy(
-    uri: str, meta: Mapping[str, Any], strategy: str, refusal: Callable[[Mapping[str, Any]], str | None]
-) -> None:
-    """Refuse a checkpoint (its commit's ``meta``) that this strategy cannot load, before anything is allocated.
-
-    ``refusal`` is ``Strategy.refusal``. Raises ``CheckpointError``.
-    """
-    parallelism = (meta.get("layout") or {}).get("parallelism") or {}
-    saved = parallelism.get("strategy", strategy)
-    if saved != strategy:
-        raise CheckpointError(
-            f"{uri}: was saved by strategy {saved}, and {strategy} cannot read it. Continue with {saved}, or start a "
-            "new run from a published model (start.pretrained)"
-        )
-    if reason := refusal(meta.get("job", {})):
-        raise CheckpointError(f"{uri}: {reason}")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.worker.board import Board
-    from sm_llm.worker.context import Place, WorkerContext
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.place import Place
 
 FAILED = "failed"
 """The note of the first failure of the job."""

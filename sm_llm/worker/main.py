@@ -21,10 +21,11 @@ from sm_llm.parent import end_with_parent
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.worker import failure as failures
-from sm_llm.worker.context import Place, WorkerContext, container_paths
+from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.earlier import replace_finished
 from sm_llm.worker.newest import newest_step
 from sm_llm.worker.own_record import keep_record
+from sm_llm.worker.place import Place, container_paths
 from sm_llm.worker.probe import probe_kernels
 from sm_llm.worker.secrets import secrets_at_hand
 from sm_llm.worker.shipping import ship_events

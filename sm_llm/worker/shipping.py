@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.courier import Courier
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
-from sm_llm.contract.mirror import Mirror
 from sm_llm.contract.run_home import job_home
 from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.shipper import Shipper
 from sm_llm.contract.stop_request import StopRequest
+from sm_llm.worker.run_folder import is_own_event_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.contract.job_file import JobFile
-    from sm_llm.contract.run_paths import ContainerPaths
-    from sm_llm.worker.context import Place, WorkerContext
-
-_FOLDER = "run"
-
-
-def run_folder(job: JobFile, place: Place, container: ContainerPaths, environ: Mapping[str, str]) -> Path:
-    """The folder of the run on this node: where it is kept, where the launcher works, or one in scratch.
-
-    Into the last, the node's first process brings what an earlier container of this attempt has told, so that the
-    event log goes on. Raises ``StorageError``.
-    """
-    home = job_home(job)
-    if not isinstance(home, S3Home):
-        return home.root
-    if RUN_FOLDER_ENVIRONMENT in environ:
-        return Path(environ[RUN_FOLDER_ENVIRONMENT])
-    root = container.scratch / _FOLDER
-    if place.is_node_leader:
-        Mirror(root, home.store).refresh(f"events/attempt-{job.attempt}-", lambda name: _is_own(name, job, place))
-    return root
+    from sm_llm.worker.context import WorkerContext
 
 
 def ship_events(context: WorkerContext, environ: Mapping[str, str]) -> Courier | None:
@@ -48,17 +26,7 @@ def ship_events(context: WorkerContext, environ: Mapping[str, str]) -> Courier |
     home, place = job_home(context.job), context.place
     if not isinstance(home, S3Home) or RUN_FOLDER_ENVIRONMENT in environ or not place.is_node_leader:
         return None
-    shipper = Shipper(context.run.root, home.store, lambda name: _is_own(name, context.job, place))
+    shipper = Shipper(context.run.root, home.store, lambda name: is_own_event_file(name, context.job, place))
     requests = StopRequest(home.store, context.job.attempt, context.run.stop_file.touch)
     duties = [shipper.ship, requests.look] if place.is_leader else [shipper.ship]
     return Courier(duties, lambda message: context.notice(message, "warning"), last=shipper.ship_all).start()
-
-
-def _is_own(name: str, job: JobFile, place: Place) -> bool:
-    """Whether an event file is written on this node: by its watchdog, or by one of its processes."""
-    begin = f"events/attempt-{job.attempt}-"
-    writer = name.removeprefix(begin).removesuffix(".jsonl")
-    number = writer.removeprefix("rank").partition("-")[0]
-    first = place.node * place.local_world_size
-    of_rank = number.isdigit() and first <= int(number) < first + place.local_world_size
-    return name.startswith(begin) and (of_rank or writer == f"node{place.node}-watchdog")

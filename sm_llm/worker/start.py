@@ -23,7 +23,6 @@ from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.retire import retire_after, retire_damaged, retired_steps
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.worker import random_state
-from sm_llm.worker.continuity import check_strategy
 from sm_llm.worker.earlier import begin_anew
 from sm_llm.worker.earlier_attempts import published_before
 from sm_llm.worker.restore import fetcher, rank_file, restored_folder
@@ -319,3 +318,21 @@ def _load_private(context: WorkerContext, start: Start, layout: Layout) -> dict[
         "order, but sums are added in another order and random generators start anew"
     )
     return {}
+
+
+def check_strategy(
+    uri: str, meta: Mapping[str, Any], strategy: str, refusal: Callable[[Mapping[str, Any]], str | None]
+) -> None:
+    """Refuse a checkpoint (its commit's ``meta``) that this strategy cannot load, before anything is allocated.
+
+    ``refusal`` is ``Strategy.refusal``. Raises ``CheckpointError``.
+    """
+    parallelism = (meta.get("layout") or {}).get("parallelism") or {}
+    saved = parallelism.get("strategy", strategy)
+    if saved != strategy:
+        raise CheckpointError(
+            f"{uri}: was saved by strategy {saved}, and {strategy} cannot read it. Continue with {saved}, or start a "
+            "new run from a published model (start.pretrained)"
+        )
+    if reason := refusal(meta.get("job", {})):
+        raise CheckpointError(f"{uri}: {reason}")

@@ -12,7 +12,7 @@ from sm_llm.spec.references import sources
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.hub import is_hub
 from sm_llm.storage.result import pointed, result_address
-from sm_llm.storage.sync import SyncReport, sync
+from sm_llm.storage.sync import sync
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.hub_source import bring_from_hub, hub_stream, pinned, with_pinned_stream
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.job import JobSpec
     from sm_llm.storage.base import Store
+    from sm_llm.storage.sync_settings import SyncReport
     from sm_llm.worker.context import WorkerContext
 
 CHECKPOINT_SOURCE = "task.start.checkpoint"

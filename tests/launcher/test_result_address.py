@@ -9,9 +9,9 @@ import pytest
 
 from sm_llm.contract.run_home import home_of
 from sm_llm.errors import PlanError
-from sm_llm.launcher.checks import local_folder
 from sm_llm.launcher.estimators import estimator
 from sm_llm.launcher.input_places import assert_inputs_exist
+from sm_llm.launcher.local_places import local_folder
 from sm_llm.launcher.plan import plan
 from sm_llm.launcher.results import link_result, result_place
 from sm_llm.storage.publish import new_save, publish, seal

@@ -31,7 +31,8 @@ from sm_llm.storage.s3_options import S3Options
 from sm_llm.worker import agent_process, publisher
 from sm_llm.worker.checkpoint import Checkpointer
 from sm_llm.worker.collectives import Agreement
-from sm_llm.worker.context import Place, WorkerContext
+from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.place import Place
 from sm_llm.worker.restore import fetcher, restored_folder
 from tests.fixtures.fault_proxy import FaultProxy, Rule, running_proxy
 

@@ -12,7 +12,7 @@ from conftest import launch
 from sm_llm.contract.events import LayersCompiled
 from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.worker.compile_report import warning
-from sm_llm.worker.context import Place
+from sm_llm.worker.place import Place
 from sm_llm.worker.strategies import compiled
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.fsdp_memory import computed_part, wrap_layer

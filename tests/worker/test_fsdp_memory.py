@@ -19,7 +19,7 @@ from sm_llm.models.registry import family
 from sm_llm.spec.layout import Layout
 from sm_llm.spec.parallelism import FsdpSpec
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.worker.context import Place
+from sm_llm.worker.place import Place
 from sm_llm.worker.strategies import fsdp, fsdp_tensor
 from sm_llm.worker.strategies.fsdp_attention import CausalAttention
 from sm_llm.worker.strategies.fsdp_memory import wrap_layer

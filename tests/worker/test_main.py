@@ -17,8 +17,9 @@ from sm_llm.spec.tasks import PrepareTask, TrainTask
 from sm_llm.storage.publish import find_final
 from sm_llm.storage.uri import open_store
 from sm_llm.worker import prepare
-from sm_llm.worker.context import Place, WorkerContext
+from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.main import main
+from sm_llm.worker.place import Place
 from sm_llm.worker.stop import Stopping
 from sm_llm.worker.sync import stage, stage_inputs
 

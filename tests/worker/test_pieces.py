@@ -16,10 +16,11 @@ from sm_llm.models.family import Tensor
 from sm_llm.models.weights_check import compare_weights
 from sm_llm.spec.optim import OptimSpec
 from sm_llm.worker import random_state
-from sm_llm.worker.context import Place, WorkerContext
+from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.loss import next_tokens, token_loss_sum
 from sm_llm.worker.metrics import Costs, Meter, StepBuffer
 from sm_llm.worker.optim import MOMENTS, build_adamw, is_decayed
+from sm_llm.worker.place import Place
 from sm_llm.worker.strategies.master import MasterWeights
 from sm_llm.worker.weights import InitialWeights, PretrainedWeights
 

@@ -13,8 +13,8 @@ from sm_llm.errors import StorageError
 from sm_llm.storage import publish as publication
 from sm_llm.storage.folder import FolderStore
 from sm_llm.worker import publisher as module
-from sm_llm.worker.context import Place
 from sm_llm.worker.freshness import Freshness
+from sm_llm.worker.place import Place
 from sm_llm.worker.publisher import Publisher, Sealed
 
 if TYPE_CHECKING:

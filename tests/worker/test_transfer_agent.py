@@ -224,7 +224,7 @@ def test_I10_an_agent_outlives_neither_its_owner_nor_the_grace_time_and_leaves_n
 def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(
     uploading: tuple[Any, int], store: S3Store, fault_proxy: Any, s3_server: Any, bucket: str
 ) -> None:
-    from sm_llm.worker.context import Place
+    from sm_llm.worker.place import Place
     from sm_llm.worker.start import Starter
 
     owner, agent = uploading

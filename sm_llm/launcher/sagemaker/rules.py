@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
-from sm_llm.launcher.checks import is_reference, local_folder
+from sm_llm.launcher.local_places import is_reference, local_folder
 from sm_llm.launcher.sagemaker.addresses import address_faults
 from sm_llm.launcher.sagemaker.time_limit import LONGEST_SECONDS
 from sm_llm.spec.backends import SageMakerBackend

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from sm_llm.worker.context import Place
+    from sm_llm.worker.place import Place
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.events import LayersCompiled
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.context import Place
+    from sm_llm.worker.place import Place
     from sm_llm.worker.weights import WeightReader
 
 

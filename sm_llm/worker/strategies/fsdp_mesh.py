@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from sm_llm.spec.layout import Layout
-    from sm_llm.worker.context import Place
+    from sm_llm.worker.place import Place
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.context import Place
+    from sm_llm.worker.place import Place
     from sm_llm.worker.strategies.base import Strategy
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.context import Place
+    from sm_llm.worker.place import Place
     from sm_llm.worker.weights import WeightReader
 
 _KEPT = ("shard_degree", "tensor_parallel_degree", "expert_parallel_degree")

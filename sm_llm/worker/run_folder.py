@@ -1,0 +1,49 @@
+"""The folder in which a worker process finds and writes its run's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
+from sm_llm.contract.mirror import Mirror
+from sm_llm.contract.run_home import job_home
+from sm_llm.contract.s3_home import S3Home
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.contract.run_paths import ContainerPaths
+    from sm_llm.worker.place import Place
+
+_FOLDER = "run"
+
+
+def run_folder(job: JobFile, place: Place, container: ContainerPaths, environ: Mapping[str, str]) -> Path:
+    """The folder of the run on this node: where it is kept, where the launcher works, or one in scratch.
+
+    Into the last, the node's first process brings what an earlier container of this attempt has told, so that the
+    event log goes on. Raises ``StorageError``.
+    """
+    home = job_home(job)
+    if not isinstance(home, S3Home):
+        return home.root
+    if RUN_FOLDER_ENVIRONMENT in environ:
+        return Path(environ[RUN_FOLDER_ENVIRONMENT])
+    root = container.scratch / _FOLDER
+    if place.is_node_leader:
+        Mirror(root, home.store).refresh(
+            f"events/attempt-{job.attempt}-", lambda name: is_own_event_file(name, job, place)
+        )
+    return root
+
+
+def is_own_event_file(name: str, job: JobFile, place: Place) -> bool:
+    """Whether an event file is written on this node: by its watchdog, or by one of its processes."""
+    begin = f"events/attempt-{job.attempt}-"
+    writer = name.removeprefix(begin).removesuffix(".jsonl")
+    number = writer.removeprefix("rank").partition("-")[0]
+    first = place.node * place.local_world_size
+    of_rank = number.isdigit() and first <= int(number) < first + place.local_world_size
+    return name.startswith(begin) and (of_rank or writer == f"node{place.node}-watchdog")
