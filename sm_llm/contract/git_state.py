@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,19 @@ from sm_llm.redaction import redact_assignments
 from sm_llm.spec.secret_files import secret_by_content, secret_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _DIFF_BYTES = 1 << 20
 _SECONDS = 10.0
-# A checkout's own configuration could start programs: hooks, a file system monitor, diff drivers.
-_INERT = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "diff.external=", "--no-optional-locks")
+# A checkout's own configuration could start programs: hooks, a file system monitor, diff drivers, transports for
+# objects that a partial clone lacks.
+_INERT = (
+    "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "diff.external=",
+    "-c", "protocol.allow=never", "--no-optional-locks", "--no-pager",
+)  # fmt: skip
+_FIXED = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+_NO_FILTER = {"clean": "", "process": "", "required": "false"}
+_FILTER = re.compile(rb"(?:local|worktree)\0(filter\.[^\n]+)\.(?:clean|process|smudge|required)(?:\n|$)", re.IGNORECASE)
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=all")
 
 
@@ -47,10 +55,11 @@ def git_state(
     if not with_diff:
         return GitState(commit=name)
     root = Path(os.fsdecode(top.rstrip(b"\n")))
-    changed = _git(root, [*_DIFF, "--name-only", "-z", "HEAD"], run) or b""
+    inert = _without_own_filters(root, run)
+    changed = _git(root, [*_DIFF, "--name-only", "-z", "HEAD"], run, inert) or b""
     secret = tuple(it for it in map(os.fsdecode, filter(None, changed.split(b"\0"))) if _is_secret(root, it))
     excluded = [f":(exclude,literal){it}" for it in secret]
-    diff = _git(root, [*_DIFF, "HEAD", "--", ".", *excluded], run) or b""
+    diff = _git(root, [*_DIFF, "HEAD", "--", ".", *excluded], run, inert) or b""
     return GitState(
         commit=name,
         # Hidden before it is cut: half a token has no format any more.
@@ -70,10 +79,28 @@ def _is_secret(root: Path, name: str) -> bool:
         return True
 
 
-def _git(folder: Path, arguments: list[str], run: Callable[..., Any]) -> bytes | None:
+def _without_own_filters(root: Path, run: Callable[..., Any]) -> dict[str, str]:
+    """Variables that switch off the filters which the checkout's own configuration defines; the user's stay."""
+    listing = _git(root, ["config", "--show-scope", "--null", "--get-regexp", r"^filter\..*"], run) or b""
+    parts = listing.split(b"\0")
+    entries = [b"\0".join(pair) for pair in zip(parts[::2], parts[1::2], strict=False)]  # scope, then name and value
+    found = dict.fromkeys(os.fsdecode(match[1]) for it in entries if (match := _FILTER.match(it)))
+    settings = [(f"{name}.{key}", value) for name in found for key, value in _NO_FILTER.items()]
+    pairs = {
+        f"GIT_CONFIG_{kind}_{n}": it[kind == "VALUE"] for n, it in enumerate(settings) for kind in ("KEY", "VALUE")
+    }
+    return {"GIT_CONFIG_COUNT": str(len(settings)), **pairs}
+
+
+def _git(
+    folder: Path, arguments: list[str], run: Callable[..., Any], variables: Mapping[str, str] | None = None
+) -> bytes | None:
+    """What git prints. Variables of git's own that name another repository or program are not meant for this."""
     command = ["git", "-C", str(folder), *_INERT, *arguments]
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environ = {**own, **_FIXED, **(variables or {})}
     try:
-        done = run(command, capture_output=True, timeout=_SECONDS, check=False)
+        done = run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

@@ -149,20 +149,57 @@ def test_s07_the_recorded_diff_holds_no_secret(tmp_path: Path) -> None:
     assert (without.commit, without.diff) == (found.commit, "")
 
 
-@pytest.mark.parametrize("setting", ["core.fsmonitor", "diff.external", "diff.evil.textconv"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "core.fsmonitor", "diff.external", "diff.evil.textconv", "diff.evil.command", "filter.evil.clean",
+        "filter.evil.process", "filter.a=b.clean", "core.pager",
+    ],
+)  # fmt: skip
 def test_s04_recording_a_checkout_starts_no_program_of_its_configuration(tmp_path: Path, setting: str) -> None:
     git(tmp_path, "init", "-q")
-    (tmp_path / "a.txt").write_text("one\n")
-    (tmp_path / ".gitattributes").write_text("*.txt diff=evil\n")
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("one\n")
+    (tmp_path / ".gitattributes").write_text("*.txt diff=evil filter=evil\nb.txt filter=a=b\n")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
-    (tmp_path / "a.txt").write_text("two\n")
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("two\n")
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     program.chmod(0o755)
     git(tmp_path, "config", setting, str(program))
     found = git_state(tmp_path)
     assert found is not None
+    assert "+two" in found.diff
+    assert not (tmp_path / "started").exists()
+
+
+def test_6_variables_of_git_that_name_another_repository_or_program_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        git(tmp_path / name, "init", "-q")
+        (tmp_path / name / "a.txt").write_text(f"{name}\n")
+        git(tmp_path / name, "add", ".")
+        git(tmp_path / name, "commit", "-qm", name)
+    expected = git_state(tmp_path / "own")
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    (tmp_path / "own" / "a.txt").write_text("two\n")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    for name in ("GIT_EXTERNAL_DIFF", "GIT_PAGER", "GIT_SSH_COMMAND"):
+        monkeypatch.setenv(name, str(program))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.fsmonitor")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", str(program))
+    found = git_state(tmp_path / "own")
+    assert found is not None
+    assert expected is not None
+    assert found.commit == expected.commit
     assert "+two" in found.diff
     assert not (tmp_path / "started").exists()
 
