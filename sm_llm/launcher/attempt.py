@@ -20,7 +20,7 @@ from sm_llm.contract.run_paths import ContainerPaths, RunPaths
 from sm_llm.contract.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.contract.states import RunState
 from sm_llm.launcher import processes, rehearsal
-from sm_llm.launcher.container import PORT, clear_scratch, lay_out
+from sm_llm.launcher.container import LOOPBACK_ENVIRONMENT, PORT, clear_scratch, lay_out
 from sm_llm.launcher.inputs import absolute_inputs, input_manifests
 from sm_llm.launcher.rehearsal import TRAINING_JOB
 from sm_llm.launcher.reporting import report
@@ -50,15 +50,16 @@ def run_attempt(
     environ: Mapping[str, str] = os.environ,
     on_started: Callable[[], None] = lambda: None,
     quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
+    folder: Path | None = None,
 ) -> Ending:
     """Run the attempt that ``job.json`` and its request describe, and record how it ended.
 
     ``on_started`` is called once the run's lock is held and the attempt is in the record. ``quiet`` makes this
-    process's other threads wait, while it is forked.
+    process's other threads wait, while it is forked. ``folder`` is what relative inputs are relative to.
     """
     paths = home.paths
     job = JobFile.read(paths.job_file)
-    with recorded(home, job.attempt, on_started) as recording:
+    with recorded(home, job.attempt, on_started, folder) as recording:
         home.update(lambda record: with_facts(record, paths, job))
         request = json.loads(request_file(paths, job.attempt).read_text(encoding="utf-8"))
         for earlier in range(1, job.attempt):
@@ -84,8 +85,9 @@ def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: in
 class Recording:
     """An attempt that is in the run's record, until ``end``."""
 
-    def __init__(self, home: RunHome, number: int, couriers: Sequence[Courier]) -> None:
+    def __init__(self, home: RunHome, number: int, couriers: Sequence[Courier], folder: Path | None) -> None:
         self._home = home
+        self._folder = folder
         self._number = number
         self._couriers = couriers
         self._ending: Ending | None = None
@@ -122,7 +124,7 @@ class Recording:
         def ended(record: RunRecord) -> RunRecord:
             return with_ending(record, self._home.paths, self._number, ending)
 
-        _restore_job_file(self._home.paths, ended(self._home.record()))  # before anybody reads of the end
+        _restore_job_file(self._home.paths, ended(self._home.record()), self._folder)  # before anybody reads of the end
         self._home.update(ended)
 
     def close(self) -> None:
@@ -132,21 +134,22 @@ class Recording:
             courier.close(ends - time.monotonic())
 
 
-def _restore_job_file(paths: RunPaths, record: RunRecord) -> None:
+def _restore_job_file(paths: RunPaths, record: RunRecord, folder: Path | None) -> None:
     """Take changes out of job.json that its worker has refused."""
     if "steps" in record.spec or not paths.job_file.is_file():
         return
     job = JobFile.read(paths.job_file)
     spec = record.load_spec() if job.spec_digest != record.spec_digest else None
     if isinstance(spec, JobSpec):
-        folder = record.host.get("folder")
-        kept, channels = absolute_inputs(spec, Path(folder) if folder else None)
+        kept, channels = absolute_inputs(spec, folder)
         update = {"spec": kept, "spec_digest": record.spec_digest, "channels": channels}
         job.model_copy(update=update).write(paths.job_file)
 
 
 @contextmanager
-def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iterator[Recording]:
+def recorded(
+    home: RunHome, number: int, on_started: Callable[[], None], folder: Path | None = None
+) -> Iterator[Recording]:
     """Hold the run's lock and keep its record true around one attempt: opened here, ended by what it yields.
 
     An error of our own ends the attempt as failed before it is raised on; one in recording its end is tried again.
@@ -156,7 +159,7 @@ def recorded(home: RunHome, number: int, on_started: Callable[[], None]) -> Iter
         home.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
         home.update(lambda record: record.with_attempt(opened))
         on_started()
-        recording = Recording(home, number, [courier.start() for courier in report(home, number)])
+        recording = Recording(home, number, [courier.start() for courier in report(home, number)], folder)
         try:
             yield recording
         except Exception as error:
@@ -228,7 +231,7 @@ def _run_nodes(
                 stack.enter_context(silence())
             for index, node in enumerate(request["nodes"]):
                 argv = [part.replace(PORT, str(port)) for part in node["argv"]]
-                variables = {**environ, **python_path(environ), **node["env"], **secret}
+                variables = {**LOOPBACK_ENVIRONMENT, **environ, **python_path(environ), **node["env"], **secret}
                 folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
                 nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))
         ended = processes.wait_for_all(
@@ -247,10 +250,13 @@ def _run_nodes(
 def python_path(environ: Mapping[str, str]) -> dict[str, str]:
     """Make this very package importable in the nodes, unless it is installed where Python looks anyway.
 
-    A site-packages folder is never put on PYTHONPATH: there it would come before the standard library.
+    A site-packages folder is never put on PYTHONPATH: there it would come before the standard library. Of the user's
+    own entries an empty one, which means whatever folder a process works in, is left out; relative ones are made
+    absolute, since processes of a run work in other folders.
     """
+    own = [os.path.abspath(entry) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     home = Path(__file__).resolve().parents[2]
     installed = {Path(folder).resolve() for folder in [*site.getsitepackages(), site.getusersitepackages()]}
     if home in installed or home.name == "site-packages":
-        return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(home), environ.get("PYTHONPATH")]))}
+        return {"PYTHONPATH": os.pathsep.join(own)} if "PYTHONPATH" in environ else {}
+    return {"PYTHONPATH": os.pathsep.join([str(home), *own])}

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT, JobFile
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 NETWORK_INTERFACE = "lo"
 LINE_PREFIX = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] "}
 """Makes torchrun, where it passes on what several processes print, begin their lines with ``rank_prefix``."""
+LOOPBACK = "sm_llm.worker.loopback"
+"""Module that runs torchrun with its key-value store on the loopback interface."""
+LOOPBACK_ENVIRONMENT = dict.fromkeys(
+    ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo0" if sys.platform == "darwin" else NETWORK_INTERFACE
+)
+"""Makes processes of a local run listen there alone, where the user's own variables say nothing else."""
 INSTANCE_TYPE = "local"
 INSTANCE_GROUP = "local"
 PORT = "<free-port>"

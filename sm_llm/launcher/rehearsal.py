@@ -27,6 +27,7 @@ from sm_llm.launcher.sagemaker.addresses import channel_faults
 from sm_llm.spec.backends import SageMakerBackend as SageMakerOptions
 from sm_llm.spec.inputs import S3Input
 from sm_llm.storage.uri import parse
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -103,11 +104,33 @@ def lay_out(request: Mapping[str, Any], base: Path, node: int, processes: int, o
     hyperparameters = dict(request.get("HyperParameters", {}))
     if _is_distributed(hyperparameters):  # there may be no GPUs here to count
         hyperparameters.setdefault(_PROCESSES, json.dumps(processes))
+    _write_torchrun(base)
     _write(container.hyperparameters, hyperparameters)
     _write(container.resource_config, _resource_config(request, node))
     _write(
         container.input_data_config, {it["ChannelName"]: _described(it) for it in request.get("InputDataConfig", ())}
     )
+
+
+def _write_torchrun(base: Path) -> None:
+    """A ``torchrun`` for the toolkit to find first: the real one would let other machines reach its store."""
+    loopback = str(Path(__file__).resolve().parents[1] / "worker" / "loopback.py")
+    lines = [
+        "#!/bin/sh",
+        f"'''exec' {quoted(sys.executable)} -P \"$0\" \"$@\"",
+        "' '''",  # so far a shell reads it; Python takes that for a text
+        "import runpy, sys",
+        f"sys.argv[:] = [{loopback!r}, 'torch.distributed.run', *sys.argv[1:]]",
+        f"runpy.run_path({loopback!r}, run_name='__main__')",
+    ]
+    program = _programs(base) / "torchrun"
+    program.parent.mkdir()
+    program.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    program.chmod(0o700)
+
+
+def _programs(base: Path) -> Path:
+    return base / "bin"
 
 
 def _is_distributed(hyperparameters: Mapping[str, str]) -> bool:
@@ -187,7 +210,9 @@ def command(port: str) -> list[str]:
 
 def environment(request: Mapping[str, Any], base: Path) -> dict[str, str]:
     """Variables of one container: the image's, the service's, and those of the request, which win."""
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    programs = os.pathsep.join(
+        [str(_programs(base)), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    )
     name = request["TrainingJobName"]
     return {
         "PATH": programs,  # the toolkit starts torchrun by its name

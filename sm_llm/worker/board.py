@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,11 +46,24 @@ PORT = 7779
 
 
 def open_board(prefix: str, leader: str, *, is_leader: bool) -> Board:
-    """A board on the first host of a job whose hosts have no torchrun in common; it goes when the first one ends."""
+    """A board on the first host of a job whose hosts have no torchrun in common; it goes when the first one ends.
+
+    It listens at the address that the host's name stands for, not on every interface.
+    """
     from torch._C._distributed_c10d import TCPStore
 
-    store = TCPStore(leader, PORT, is_master=is_leader, wait_for_workers=False, timeout=_MEETING)
+    own: dict[str, Any] = {"master_listen_fd": _listen(leader)} if is_leader else {}
+    store = TCPStore(leader, PORT, is_master=is_leader, wait_for_workers=False, timeout=_MEETING, **own)
     return Board(store, f"sm_llm/{prefix}/")
+
+
+def _listen(host: str) -> int:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, PORT, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+        return listener.detach()
 
 
 def connect(prefix: str, environ: Mapping[str, str] = os.environ) -> Board | None:

@@ -45,7 +45,7 @@ def test_the_submission_is_exactly_what_runs_on_every_node(tmp_path: Path) -> No
     submission = LocalBackend(Machine(cpus=8)).render(it, job)
     first, second = submission.request["nodes"]
     assert first["argv"][1:] == [
-        "-P", "-m", "torch.distributed.run",
+        "-P", "-m", "sm_llm.worker.loopback", "torch.distributed.run",
         "--nnodes=2", "--nproc-per-node=2", "--node-rank=0", "--rdzv-backend=static",
         "--rdzv-id=job-1-3", "--master-addr=127.0.0.1", f"--master-port={PORT}", "--local-addr=127.0.0.1",
         "--max-restarts=0", f"--log-dir={tmp_path / 'run/local/attempt-3/node-0/scratch/torchrun'}", "--tee=3",

@@ -15,7 +15,7 @@ from sm_llm.contract.run_home import local_root
 from sm_llm.contract.run_paths import STEPS, RunPaths
 from sm_llm.errors import Fault, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
-from sm_llm.launcher.container import PORT, entry_script, node_environment, rank_logs
+from sm_llm.launcher.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
 from sm_llm.launcher.rehearsal import is_rehearsed, rehearsal_faults
 from sm_llm.launcher.review import Review
 from sm_llm.launcher.source_faults import local_program_faults
@@ -26,6 +26,7 @@ from sm_llm.spec.machine import Machine, this_machine
 from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.storage.uri import is_s3
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -217,7 +218,9 @@ def _secret_faults(job: JobSpec) -> list[Fault]:
             remedy = "Use env:, file:, secretsmanager: or ssm:"
             faults.append((name, "a secret of Kubernetes cannot be read on this machine", reference, remedy))
         elif kind == "env" and not {**os.environ, **job.environment}.get(place):
-            faults.append((name, "is not set in this shell, which the job inherits", reference, f"export {place}=..."))
+            faults.append(
+                (name, "is not set in this shell, which the job inherits", reference, f"export {quoted(place)}=...")
+            )
         elif kind == "file" and not Path(place).expanduser().is_file():
             faults.append((name, "no such file on this machine", reference, "Write the secret there, or name its file"))
     return [Fault(f"secrets.{name}", *told) for name, *told in faults]
@@ -244,6 +247,7 @@ def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[
         sys.executable,
         "-P",  # the working folder is the user's; its files are not modules of ours
         "-m",
+        LOOPBACK,
         "torch.distributed.run",
         f"--nnodes={job.compute.instance_count}",
         f"--nproc-per-node={_processes(job)}",

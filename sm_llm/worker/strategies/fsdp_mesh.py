@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from sm_llm.worker.objects import restrict_object_collectives
+
 if TYPE_CHECKING:
     import torch
 
@@ -58,6 +60,7 @@ def start_process_group(device: torch.device, place: Place) -> bool:
     """Unless the program has done so; returns whether it was done here."""
     if dist.is_initialized():
         return False
+    restrict_object_collectives()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)

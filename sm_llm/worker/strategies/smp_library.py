@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sm_llm.errors import Fault, RunFailed, SpecError
+from sm_llm.worker.objects import restrict_object_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,6 +133,7 @@ def start_process_group(device: torch.device, collectives: str) -> bool:
     """Unless the program has done so; returns whether it was done here. It comes before the library's ``init``."""
     if dist.is_initialized():
         return False
+    restrict_object_collectives()
     if collectives == "smddp":
         symbol("smdistributed.dataparallel.torch", "torch_smddp")  # its import registers the backend
     dist.init_process_group(collectives if device.type == "cuda" else "gloo")

@@ -1,0 +1,67 @@
+"""Objects that torch passes between the processes of a job: read by an unpickler that knows harmless classes alone.
+
+torch's object collectives, which its distributed checkpoints use as well, are pickles. Their connections are arranged
+through a key-value store that another user of the machine may reach.
+"""
+
+from __future__ import annotations
+
+import builtins
+import enum
+import pickle
+import sys
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+from pydantic import BaseModel
+
+_CHECKPOINTS = "torch.distributed.checkpoint."
+_NAMED = {
+    "builtins": {"set", "frozenset", "slice", "range", "bytearray", "complex"},
+    "collections": {"OrderedDict", "deque"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "torch": {"Size", "device"},
+    "torch.serialization": {"_get_layout"},  # looks a name up in a table
+    "torch.distributed.checkpoint.api": {"CheckpointException"},
+    "traceback": {"StackSummary", "FrameSummary"},
+}
+_PLAIN = {f"{_CHECKPOINTS}{name}" for name in ("metadata", "planner", "filesystem", "storage")}
+"""Modules of torch whose dataclasses and enumerations are the plans and results of a distributed checkpoint."""
+
+
+class UnknownError(Exception):
+    """An error of a class that is not taken over from another process."""
+
+
+class ObjectUnpickler(pickle.Unpickler):
+    """Knows plain values, errors, and the data classes of distributed checkpoints and of this package."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _NAMED.get(module, ()):
+            return super().find_class(module, name)
+        found = getattr(sys.modules.get(module), name, None)  # nothing is imported, and no dotted name is followed
+        if module == "torch" and isinstance(found, torch.dtype):
+            return found
+        if isinstance(found, type) and found.__module__ == module and _is_plain(found, module):
+            return found
+        if name.endswith(("Error", "Exception", "Warning")) and "." not in name:
+            return UnknownError
+        raise pickle.UnpicklingError(f"a message of another process refers to {module}.{name}, which none may hold")
+
+
+def _is_plain(kind: type, module: str) -> bool:
+    """Whether making such an object does nothing but keep values."""
+    if issubclass(kind, BaseException):
+        return module == builtins.__name__ or module.startswith("sm_llm.")
+    if module in _PLAIN or module.startswith("sm_llm."):
+        return is_dataclass(kind) or issubclass(kind, enum.Enum | BaseModel)
+    return False
+
+
+def restrict_object_collectives() -> None:
+    """Let torch's object collectives of this process read with ``ObjectUnpickler`` from now on."""
+    if not hasattr(c10d, "_unpickler"):
+        raise RuntimeError(f"torch {torch.__version__} reads messages in a way that cannot be restricted")
+    c10d._unpickler = ObjectUnpickler
