@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.redaction import redact
+from sm_llm.terminal import clean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,11 +61,11 @@ def _shorten(text: str, longest: int = 120) -> str:
 class SmLlmError(Exception):
     """Base of every error that is the user's, the data's or the platform's, not ours.
 
-    Its text never holds what has the format of a credential, whatever address or answer a message quotes.
+    Its text never holds what has the format of a credential, nor control sequences, whatever a message quotes.
     """
 
     def __str__(self) -> str:
-        return redact(super().__str__())
+        return clean(redact(super().__str__()))
 
 
 class _FaultyError(SmLlmError):

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from sm_llm.errors import CheckpointError, LaunchRefused, PlanError, SmLlmError, SpecError
+from sm_llm.terminal import clean_streams, say
 
 _REFUSALS = (SpecError, PlanError, LaunchRefused, CheckpointError)
 """Errors of what was asked for; in this process all of them are raised before anything is started."""
@@ -90,7 +91,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from sm_llm import __version__
 
-        typer.echo(f"sm-llm {__version__}")
+        say(f"sm-llm {__version__}")
         raise typer.Exit
 
 
@@ -107,6 +108,7 @@ def main() -> NoReturn:
     """Entry point of ``sm-llm``: the user's faults become one message and an exit code, never a traceback."""
     from sm_llm.contract.states import USAGE_EXIT_CODE
 
+    clean_streams()
     gc.set_threshold(100_000)  # modules that are being loaded are no garbage: looking for it takes 5% of `plan`
     try:
         app()
@@ -115,9 +117,9 @@ def main() -> NoReturn:
 
         if (text := cause(error)) is None:
             raise
-        typer.echo(f"error: {text}", err=True)
+        say(f"error: {text}", err=True)
         sys.exit(1)
     except SmLlmError as error:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         sys.exit(USAGE_EXIT_CODE if isinstance(error, _REFUSALS) else 1)
     sys.exit(0)

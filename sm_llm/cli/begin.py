@@ -11,6 +11,7 @@ import typer
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, New, Overrides, Spec, Wait, carry_on, console, launched, print_json, typed
 from sm_llm.errors import SmLlmError
+from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -43,7 +44,7 @@ def fit(
         from sm_llm.launcher.plan import plan as make_plan
 
         for it in make_plan(spec, *overrides or ()):  # standard output is for what would be sent
-            typer.echo("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
+            say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
         print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
         return
     run = launched(lambda new: launch(spec, *overrides or (), new=new), new)
@@ -112,7 +113,7 @@ def init(
             stream.write(text)
     except OSError as error:
         raise SmLlmError(f"{file}: cannot be written ({error.strerror})") from None
-    typer.echo(f"Wrote {file}. Next: sm-llm plan {file}")
+    say(f"Wrote {file}. Next: sm-llm plan {quoted(file)}")
 
 
 @app.command()
@@ -177,4 +178,4 @@ def recipes(as_json: AsJson = False) -> None:
         return
     width = max(map(len, found), default=0)
     for name, summary in found.items():
-        typer.echo(f"{name:<{width}}  {summary}")
+        say(f"{name:<{width}}  {summary}")

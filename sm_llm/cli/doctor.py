@@ -8,6 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, Overrides, S3Access, print_json, s3_access
+from sm_llm.terminal import say
 
 
 @app.command()
@@ -41,7 +42,7 @@ def doctor(
     if resume_proof is not None:
         from sm_llm.launcher.resume_proof import prove_resume
 
-        tell = lambda text: typer.echo(text, err=True)  # noqa: E731
+        tell = lambda text: say(text, err=True)  # noqa: E731
         proof = prove_resume(resume_proof, *overrides or (), steps=steps, tell=tell)
         _answer(proof.to_json(), proof.text(), proof.ok, as_json)
     assert storage is not None
@@ -57,5 +58,5 @@ def _answer(values: object, text: str, ok: bool, as_json: bool) -> NoReturn:
     if as_json:
         print_json(values)
     else:
-        typer.echo(text)
+        say(text)
     raise typer.Exit(0 if ok else 1)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
+from sm_llm.terminal import quoted, say
 
 IMAGE_VERBS = {
     "build": "sm_llm.launcher.image_build:build",
@@ -37,7 +38,7 @@ def build(
     from sm_llm.launcher.image_build import build_command
 
     argv = build_command(kind, tag, region, base) if dry_run else make(kind, tag, region, base=base)
-    typer.echo(" ".join(argv))
+    say(quoted(*argv))
 
 
 @images.command()
@@ -45,7 +46,7 @@ def login(image: Image) -> None:
     """Let docker pull from and push to the registry of an image, also of AWS's own images."""
     from sm_llm.launcher.image_build import login as let_in
 
-    typer.echo(" ".join(let_in(image)))
+    say(quoted(*let_in(image)))
 
 
 @images.command()
@@ -55,12 +56,10 @@ def push(image: Image) -> None:
     from sm_llm.launcher.image_build import push as bring
 
     done = bring(image)
-    typer.echo(f"{image.partition(':')[0]}@{done.digest}")
+    say(f"{image.partition(':')[0]}@{done.digest}")
     if (policy := pull_policy(image)) is not None:
-        typer.echo(
-            "The repository's name does not contain sagemaker, so the role of the jobs needs this policy:", err=True
-        )
-        typer.echo(json.dumps(policy, indent=2), err=True)
+        say("The repository's name does not contain sagemaker, so the role of the jobs needs this policy:", err=True)
+        say(json.dumps(policy, indent=2), err=True)
 
 
 @images.command()
@@ -75,4 +74,4 @@ def wheelhouse(
     from sm_llm.launcher.wheelhouse import wheelhouse as fill
 
     for name in fill(line, target, requirement or ()):
-        typer.echo(name)
+        say(name)

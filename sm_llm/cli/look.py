@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, RunName, Storage, console, print_json
+from sm_llm.terminal import say
 
 
 @app.command()
@@ -32,7 +34,7 @@ def ls(
         print_json([it.to_json() for it in found])
         return
     if not found:
-        typer.echo(f"no run yet in {storage_address(storage)}")
+        say(f"no run yet in {storage_address(storage)}")
         return
     from sm_llm.launcher.report import runs_table
 
@@ -80,9 +82,12 @@ def logs(
     node: Annotated[int | None, typer.Option(min=0, help="Only this node.")] = None,
     grep: Annotated[str | None, typer.Option(metavar="REGEX", help="Only lines that match.")] = None,
     attempt: Annotated[int | None, typer.Option(min=1, help="Another attempt than the newest.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="As it was written, with control sequences.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print what a run's processes printed.
+
+    Control sequences, which could change what a terminal shows, are left out; --raw writes every byte.
 
     \b
     Examples:
@@ -93,10 +98,16 @@ def logs(
     from sm_llm.launcher.find_runs import attach
 
     lines = attach(run, storage=storage).logs(
-        follow=follow, tail=tail, node=node, rank=rank, pattern=grep, attempt=attempt
+        follow=follow, tail=tail, node=node, rank=rank, pattern=grep, attempt=attempt, raw=raw
     )
     for line in lines:
-        typer.echo(json.dumps({"line": line}) if as_json else line)
+        if as_json:
+            say(json.dumps({"line": line}))
+        elif raw:
+            sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape"))
+            sys.stdout.buffer.flush()
+        else:
+            say(line)
 
 
 @app.command()
@@ -137,7 +148,7 @@ def plot(
     if as_json:
         print_json({"plot": path})
         return
-    typer.echo(path)
+    say(path)
 
 
 @app.command()

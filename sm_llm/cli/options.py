@@ -13,6 +13,7 @@ import typer
 
 from sm_llm.spec.user_file import has_user_defaults
 from sm_llm.storage.s3_options import S3Options
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,16 +94,14 @@ def _with_user_options(given: S3Options) -> S3Options:
 
 def console(*, stderr: bool = False) -> Console:
     """Where tables and words go."""
-    from rich.console import Console
+    from sm_llm.launcher.console import console as make
 
-    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    # Piped output is for programs and logs: long lines stay whole there, unless COLUMNS says how wide it is.
-    return Console(stderr=stderr, highlight=False, width=None if is_terminal or "COLUMNS" in os.environ else 200)
+    return make(stderr=stderr)
 
 
 def print_json(value: Any) -> None:
     """``value`` on standard output. NaN has no place in JSON: it is an error of ours."""
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+    say(json.dumps(value, indent=2, allow_nan=False))
 
 
 def launched(launch: Callable[[bool], Run], new: bool) -> Run:
@@ -117,7 +116,7 @@ def launched(launch: Callable[[bool], Run], new: bool) -> Run:
     except UnfinishedRun as found:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
-        typer.echo(str(found), err=True)
+        say(str(found), err=True)
         choices = "[c]ontinue it as it is, begin a [n]ew run, or [q]uit"
         answer = typer.prompt(choices, default="q", err=True).strip().lower()[:1]
         if answer == "c":

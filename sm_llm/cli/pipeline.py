@@ -9,6 +9,7 @@ import typer
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, Overrides, Spec, print_json
 from sm_llm.errors import Fault, SpecError
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,7 @@ def upsert(spec: Spec, overrides: Overrides = None, variable: Variables = None) 
     """Store code and job files in S3 and create or update the pipeline."""
     from sm_llm.launcher.pipelines import upsert as store
 
-    typer.echo(store(spec, *(overrides or ()), variables=_pairs(variable, _VARIABLE)))
+    say(store(spec, *(overrides or ()), variables=_pairs(variable, _VARIABLE)))
 
 
 @group.command()
@@ -75,7 +76,7 @@ def start(
     """Start an execution and print its ARN."""
     from sm_llm.launcher.pipelines import start as begin
 
-    typer.echo(begin(name, _pairs(values, "NAME=VALUE"), region=region))
+    say(begin(name, _pairs(values, "NAME=VALUE"), region=region))
 
 
 @group.command()
@@ -89,10 +90,10 @@ def status(execution: Execution, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"state": state, "steps": [asdict(step) for step in steps]})
         return
-    typer.echo(state)
+    say(state)
     for step in steps:
         source = f" (result of {step.cached_from})" if step.cached_from else ""
-        typer.echo(f"  {step.name}: {step.state}{source}{f': {step.reason}' if step.reason else ''}")
+        say(f"  {step.name}: {step.state}{source}{f': {step.reason}' if step.reason else ''}")
 
 
 @group.command()
@@ -104,7 +105,7 @@ def logs(
     from sm_llm.launcher.pipelines import logs as read
 
     for line in read(execution, step):
-        typer.echo(line)
+        say(line)
 
 
 @group.command()

@@ -8,6 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, GivenRun, Overrides, RunName, Storage, Wait, carry_on, console, print_json
+from sm_llm.terminal import quoted, say
 
 Step = Annotated[int | None, typer.Option("--step", min=1, help="The checkpoint of this step; else the newest.")]
 
@@ -47,7 +48,7 @@ def wait(run: RunName = None, storage: Storage = None, as_json: AsJson = False) 
     try:
         found.wait()
     except RunFailed as error:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
     status = found.status()
     if as_json:
         print_json(status.to_json())
@@ -69,7 +70,7 @@ def stop(
     found = find(run, storage=storage)
     found.stop(now=now)
     words = "is being killed" if now else "was asked to stop after its current step"
-    typer.echo(f"{found.id} {words}", err=as_json)
+    say(f"{found.id} {words}", err=as_json)
     if wait:
         see_it_stop(found, console(stderr=as_json))
     if as_json:
@@ -96,7 +97,7 @@ def shell(
     found = find(run, storage=storage)
     if not print_only:
         enter(found, node)
-    typer.echo(" ".join(shell_command(found, node)))
+    say(quoted(*shell_command(found, node)))
 
 
 @app.command()
@@ -149,8 +150,8 @@ def rerun(
     from sm_llm.launcher.find_runs import attach as find
 
     found = find(run, storage=storage)
-    for line in differences(found.record):
-        typer.echo(f"not as it was then: {line}", err=True)
+    for line in differences(found.record, found.launch_folder):
+        say(f"not as it was then: {line}", err=True)
     carry_on(found.rerun(*overrides or ()), wait=wait, as_json=as_json)
 
 

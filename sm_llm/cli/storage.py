@@ -10,6 +10,7 @@ import typer
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
 from sm_llm.errors import StorageError
+from sm_llm.terminal import say
 
 
 @app.command()
@@ -58,7 +59,7 @@ def sync(
         print_json(report.to_json())
         return
     for line in report_lines(report, dry_run=dry_run):
-        typer.echo(line)
+        say(line)
 
 
 def _bytes(text: str) -> int:

@@ -8,13 +8,13 @@ the model, the digest of the data, the number of steps. Launcher and worker comp
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
 from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.leaves import Difference, leaves
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -138,14 +138,12 @@ class WaysOut:
     @property
     def anew(self) -> str:
         """Begin another run from its beginning."""
-        return (
-            "the same command with --new" if self.by_fit else shlex.join(["sm-llm", "rerun", self.run, *self.changes])
-        )
+        return "the same command with --new" if self.by_fit else f"sm-llm rerun {quoted(self.run, *self.changes)}"
 
     @property
     def with_other_data(self) -> str:
         """Train on from the checkpoint with other data."""
-        return shlex.join(["sm-llm", "branch", self.run, *self.changes, "task.start.allow_other_data=true"])
+        return f"sm-llm branch {quoted(self.run, *self.changes, 'task.start.allow_other_data=true')}"
 
 
 def refusals(

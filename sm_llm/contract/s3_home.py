@@ -16,6 +16,7 @@ from sm_llm.errors import StorageError, SubmitError
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.swap import Tagged, change, read_tagged, swap
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -142,5 +143,5 @@ def _lost(uri: str, record: RunRecord, number: int) -> str:
     where = f" on {winner.host}" if winner is not None and winner.host else ""
     return (
         f"{record.run_id}: another launch was first, and has started attempt {number}{where}. "
-        f"Follow it with: sm-llm logs -f {uri}"
+        f"Follow it with: sm-llm logs -f {quoted(uri)}"
     )

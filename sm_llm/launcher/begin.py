@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +14,7 @@ from sm_llm.contract.states import RunState
 from sm_llm.errors import CheckpointError, Fault, LaunchRefused, PlanError, StorageError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
-from sm_llm.launcher.homes import is_own_endpoint, remember_options
+from sm_llm.launcher.homes import is_own_endpoint, launch_folder, remember_launch
 from sm_llm.launcher.input_places import assert_inputs_exist
 from sm_llm.launcher.inputs import anchored
 from sm_llm.launcher.plan import plan_loaded
@@ -27,6 +25,7 @@ from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.leaves import spec_differences
 from sm_llm.spec.overrides import parse_fields, parse_overrides, texts, without_step
 from sm_llm.storage.uri import join
+from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     )  # fmt: skip
     home = home_of(join(storage, run_id), loaded.spec.storage_options.model_dump())
     home.create(record)
-    remember_options(home)
+    remember_launch(home, record)
     _submit(plans, home, record)
     return Run(home)
 
@@ -70,7 +69,7 @@ def proceed(
     Raises ``PlanError`` and ``SubmitError``; then the run is as it was.
     """
     record = run.record
-    plans = _plans(loaded, recorded_folder(record))
+    plans = _plans(loaded, launch_folder(run.home, record))
     assert_inputs_exist(plans, has_begun=True)
     assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
     number = record.next_attempt
@@ -143,12 +142,6 @@ def _retire(run: Run, step: int, attempt: int) -> None:
     retire_after(run.home.store, step, label=f"attempt-{attempt}")
 
 
-def recorded_folder(record: RunRecord) -> Path | None:
-    """The folder that a run's relative inputs are relative to; None if it is not there (any more)."""
-    folder = Path(record.host.get("folder", ""))
-    return folder if folder.is_absolute() and folder.is_dir() else None
-
-
 def recorded_spec(
     record: RunRecord, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None, *, start: str = ""
 ) -> Loaded:
@@ -173,7 +166,7 @@ def recorded_spec(
 def resume(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> Run:
     """Continue ``run`` from its newest checkpoint or that of ``step``; see ``Run.resume``."""
     if (state := run.state) in (RunState.RUNNING, RunState.RESTARTING):
-        raise LaunchRefused(f"{run.id} is {state.value}. Stop it first: sm-llm stop {run.uri}")
+        raise LaunchRefused(f"{run.id} is {state.value}. Stop it first: sm-llm stop {quoted(run.uri)}")
     if state.is_completed:
         raise LaunchRefused(f"{run.id} is completed, there is nothing left to resume.{_longer(run)}")
     wanted: Resume = "newest" if step is None else step
@@ -213,7 +206,7 @@ def _longer(run: Run) -> str:
     if job.kind != "train" or given is None or not any(it.valid for it in job.checkpoints()):
         return ""
     twice = f"task.{given[0]}={2 * given[1]:g}" if isinstance(given[1], float) else f"task.{given[0]}={2 * given[1]}"
-    return f" Train on from its last checkpoint in a new run: sm-llm branch {run.uri} {twice}"
+    return f" Train on from its last checkpoint in a new run: sm-llm branch {quoted(run.uri, twice)}"
 
 
 def _assert_has_effect(run: Run, loaded: Loaded, given: Sequence[str]) -> None:
@@ -222,7 +215,7 @@ def _assert_has_effect(run: Run, loaded: Loaded, given: Sequence[str]) -> None:
     before = recorded_spec(run.record).spec
     found = [*spec_differences(before, loaded.spec), *spec_differences(before, loaded.spec, only_free=True)]
     done = tuple(f"steps.{name}." for name, step in run.steps.items() if step.result is not None)
-    anew = f"Leave it out, or begin another run: {shlex.join(['sm-llm', 'rerun', run.uri, *given])}"
+    anew = f"Leave it out, or begin another run: sm-llm rerun {quoted(run.uri, *given)}"
     faults = []
     for it in found:
         if not it.is_settable:
@@ -261,7 +254,7 @@ def _assert_checkpoint(run: Run, step: int | None) -> int:
 
 
 def _anew(run: Run) -> str:
-    return f"Begin anew with: sm-llm rerun {run.uri}"
+    return f"Begin anew with: sm-llm rerun {quoted(run.uri)}"
 
 
 def finish(run: Run) -> Run:
@@ -273,7 +266,9 @@ def finish(run: Run) -> Run:
     newest = max((it.step for it in job.checkpoints() if it.valid), default=0)
     if total is None or newest < total:
         of = f"{newest} of {total} steps" if total else "nothing"
-        raise LaunchRefused(f"{run.id} has not done its work: {of} saved. Continue it with: sm-llm resume {run.uri}")
+        raise LaunchRefused(
+            f"{run.id} has not done its work: {of} saved. Continue it with: sm-llm resume {quoted(run.uri)}"
+        )
     return resume(run, (), {}, None)
 
 
@@ -314,7 +309,7 @@ def _pinned(job: Run, step: int) -> Iterator[None]:
         mine = pin(job.home.store, step)
     except StorageError as error:
         why = f"{job.id} may delete its checkpoint of step {step} before the branch has begun"
-        print(f"{why}, if it still trains: it could not be pinned there ({error})", file=sys.stderr)
+        say(f"{why}, if it still trains: it could not be pinned there ({error})", err=True)
     try:
         yield
     except BaseException:
@@ -330,11 +325,11 @@ def _new_from(run: Run, loaded: Loaded) -> Run:
     record = run.record
     moved = loaded.spec.storage != record.spec["storage"]
     storage = storage_root(loaded.spec) if moved else run.storage
-    return begin(loaded, storage, folder=recorded_folder(record), made_from=record.run_id)
+    return begin(loaded, storage, folder=launch_folder(run.home, record), made_from=record.run_id)
 
 
-def differences(record: RunRecord) -> list[str]:
-    """What is not as it was when the run was launched: versions, this package's code, the git commit."""
+def differences(record: RunRecord, folder: Path | None = None) -> list[str]:
+    """What is not as it was when the run was launched: versions, this package's code, the git commit in ``folder``."""
     from sm_llm.contract.git_state import git_state
     from sm_llm.contract.run_record import package_versions
     from sm_llm.launcher.inputs import code_digest
@@ -349,7 +344,6 @@ def differences(record: RunRecord) -> list[str]:
     ]
     if record.code_digest not in (None, code_digest()):
         found.append("the code of sm_llm")
-    folder = recorded_folder(record)
     git = git_state(folder, with_diff=False) if folder and record.git else None
     if git and record.git and git.commit != record.git.commit:
         found.append(f"git commit {record.git.commit[:12]} -> {git.commit[:12]}")

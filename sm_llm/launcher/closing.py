@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
+from rich.text import Text
 
 from sm_llm.contract.failure import Cause
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.lines import duration
 from sm_llm.launcher.report import STATE_STYLES
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,19 +25,19 @@ def closing(run: Run, console: Console, plot: str | None) -> None:
     status = run.status()
     took = f" in {duration(status.ended - status.started)}" if status.started and status.ended else ""
     style = STATE_STYLES.get(status.state, "")
-    reason = f": {escape(status.reason)}" if status.reason else _reached(status)
-    console.print(f"\n[bold {style}]{status.state.value}[/]{took}{reason}", soft_wrap=True)
+    reason = f": {status.reason}" if status.reason else _reached(status)
+    console.print(Text.assemble("\n", (status.state.value, f"bold {style}".strip()), took, reason), soft_wrap=True)
     places = [("run", run.uri), ("result", run.result_link), ("plot", plot)]
     for name, value in places:
         if value:
-            console.print(f"  {name:<9} {escape(str(value))}", soft_wrap=True)
-    console.print(f"  {'more':<9} sm-llm status {escape(run.uri)} (also metrics, logs)", soft_wrap=True)
+            console.print(f"  {name:<9} {value}", soft_wrap=True)
+    console.print(f"  {'more':<9} sm-llm status {quoted(run.uri)} (also metrics, logs)", soft_wrap=True)
     if status.state.is_completed:
         _print_sample(run, console)
         _print_loading(run, console)
         _print_rows(run, console)
     else:
-        console.print(f"\n{escape(_next(run, status))}", soft_wrap=True)
+        console.print(f"\n{_next(run, status)}", soft_wrap=True)
 
 
 def _print_rows(run: Run, console: Console) -> None:
@@ -46,24 +47,26 @@ def _print_rows(run: Run, console: Console) -> None:
     found = account(run) if run.job.kind == "prepare" else None
     if found is None or run.result_link is None:
         return
-    console.print(f"\n{rows_sentence(found)}", soft_wrap=True, highlight=False)
-    console.print("\n[bold]Train on them with[/]")
-    console.print(f"  {escape(training_command(found, str(run.result_link)))}", soft_wrap=True, highlight=False)
+    console.print(f"\n{rows_sentence(found)}", soft_wrap=True)
+    _print_heading(console, "Train on them with")
+    console.print(f"  {training_command(found, str(run.result_link))}", soft_wrap=True)
 
 
 def _next(run: Run, status: Status) -> str:
     """What to do with a run that has not completed."""
     if status.state is RunState.COMPLETED_UNPUBLISHED:
-        return f"Publish its result with: sm-llm finish {run.uri}"
+        return f"Publish its result with: sm-llm finish {quoted(run.uri)}"
     checkpoints = [it.step for it in run.checkpoints() if it.valid]
     record = run.record
     is_as_launched = not record.changes and record.made_from is None
     if checkpoints:
         newest = f"it from its newest checkpoint, step {checkpoints[-1]}"
-        resume = f"sm-llm resume {run.uri}"
+        resume = f"sm-llm resume {quoted(run.uri)}"
         if Cause.DATA in (status.reason or ""):
-            branch = f"sm-llm branch {run.uri} task.start.allow_other_data=true"
-            other = f"changed data need a new run, from this step: {branch}, or from step 0: sm-llm rerun {run.uri}"
+            branch = f"sm-llm branch {quoted(run.uri)} task.start.allow_other_data=true"
+            other = (
+                f"changed data need a new run, from this step: {branch}, or from step 0: sm-llm rerun {quoted(run.uri)}"
+            )
             return f"With the same data continue {newest}, with: {resume}; {other}"
         once = "Once the cause is fixed, " if status.state is RunState.FAILED else ""
         text = f"the same command continues {newest}, and so does: {resume}" if is_as_launched else ""
@@ -71,7 +74,11 @@ def _next(run: Run, status: Status) -> str:
         return once + text if once else text[0].upper() + text[1:]
     if is_as_launched:
         return "It has no checkpoint yet: the same command starts it from its beginning."
-    return f"It has no checkpoint yet. Begin anew with: sm-llm rerun {run.uri}"
+    return f"It has no checkpoint yet. Begin anew with: sm-llm rerun {quoted(run.uri)}"
+
+
+def _print_heading(console: Console, text: str) -> None:
+    console.print(Text(f"\n{text}", "bold"))
 
 
 def _reached(status: Status) -> str:
@@ -86,8 +93,9 @@ def _print_sample(run: Run, console: Console) -> None:
 
     samples = [event for event in read_events(run.job.events) if event["kind"] == "sample"]
     if samples:
-        console.print("\n[bold]A sample of what it writes[/]")
-        console.print(f"[cyan]{escape(samples[-1]['prompt'])}[/]{escape(samples[-1]['text'])}", soft_wrap=True)
+        _print_heading(console, "A sample of what it writes")
+        sample = Text.assemble((str(samples[-1]["prompt"]), "cyan"), str(samples[-1]["text"]))
+        console.print(sample, soft_wrap=True)
 
 
 def _print_loading(run: Run, console: Console) -> None:
@@ -95,20 +103,20 @@ def _print_loading(run: Run, console: Console) -> None:
     if result is None:
         return
     if run.home.is_remote:
-        console.print("\n[bold]Get it with[/]")
-        console.print(f"  sm-llm sync {escape(str(result))} ./{escape(run.job.id)}", soft_wrap=True, highlight=False)
+        _print_heading(console, "Get it with")
+        console.print(f"  sm-llm sync {quoted(result, f'./{run.job.id}')}", soft_wrap=True)
     folder = Path(run.job.id) if run.home.is_remote else Path(result)
     if run.job.kind not in ("train", "prepare"):
         return  # what a script or a fetch leaves, nobody but its user knows
-    console.print("\n[bold]Load it with[/]")
+    _print_heading(console, "Load it with")
     if run.job.kind == "train":
         lines = [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            f'model = AutoModelForCausalLM.from_pretrained("{folder}")',
+            f"model = AutoModelForCausalLM.from_pretrained({str(folder)!r})",
         ]
         if run.record.spec.get("task", {}).get("tokenizer") or (folder / "tokenizer.json").is_file():
-            lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{folder}")')
+            lines.append(f"tokenizer = AutoTokenizer.from_pretrained({str(folder)!r})")
     else:
-        lines = ["from datasets import load_from_disk", f'rows = load_from_disk("{folder}/train")']
+        lines = ["from datasets import load_from_disk", f"rows = load_from_disk({str(folder / 'train')!r})"]
     for line in lines:
-        console.print(f"  {escape(line)}", soft_wrap=True, highlight=False)
+        console.print(f"  {line}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.data import JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.uri import open_store, run_and_step
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -87,11 +87,11 @@ def _faults(
         now = planned_identity(plan, task)
     except StorageError as error:
         told = "the checkpoint cannot be compared from here, the job does so when it starts"
-        print(f"{store.uri}: {told}: {error}", file=sys.stderr)
+        say(f"{store.uri}: {told}: {error}", err=True)
         return []
     found = differences(recorded_identity(meta[1]), now)
     if found and plan.job.backend.name != "local":  # of a local run the worker's own notice is seen at once
-        print(f"continues with changes: {'; '.join(map(str, found))}", file=sys.stderr)
+        say(f"continues with changes: {'; '.join(map(str, found))}", err=True)
     total = None if plan.derived is None else plan.derived.total_steps
     if (too_short := length_fault(task, total, meta[0], may_equal=is_own)) is not None:
         found = [it for it in found if it.field_class is not FieldClass.SCHEDULE]

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from sm_llm.launcher.sdk_session import is_pipeline, region_faults, variable_fau
 from sm_llm.launcher.sdk_tuner import watch_tuners
 from sm_llm.optional import command
 from sm_llm.storage.result import RESULT
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -253,7 +253,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             self._address = step._address
             step._built = attributes(step)
             return super(_OfRuns, step).fit(merged, wait=wait, logs=logs, job_name=name, **options)
-        print(*self._staged.plan.start_lines(), sep="\n", file=sys.stderr)
+        say(*self._staged.plan.start_lines(), err=True)
         with of_session(self.sagemaker_session):
             self._staged.store()
             self._staged.claim(self.sagemaker_session.boto_region_name, name)

@@ -8,6 +8,7 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.run_home import FolderHome, home_of
@@ -20,10 +21,10 @@ from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.swap import folders
 from sm_llm.storage.uri import parse
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import RunRecord
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _READERS = 16
 _SHOWN = 8
 _REACHED = "reached.json"
+_FOLDER = "folder"
 _LOG = logging.getLogger(__name__)
 
 
@@ -83,15 +85,39 @@ def is_own_endpoint(home: RunHome, endpoint: str) -> bool:
         return True
     if isinstance(home, S3Home):
         return _is_same_host(endpoint, home.store.client.meta.endpoint_url)
+    return _is_own_record(home)
+
+
+def _is_own_record(home: RunHome) -> bool:
     return home.paths.record.stat().st_uid == os.getuid()
 
 
-def remember_options(home: RunHome) -> None:
-    """Keep how a run that is launched here is reached, for verbs on this machine that know its address alone."""
+def launch_folder(home: RunHome, record: RunRecord) -> Path | None:
+    """The folder that relative inputs of a run are relative to: where its user stood at the launch.
+
+    None if it is gone, and if only somebody who may write the record names it: then they are relative to the working
+    directory, as those of any specification.
+    """
+    folder = Path(str(record.host.get("folder", "")))
+    if not folder.is_absolute() or not folder.is_dir():
+        return None
+    remembered = _remembered(home.uri).get(_FOLDER) if isinstance(home, S3Home) else None
+    is_own = remembered == str(folder) if isinstance(home, S3Home) else _is_own_record(home)
+    if not is_own and folder != Path.cwd():
+        _LOG.warning(
+            "%s: relative inputs are those of the working directory; you did not launch it in %r, as its record says",
+            home.uri, str(folder),
+        )  # fmt: skip
+    return folder if is_own else None
+
+
+def remember_launch(home: RunHome, record: RunRecord) -> None:
+    """Keep how a run that is launched here is reached, for verbs on this machine that know its address alone, and the
+    folder that it was launched from."""
     if isinstance(home, S3Home):
         options = {name: value for name, value in asdict(home.store.options).items() if value is not None}
         home.root.mkdir(parents=True, exist_ok=True)
-        write_atomically(home.root / _REACHED, json.dumps(options))
+        write_atomically(home.root / _REACHED, json.dumps({**options, _FOLDER: record.host["folder"]}))
 
 
 def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None = None) -> list[RunHome]:
@@ -122,7 +148,7 @@ def assert_storage(storage: str | Path, options: S3Options | None = None) -> Non
             raise StorageError(f"{uri}: there is nothing below this address, so no run. Check it.{_beside(store)}")
         is_run = store.head(RUN_RECORD) is not None
     if is_run:
-        raise StorageError(f"{uri}: this is a run, not a folder of runs. Show it with: sm-llm status {uri}")
+        raise StorageError(f"{uri}: this is a run, not a folder of runs. Show it with: sm-llm status {quoted(uri)}")
 
 
 def _beside(store: S3Store) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.images import dns_suffix, rows, uri
 from sm_llm.launcher.sagemaker.account import Account, told
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,7 +123,7 @@ def _checkout() -> Path:
 
 def _run(argv: Sequence[str], folder: Path, run: Any, secret: str | None = None) -> None:
     if run is None and shutil.which(argv[0]) is None:
-        raise SubmitError(f"{argv[0]} is not installed. The command: {' '.join(argv)}")
+        raise SubmitError(f"{argv[0]} is not installed. The command: {quoted(*argv)}")
     done = (run or subprocess.run)(list(argv), cwd=folder, input=secret, text=True, check=False)
     if done.returncode:
-        raise SubmitError(f"{' '.join(argv)} ended with exit code {done.returncode}")
+        raise SubmitError(f"{quoted(*argv)} ended with exit code {done.returncode}")

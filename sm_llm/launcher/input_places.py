@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_client import code_of, connect
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.uri import is_s3, parse, run_and_step
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -162,7 +162,7 @@ def _checkpoint_fault(place: str, options: dict[str, Any]) -> Fault | None:
     store = _store(location, options) if location.path is None else FolderStore(location.path)
     steps = [slot.step for slot, _ in commit_keys(store)]
     if not steps:
-        remedy = f"Give the address of a run, and maybe @STEP; what it has tells: sm-llm checkpoints {run}"
+        remedy = f"Give the address of a run, and maybe @STEP; what it has tells: sm-llm checkpoints {quoted(run)}"
         return Fault(_CHECKPOINT, "has no checkpoint", place, remedy)
     if step is None or step in steps:
         return None

@@ -12,6 +12,7 @@ from sm_llm.errors import SmLlmError, StorageError, SubmitError
 from sm_llm.launcher.follow import follow
 from sm_llm.launcher.lines import big, duration, event_line, training_line
 from sm_llm.launcher.metrics import SummaryBuilder
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -114,14 +115,14 @@ def accompany(run: Run, console: Console, *, wait: bool, since: float | None = N
 
 def look_on(run: Run, console: Console) -> RunState | None:
     """Show from now on a run that somebody else started. Ctrl-C only ends the looking; then the result is None."""
-    from rich.markup import escape
+    from rich.text import Text
 
     status = run.status()
-    console.print(f"[bold]{escape(run.id)}[/] is {status.state.value}, attempt {status.attempt}, in {escape(run.uri)}")
+    console.print(Text.assemble((run.id, "bold"), f" is {status.state.value}, attempt {status.attempt}, in {run.uri}"))
     try:
         watch(run, console, since=time.time())
     except KeyboardInterrupt:
-        console.print(f"\nIt goes on. Stop it with: sm-llm stop {escape(run.uri)}", soft_wrap=True)
+        console.print(f"\nIt goes on. Stop it with: sm-llm stop {quoted(run.uri)}", soft_wrap=True)
         return None
     _close(run, console)
     return run.state
@@ -160,21 +161,21 @@ def _counted_interrupts() -> Iterator[list[int]]:
 
 def begin(run: Run, console: Console) -> None:
     """Where the run lives and how to get back to it."""
-    from rich.markup import escape
+    from rich.text import Text
 
     verb = "continues" if run.continued_attempt else "starts"
     attempt = f" as attempt {run.continued_attempt} of an unfinished run" if run.continued_attempt else ""
-    console.print(f"[bold]{escape(run.id)}[/] {verb}{attempt} in {escape(run.uri)}", soft_wrap=True)
+    console.print(Text.assemble((run.id, "bold"), f" {verb}{attempt} in {run.uri}"), soft_wrap=True)
     if devices := dict.fromkeys(filter(None, (it.get("facts", {}).get("devices") for it in run.record.plan))):
-        console.print(f"It computes on: {escape('; '.join(devices))}", style="dim", soft_wrap=True)
-    where = "It runs in the background" if run.is_local else f"It is {escape(str(run.native_uri))}"
+        console.print(f"It computes on: {'; '.join(devices)}", style="dim", soft_wrap=True)
+    where = "It runs in the background" if run.is_local else f"It is {run.native_uri}"
     for plan in run.record.plan:
         prefix = f"{plan['step']}: " if plan.get("step") else ""
         for name, value in plan.get("settings", {}).items():
-            console.print(f"  {prefix}{name:<10} {escape(value)}", soft_wrap=True)
+            console.print(f"  {prefix}{name:<10} {value}", soft_wrap=True)
         for warning in plan.get("warnings", ()):
-            console.print(f"  {prefix}warning: {escape(warning)}", style="yellow", soft_wrap=True)
-    hint = f"{where}; follow it from anywhere with: sm-llm logs -f {escape(run.uri)}"
+            console.print(f"  {prefix}warning: {warning}", style="yellow", soft_wrap=True)
+    hint = f"{where}; follow it from anywhere with: sm-llm logs -f {quoted(run.uri)}"
     console.print(hint, style="dim", soft_wrap=True)
 
 
@@ -221,6 +222,6 @@ def _pass_on(run: Run, console: Console, count: int) -> None:
         try:
             run.stop(now=count > 1)
         except StorageError as fault:
-            console.print(f"it could not be asked to stop (Ctrl-C asks again): {fault}", style="yellow", markup=False)
+            console.print(f"it could not be asked to stop (Ctrl-C asks again): {fault}", style="yellow")
             return
         console.print("stopping … (Ctrl-C again kills it at once)" if count == 1 else "killing it", style="yellow")

@@ -22,10 +22,12 @@ from sm_llm.contract.stop_request import ask_to_stop
 from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.attempt import python_path, request_file
 from sm_llm.launcher.heartbeat import SILENT_SECONDS, Heartbeat, silence
+from sm_llm.launcher.homes import launch_folder
 from sm_llm.launcher.logs import last_lines
 from sm_llm.launcher.rehearsal import upload
 from sm_llm.launcher.results import has_final
 from sm_llm.storage.swap import change
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +86,7 @@ def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = 
         home.claim(Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time()))
         try:
             prepare()
-            return _spawn(home, attempt, record.host.get("folder", ""))
+            return _spawn(home, attempt, launch_folder(home, record) or Path.cwd())
         except BaseException:
             if not _has_begun(home, attempt):
                 home.unclaim(attempt)
@@ -123,24 +125,24 @@ def running_message(home: RunHome, record: RunRecord) -> str:
     grace = f" If that machine is gone, its silence is noticed after {SILENT_SECONDS:.0f} s." if home.is_remote else ""
     return (
         f"{record.run_id} is running already (process {pid}{elsewhere}).{grace} Follow it with: "
-        f"sm-llm logs {home.uri} --follow, or start another run of the same specification with --new"
+        f"sm-llm logs {quoted(home.uri)} --follow, or start another run of the same specification with --new"
     )
 
 
-def _spawn(home: RunHome, attempt: int, folder: str) -> str:
+def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
+    """Start the supervisor. It works where this process does: ``folder`` is data, nothing runs there."""
     log = home.paths.logs(attempt) / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     reader, writer = os.pipe()
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", SUPERVISOR, home.uri, str(writer), _options(home)],
+                [sys.executable, "-P", "-m", SUPERVISOR, home.uri, str(writer), _options(home), str(folder)],
                 env={**os.environ, **python_path(os.environ)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[writer],
-                cwd=folder if os.path.isdir(folder) else None,  # a workflow's inputs are relative to it
                 start_new_session=True,  # a closing terminal or Ctrl-C there does not reach it
             )
     finally:

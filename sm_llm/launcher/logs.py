@@ -30,6 +30,8 @@ class LogFilter:
     node: int | None = None
     rank: int | None = None
     pattern: re.Pattern[str] = field(default_factory=lambda: re.compile(""))
+    raw: bool = False
+    """Lines as they were written, with their line endings; bytes that are not UTF-8 as Python escapes them."""
     prefix: str = ""
     """What the lines of ``rank`` begin with in its node's log."""
 
@@ -51,6 +53,12 @@ class LogFilter:
         line = line.removeprefix(self.prefix)
         return line if self.pattern.search(line) else None
 
+    def text(self, written: bytes) -> str | None:
+        """``take`` of a line as it was written."""
+        if self.raw:
+            return self.take(written.decode("utf-8", "surrogateescape"))
+        return self.take(written.decode("utf-8", "replace").rstrip("\r\n"))
+
 
 def last_lines(path: Path, count: int) -> list[str]:
     """At most ``count`` last lines of a file, read from its end; empty where there is no file."""
@@ -70,7 +78,7 @@ def _last_lines(stream: BinaryIO, end: int, count: int, wanted: LogFilter) -> li
         lines = (stream.read(before - begin) + rest).splitlines(keepends=True)
         # The first line may go on in the block before it.
         rest = lines.pop(0) if begin > 0 else b""
-        shown = (wanted.take(_text(line)) for line in lines)
+        shown = (wanted.text(line) for line in lines)
         found = [*(line for line in shown if line is not None), *found]
     return found[-count:] if count else []
 
@@ -80,10 +88,6 @@ def _end_of_whole_lines(stream: BinaryIO) -> int:
     begin = stream.seek(max(0, size - _BLOCK_BYTES))
     newline = stream.read().rfind(b"\n")
     return size if newline < 0 else begin + newline + 1
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", errors="replace").rstrip("\r\n")
 
 
 def fresh_logs(
@@ -171,7 +175,7 @@ class _Follower:
             if whole_only and not raw.endswith(b"\n"):
                 self._stream.seek(-len(raw), 1)
                 return
-            if (line := self._wanted.take(_text(raw))) is not None:
+            if (line := self._wanted.text(raw)) is not None:
                 yield self.label + line
 
     def _begin(self) -> Iterator[str]:

@@ -7,16 +7,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.lines import big, duration, moment, size
 from sm_llm.spec.machines import groups, smallest_gpu
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rich.table import Table
+    from rich.text import Text
 
     from sm_llm.launcher.find_runs import Listed
     from sm_llm.launcher.metrics import MetricRow
@@ -42,11 +42,13 @@ _COMMANDS = 2
 
 def plan_table(plan: Plan) -> Table:
     """One plan as a table of names and values."""
+    from rich.text import Text
+
     table = _pairs(f"{plan.job.name}" + (f"  (step {plan.step})" if plan.step else ""))
     for name, value in _plan_rows(plan):
-        table.add_row(name, escape(value))
+        _add(table, name, value)
     for warning in plan.warnings:
-        table.add_row("[yellow]warning[/]", f"[yellow]{escape(warning)}[/]")
+        _add(table, Text("warning", "yellow"), Text(warning, "yellow"))
     return table
 
 
@@ -83,7 +85,7 @@ def _machines(plan: Plan) -> str:
 def _command_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     """The commands of the first nodes: on a hundred nodes they differ in little, and ``--json`` has all."""
     for node, argv in enumerate(plan.command[:_COMMANDS]):
-        yield "command" if node == 0 else f"command of node {node}", " ".join(argv)
+        yield "command" if node == 0 else f"command of node {node}", quoted(*argv)
     if len(plan.command) > _COMMANDS:
         yield "", f"and so on to node {len(plan.command) - 1}"
 
@@ -128,11 +130,19 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "validation", f"every {derived.validation_every:,} steps"
 
 
+def _add(table: Table, *cells: str | Text) -> None:
+    """A row whose texts are no markup, whatever console shows it."""
+    from rich.text import Text
+
+    table.add_row(*(Text(it) if isinstance(it, str) else it for it in cells))
+
+
 def _pairs(title: str) -> Table:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     return table
@@ -140,28 +150,32 @@ def _pairs(title: str) -> Table:
 
 def status_table(status: Status) -> Table:
     """A run's status as a table of names and values."""
+    from rich.text import Text
+
     table = _pairs(status.run_id)
     style = STATE_STYLES.get(status.state, "")
-    reason = f": {escape(status.reason)}" if status.reason else ""
+    reason = f": {status.reason}" if status.reason else ""
     is_told = (status.reason or "").startswith("stopping")  # in the platform's own words
     stopping = " (stopping)" if status.progress.stopping and not status.state.is_final and not is_told else ""
     words = f"{status.state.value}{stopping}"
-    table.add_row("state", f"[{style}]{words}[/]{reason}" if style else f"{words}{reason}")
-    table.add_row("attempt", escape(f"{status.attempt} ({status.native_uri})") if status.native_uri else "none yet")
+    _add(table, "state", Text.assemble((words, style), reason))
+    _add(table, "attempt", f"{status.attempt} ({status.native_uri})" if status.native_uri else "none yet")
     for name, value in _progress_rows(status):
-        table.add_row(name, value)
+        _add(table, name, value)
     for step in status.steps:
-        table.add_row(f"step {step.uri.rpartition('/')[2]}", step.state.value)
-    table.add_row("storage" if "://" in status.uri else "folder", escape(status.uri))
+        _add(table, f"step {step.uri.rpartition('/')[2]}", step.state.value)
+    _add(table, "storage" if "://" in status.uri else "folder", status.uri)
     if status.result:
         from sm_llm.launcher.results import RESULT_LINK
 
         link = Path(status.uri) / RESULT_LINK  # of a run in S3 no such file exists anywhere
-        table.add_row("result", escape(str(link) if link.exists() else status.result))
+        _add(table, "result", str(link) if link.exists() else status.result)
     return table
 
 
-def _progress_rows(status: Status) -> Iterable[tuple[str, str]]:
+def _progress_rows(status: Status) -> Iterable[tuple[str | Text, str | Text]]:
+    from rich.text import Text
+
     now = status.progress
     if now.total_steps or now.step:
         yield "step", f"{now.step:,} of {now.total_steps or '?'}"
@@ -176,7 +190,7 @@ def _progress_rows(status: Status) -> Iterable[tuple[str, str]]:
     if now.eta_seconds and not status.state.is_final:
         yield "left", duration(now.eta_seconds)
     if now.alarm and not status.state.is_final:
-        yield "[red]checkpoints[/]", f"[red]{escape(now.alarm)}[/]"
+        yield Text("checkpoints", "red"), Text(now.alarm, "red")
     if status.started and status.ended:
         yield "took", duration(status.ended - status.started)
     elif status.started and not status.state.is_final:
@@ -184,7 +198,7 @@ def _progress_rows(status: Status) -> Iterable[tuple[str, str]]:
         yield began, f"{moment(status.started)} ({duration(time.time() - status.started)})"
     if status.billable_seconds is not None:
         yield "billed", _bill(status.billable_seconds, status.used_seconds)
-    yield from ((escape(name), escape(place)) for name, place in status.trackers.items())
+    yield from status.trackers.items()
 
 
 def _bill(billed: int, used: int | None) -> str:
@@ -213,7 +227,7 @@ def runs_table(runs: Sequence[Listed], width: int | None = None) -> Table:
     table.columns[0].no_wrap = True  # an id is there to be copied
     table.columns[0].min_width = max((len(run.run_id) for run in runs), default=0)
     for run, row in zip(runs, rows, strict=True):
-        table.add_row(*(_state(run.state) if name == "state" else row[name] for name in names))
+        _add(table, *(_state(run.state) if name == "state" else row[name] for name in names))
     return table
 
 
@@ -247,23 +261,26 @@ def attempts_table(run: Run) -> Table:
         process = f"{it.host}/{it.native_id}" if it.host else it.native_id
         state = it.state or (now if it.number == record.attempts[-1].number else RunState.INTERRUPTED)
         took = _took(it.started, it.ended, state)
-        table.add_row(str(it.number), _state(state), moment(it.started), took, start, process, escape(words))
+        _add(table, str(it.number), _state(state), moment(it.started), took, start, process, words)
     return table
 
 
 def checkpoints_table(found: Sequence[CheckpointInfo]) -> Table:
     """Committed checkpoints with their age, and what is wrong with those that cannot be used."""
+    from rich.text import Text
+
     table = _columns("step", "size", "age", "usable")
     for it in found:
         age = "" if it.time is None else duration(time.time() - it.time)
-        usable = "[green]yes[/]" if it.valid else f"[red]no[/]: {escape(it.reason)}"
-        table.add_row(f"{it.step:,}", size(it.size), age, usable)
+        usable = Text("yes", "green") if it.valid else Text.assemble(("no", "red"), f": {it.reason}")
+        _add(table, f"{it.step:,}", size(it.size), age, usable)
     return table
 
 
-def _state(state: RunState) -> str:
-    style = STATE_STYLES.get(state)
-    return f"[{style}]{state.value}[/]" if style else state.value
+def _state(state: RunState) -> Text:
+    from rich.text import Text
+
+    return Text(state.value, STATE_STYLES.get(state, ""))
 
 
 def _took(started: float | None, ended: float | None, state: RunState) -> str:
@@ -291,7 +308,7 @@ def origins_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
     table = _columns("key", "value", "from")
     for path, value, origin in rows:
         style = "dim" if origin == "default" else ""
-        table.add_row(*(Text(text, style) for text in (path, _scalar(value), origin)))
+        _add(table, *(Text(text, style) for text in (path, _scalar(value), origin)))
     return table
 
 
@@ -311,7 +328,7 @@ def metrics_table(rows: Sequence[MetricRow]) -> Table:
     for name in METRIC_COLUMNS:
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
-        table.add_row(*(_cell(name, row.get(name)) for name in METRIC_COLUMNS))
+        _add(table, *(_cell(name, row.get(name)) for name in METRIC_COLUMNS))
     return table
 
 

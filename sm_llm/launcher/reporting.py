@@ -13,6 +13,7 @@ from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.shipper import Shipper
 from sm_llm.contract.stop_request import StopRequest
 from sm_llm.launcher.heartbeat import Heartbeat, impatient
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from sm_llm.contract.run_home import RunHome
@@ -56,7 +57,7 @@ def _superseded(home: S3Home, attempt: int) -> None:
 
 
 def _tell(home: S3Home, attempt: int, message: str) -> None:
-    print(message, flush=True)
+    say(message)
     with suppress(OSError):
         log = EventWriter(home.paths.event_file(attempt, "launcher"), attempt)
         log.write(Notice(message, "warning"))

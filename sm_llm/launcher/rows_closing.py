@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import read_events
 from sm_llm.spec.yaml_text import to_yaml
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -42,7 +42,7 @@ def training_command(account: dict[str, Any], result: str) -> str:
         "task.model.config.vocab_size": account["tokenizer"]["vocab_size"],
         "task.model.config.max_position_embeddings": account["seq_length"],
     }
-    return " ".join(["sm-llm", "fit", RECIPE, *(shlex.quote(f"{name}={value}") for name, value in changes.items())])
+    return f"sm-llm fit {quoted(RECIPE, *(f'{name}={value}' for name, value in changes.items()))}"
 
 
 def _count(number: int, name: str) -> str:

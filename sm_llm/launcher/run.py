@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.run_paths import STEPS
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher.follow import note_stop
-from sm_llm.launcher.homes import find_home, with_recorded_options
+from sm_llm.launcher.homes import find_home, launch_folder, with_recorded_options
 from sm_llm.launcher.metrics import MetricRow, metric_rows
 from sm_llm.launcher.results import RESULT_LINK, result_place
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,6 +105,11 @@ class Run:
         return backend(str(self._created_from.spec["backend"]["name"]))
 
     @property
+    def launch_folder(self) -> Path | None:
+        """The folder that relative inputs are relative to; None if it is gone or nobody but the record names it."""
+        return launch_folder(self.home, self._created_from)
+
+    @property
     def attempts(self) -> tuple[Attempt, ...]:
         """Every start of the run, oldest first."""
         return self.record.attempts
@@ -190,6 +196,7 @@ class Run:
         rank: int | None = None,
         pattern: str | None = None,
         attempt: int | None = None,
+        raw: bool = False,
     ) -> Iterator[str]:
         """What the processes of an attempt (the newest) printed, line by line.
 
@@ -200,10 +207,12 @@ class Run:
             rank: only this process.
             pattern: only lines in which this regular expression is found.
             attempt: another attempt than the newest.
+            raw: lines as they were written, with their line endings and control sequences; what is not UTF-8 as
+                ``surrogateescape`` writes it.
         """
         from sm_llm.launcher.run_logs import log_filter, logs_of
 
-        return logs_of(self, log_filter(tail, node, rank, pattern), follow=follow, attempt=attempt)
+        return logs_of(self, log_filter(tail, node, rank, pattern, raw=raw), follow=follow, attempt=attempt)
 
     def plot(self, path: str | Path | None = None) -> Path:
         """Write a PNG of loss, learning rate and throughput; by default ``plot.png`` in the run's folder."""
@@ -276,11 +285,10 @@ class Run:
 
     def watch(self, *, since: float | None = None) -> RunState:
         """Show the run until it ends, without telling what happened before ``since`` (seconds since the epoch)."""
-        from rich.console import Console
-
+        from sm_llm.launcher.console import console
         from sm_llm.launcher.live import accompany
 
-        return accompany(self, Console(highlight=False), wait=True, since=since)
+        return accompany(self, console(), wait=True, since=since)
 
     def failure_message(self) -> str:
         """How the run ended, the first failing rank with its cause, and where to read on."""
@@ -290,8 +298,8 @@ class Run:
         words = reason or "no reason was given"
         if rank is not None and not words.startswith(f"rank {rank}"):
             words = f"rank {rank}: {words}"
-        only = f" --rank {rank}" if rank is not None else ""
-        return f"{self.id} is {state.value}: {words}. Logs: sm-llm logs {self.uri}{only} --tail 50"
+        only = ("--rank", rank) if rank is not None else ()
+        return f"{self.id} is {state.value}: {words}. Logs: sm-llm logs {quoted(self.uri, *only, '--tail', 50)}"
 
     def __repr__(self) -> str:
         return f"Run({self.uri!r})"

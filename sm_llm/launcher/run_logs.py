@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.5
 
 
-def log_filter(tail: int | None, node: int | None, rank: int | None, pattern: str | None) -> LogFilter:
+def log_filter(
+    tail: int | None, node: int | None, rank: int | None, pattern: str | None, *, raw: bool = False
+) -> LogFilter:
     """The filter of these options. Raises ``SmLlmError`` for a pattern that is no regular expression."""
     try:
-        return LogFilter(tail, node, rank, re.compile(pattern or ""))
+        return LogFilter(tail, node, rank, re.compile(pattern or ""), raw=raw)
     except re.error as error:
         raise SmLlmError(f"{pattern!r} is not a regular expression: {error}") from None
 

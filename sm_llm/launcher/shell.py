@@ -7,6 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, NoReturn
 
 from sm_llm.errors import SubmitError
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -28,5 +29,5 @@ def shell(run: Run, node: int = 0) -> NoReturn:
     argv = shell_command(run, node)
     if shutil.which(argv[0]) is None:
         remedy = "It needs the AWS CLI and its session-manager-plugin"
-        raise SubmitError(f"{argv[0]} is not installed. {remedy}. The command: {' '.join(argv)}")
+        raise SubmitError(f"{argv[0]} is not installed. {remedy}. The command: {quoted(*argv)}")
     os.execvp(argv[0], argv)

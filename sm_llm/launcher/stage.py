@@ -67,15 +67,17 @@ def new_record(
 
 
 def stage(
-    plan: Plan, home: RunHome, record: RunRecord, *, resume: int | Literal["newest"] | None = None, digest: str = ""
-) -> Submission:
+    plan: Plan, home: RunHome, record: RunRecord, *, resume: int | Literal["newest"] | None = None, digest: str = "",
+    folder: Path | None = None,
+) -> Submission:  # fmt: skip
     """The submission of the next attempt of the run at ``home``. Writes nothing.
 
-    ``resume`` is the checkpoint it must continue from, ``digest`` that of a specification changed since the record.
+    ``resume`` is the checkpoint it must continue from, ``digest`` that of a specification changed since the record,
+    ``folder`` what relative inputs are relative to (the working directory).
     """
     from sm_llm.launcher.backends.registry import backend
 
-    job, channels = absolute_inputs(plan.job)
+    job, channels = absolute_inputs(plan.job, folder)
     job_file = JobFile(
         run_id=record.run_id,
         attempt=record.next_attempt,

@@ -1,8 +1,9 @@
 """The detached process that runs one local run, a job or a workflow.
 
-``python -m sm_llm.launcher.supervisor URI FD OPTIONS`` holds the run's lock, starts the nodes, passes signals on, and
-records how the attempt ended. It lives on when the terminal that launched it goes away. ``FD`` is a pipe on which it
-says that it has begun; ``OPTIONS`` tell, as JSON, how the run's storage is reached.
+``python -m sm_llm.launcher.supervisor URI FD OPTIONS FOLDER`` holds the run's lock, starts the nodes, passes signals
+on, and records how the attempt ended. It lives on when the terminal that launched it goes away. ``FD`` is a pipe on
+which it reports that it has begun; ``OPTIONS`` are, as JSON, how the run's storage is reached; relative inputs are
+relative to ``FOLDER``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.run_home import home_of
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """Supervise the run at ``arguments[0]``; returns the exit code of its final state."""
     home, descriptor = home_of(arguments[0], json.loads(arguments[2])), int(arguments[1])
+    folder = Path(arguments[3])
     interrupts = Interrupts()
     interrupts.install()
     adopt_orphans()
@@ -38,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     if "steps" in home.record().spec:
         from sm_llm.launcher.workflow import run_workflow
 
-        return EXIT_CODES[run_workflow(home, interrupts, on_started=ready).state]
-    return EXIT_CODES[run_attempt(home, interrupts, on_started=ready).state]
+        return EXIT_CODES[run_workflow(home, interrupts, on_started=ready, folder=folder).state]
+    return EXIT_CODES[run_attempt(home, interrupts, on_started=ready, folder=folder).state]
 
 
 if __name__ == "__main__":

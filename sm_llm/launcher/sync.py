@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sm_llm.launcher.lines import duration
 from sm_llm.storage.sync import sync
 from sm_llm.storage.sync_settings import SyncReport
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def stopping_on_signals() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
-        print("broken off; the same command goes on", file=sys.stderr)
+        say("broken off; the same command goes on", err=True)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -81,7 +81,7 @@ class _Plain:
         self._said = now
         speed = done / (now - self._began)
         left = duration((total - done) / speed)
-        self._console.print(f"{size(done)} of {size(total)}, {size(int(speed))}/s, {left} left", highlight=False)
+        self._console.print(f"{size(done)} of {size(total)}, {size(int(speed))}/s, {left} left")
 
 
 def report_lines(report: SyncReport, *, dry_run: bool = False) -> Iterator[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import LaunchRefused, SpecError
@@ -16,6 +14,7 @@ from sm_llm.spec.leaves import spec_differences
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.yaml_text import to_yaml
 from sm_llm.storage.s3_options import S3Options
+from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +76,7 @@ def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:
     done = [name for name, it in run.steps.items() if it.result is not None]
     if step is None and not done and state.is_final:
         told = f"{run.id} is {state.value}, without a checkpoint, and of another specification: a new run begins"
-        print(told, file=sys.stderr)
+        say(told, err=True)
         return
     raise UnfinishedRun(run, _text(run, state, step, found, loaded))
 
@@ -87,12 +86,12 @@ def _text(run: Run, state: RunState, step: int | None, found: Sequence[Differenc
     lines = [f"{run.id} is unfinished ({state.value}){at}, and this specification differs from its own:"]
     lines += [f"  - {it}" for it in found] if found is not None else ["  - another release wrote its record"]
     if not state.is_final:
-        lines.append(f"Stop it first:                sm-llm stop {run.uri}")
-    lines.append(f"Continue it as it is:         sm-llm resume {run.uri}")
+        lines.append(f"Stop it first:                sm-llm stop {quoted(run.uri)}")
+    lines.append(f"Continue it as it is:         sm-llm resume {quoted(run.uri)}")
     is_never = found is None or bool({it.field_class for it in found} & _NEVER_CONTINUED)
     if found is not None and not is_never and not _is_passed(loaded, step):
-        changes = " ".join(shlex.quote(f"{it.name}={to_yaml(it.now)}") for it in found if it.is_settable)
-        lines.append(f"Continue it with the changes: sm-llm resume {run.uri} {changes}")
+        changes = [f"{it.name}={to_yaml(it.now)}" for it in found if it.is_settable]
+        lines.append(f"Continue it with the changes: sm-llm resume {quoted(run.uri, *changes)}")
     lines.append("Begin another run:            the same command with --new (in Python: new=True)")
     return "\n".join(lines)
 

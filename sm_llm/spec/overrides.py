@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from sm_llm.spec.job import JobSpec, StepSpec
 from sm_llm.spec.schema import dotted_paths, knows
 from sm_llm.spec.tree import Path, Tree, from_python
 from sm_llm.spec.yaml_text import from_typed, to_yaml
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,5 +156,5 @@ def _from_mapping(text: str) -> str:
     except SpecError:
         value = None
     given = {} if not isinstance(value, Mapping) else {key: it for key, it in value.items() if it is not None}
-    changes = " ".join(shlex.quote(f"{key}={to_yaml(it)}") for key, it in given.items())
+    changes = quoted(*(f"{key}={to_yaml(it)}" for key, it in given.items()))
     return f"Write {changes}" if changes else "For example task.max_steps=100"

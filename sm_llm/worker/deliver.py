@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import Sample
 from sm_llm.storage.uri import is_s3
+from sm_llm.terminal import quoted
 from sm_llm.worker.earlier import is_published
 from sm_llm.worker.export import export_model
 from sm_llm.worker.publish_final import publish_final, result_folder
@@ -34,7 +35,7 @@ def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Sto
     uri = publish_final(context, store, folder, control.gather, meta)
     _write_sample(context, setup, strategy, control)
     if uri is not None and is_s3(uri):
-        context.say(f"get it with: sm-llm sync {uri} ./{context.job.run_id}")
+        context.say(f"get it with: sm-llm sync {quoted(uri, f'./{context.job.run_id}')}")
     else:
         context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
 

@@ -11,6 +11,7 @@ from sm_llm.storage.publish import find_final
 from sm_llm.storage.result import POINTER, RESULT, leave_pointer
 from sm_llm.storage.retire import retire_all
 from sm_llm.storage.uri import join
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
@@ -51,7 +52,7 @@ def is_published(context: WorkerContext) -> bool:
     if digest not in (None, own):
         raise RunFailed(
             f"{uri} is the result of another specification ({str(digest)[:12]}, this job has {own[:12]}). "
-            f"Begin another run: sm-llm rerun {context.store.uri}, or in fit the option --new"
+            f"Begin another run: sm-llm rerun {quoted(context.store.uri)}, or in fit the option --new"
         )
     reason = "the result of this run is published already; there is nothing to do"
     context.say(reason)

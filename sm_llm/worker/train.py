@@ -14,6 +14,7 @@ from sm_llm.data.soundness import name_rows, rows_of_step
 from sm_llm.data.source import Source
 from sm_llm.errors import CheckpointError, DataError, RunFailed
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.terminal import quoted
 from sm_llm.worker import compile_report, random_state
 from sm_llm.worker.agreed_stop import Stopper
 from sm_llm.worker.break_down import break_down, break_step
@@ -353,6 +354,5 @@ class Training:
 def _ways_past_empty(run: str) -> str:
     """What to do about batches without labels; rows that are taken out change the data, which no resume accepts."""
     skip = "task.not_finite.policy=skip"
-    return (
-        f"Skip them: sm-llm resume {run} {skip} (rerun, without a checkpoint). Changed rows need a new run (fit --new)"
-    )
+    resume = f"sm-llm resume {quoted(run, skip)}"
+    return f"Skip them: {resume} (rerun, without a checkpoint). Changed rows need a new run (fit --new)"

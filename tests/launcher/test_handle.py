@@ -198,7 +198,7 @@ def test_a_rerun_from_the_record_has_the_same_digest_and_reads_the_same_folders(
     assert again.attempts[0].inputs == run.attempts[0].inputs
     fakes.use(SLEEP)
     third = again.rerun("task.seed=1")
-    assert os.readlink(f"/proc/{third.attempts[0].native_id}/cwd") == str(here), "a workflow plans its steps there"
+    assert os.readlink(f"/proc/{third.attempts[0].native_id}/cwd") == str(there), "a recorded folder is data"
     third.stop(now=True, wait=True)
     assert third.record.spec_digest != run.record.spec_digest
     assert third.record.origins["task.seed"] == "override"

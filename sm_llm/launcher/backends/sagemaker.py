@@ -21,6 +21,7 @@ from sm_llm.spec.backends import SageMakerBackend as Options
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.storage.uri import fill, parse
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,7 +124,7 @@ class SageMakerBackend:
         """Raise ``SubmitError`` while an earlier attempt of the run has not ended."""
         record = home.record()
         if record.attempts and not (state := self.describe(home).state).is_final:
-            follow = f"Follow it with: sm-llm logs -f {home.uri}, or start another run with --new"
+            follow = f"Follow it with: sm-llm logs -f {quoted(home.uri)}, or start another run with --new"
             raise LaunchRefused(f"{record.run_id} is {state.value} already ({record.attempts[-1].native_id}). {follow}")
 
     def step_home(self, home: RunHome, step: str) -> RunHome:

@@ -13,6 +13,7 @@ from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.machines import groups, machines
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +91,7 @@ def network_warnings(plan: Plan, found: Settings, *, has_requirements: bool) -> 
     if wanted:
         yield (
             f"backend.vpc: every node installs {' and '.join(wanted)} from the package index, which a private network "
-            f"without a NAT gateway does not reach. Two ways out: backend.wheelhouse (sm-llm image wheelhouse {line} "
-            "s3://bucket/wheels fills one), or an image that has them (sm-llm image build; backend.image=built)"
+            f"without a NAT gateway does not reach. Two ways out: backend.wheelhouse ("
+            f"sm-llm image wheelhouse {quoted(line)} s3://bucket/wheels fills one), "
+            "or an image that has them (sm-llm image build; backend.image=built)"
         )

@@ -24,6 +24,7 @@ from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.states import billable_seconds, native_state, seconds, used_seconds
 from sm_llm.launcher.verdict import Ending, completed, failures_in_events
 from sm_llm.storage.uri import flattened
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -85,7 +86,7 @@ def leaving_alone(home: RunHome) -> Iterator[None]:
         yield
     except Expired as error:
         raise SubmitError(
-            f"{error}. The job goes on without us; come back to it with: sm-llm logs {home.uri} --follow"
+            f"{error}. The job goes on without us; come back to it with: sm-llm logs {quoted(home.uri)} --follow"
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.sagemaker.account import NoSuchJob, describe
 from sm_llm.launcher.sagemaker.cloudwatch import GROUP
+from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class NoStream:
         where = f"log group {GROUP} of {self.account.region}, streams {self.job}/…"
         line = f"no log stream yet in {where} The job is {status}"
         if line != self._said:
-            print(line, file=sys.stderr)
+            say(line, err=True)
             self._said = line
         if status != "Training":
             self._training_since = None
@@ -54,5 +54,6 @@ class NoStream:
             raise SubmitError(
                 f"training job {self.job} has run for {PATIENCE_SECONDS:.0f} s without a log stream in {where} Its "
                 "role needs logs:CreateLogGroup, logs:CreateLogStream and logs:PutLogEvents; a private network "
-                f"needs an endpoint for CloudWatch Logs. Its events are in the storage: sm-llm status {self.run_uri}"
+                f"needs an endpoint for CloudWatch Logs. Its events are in the storage: "
+                f"sm-llm status {quoted(self.run_uri)}"
             )

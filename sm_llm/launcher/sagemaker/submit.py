@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from sm_llm.launcher.lines import size
 from sm_llm.launcher.sagemaker.account import Account, NoSuchJob, console_line, describe, told
 from sm_llm.storage.s3_client import code_of, status_of
 from sm_llm.storage.uri import open_store
+from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ def create_job(submission: Submission, home: RunHome, account: Account, on_claim
     except BaseException:
         home.unclaim(job.attempt)
         raise
-    print(*submitted_lines(submission, account, sent), sep="\n", file=sys.stderr)
+    say(*submitted_lines(submission, account, sent), err=True)
     return native_id
 
 
@@ -68,7 +68,9 @@ def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
         if _is_refusal(error.__cause__) or not _exists(account, request, uri, error):
             raise
         if not isinstance(error, SubmitError):
-            raise _Unanswered(f"interrupted, but job {name} was created. Stop it with: sm-llm stop {uri}") from error
+            raise _Unanswered(
+                f"interrupted, but job {name} was created. Stop it with: sm-llm stop {quoted(uri)}"
+            ) from error
 
 
 def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseException) -> bool:
@@ -79,7 +81,7 @@ def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseE
     except NoSuchJob:
         return False
     except BaseException:  # Ctrl-C again, too
-        perhaps = f"Job {name} may have been created all the same; look at it with: sm-llm status {uri}"
+        perhaps = f"Job {name} may have been created all the same; look at it with: sm-llm status {quoted(uri)}"
         raise _Unanswered(f"{str(error) or 'interrupted'}. {perhaps}") from error
     return bool(found.get("HyperParameters") == request["HyperParameters"])
 
@@ -136,6 +138,6 @@ def submitted_lines(submission: Submission, account: Account, sent: Mapping[str,
     nodes = f"{submission.job.spec.compute.instance_count} x {resources.get('InstanceType', 'several types')}"
     return [
         f"submitted training job {name} ({nodes}) in {account.region}; uploaded {size(sum(sent.values()))}",
-        f"its results will be in {uri}; follow it with: sm-llm logs -f {uri}",
+        f"its results will be in {uri}; follow it with: sm-llm logs -f {quoted(uri)}",
         console_line(account.region, name),
     ]

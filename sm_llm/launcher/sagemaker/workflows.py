@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from sm_llm.contract.stop_request import ask_to_stop
 from sm_llm.errors import SubmitError
 from sm_llm.launcher import pipelines
 from sm_llm.launcher.backends.base import NativeState, Submission
+from sm_llm.launcher.homes import launch_folder
 from sm_llm.launcher.pipeline_definition import PipelineDefinition, render
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.sagemaker.jobs import leaving_alone, settle
@@ -25,6 +25,7 @@ from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.submit import check_role
 from sm_llm.launcher.verdict import Ending
 from sm_llm.spec.job import WorkflowSpec
+from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +58,7 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
     home.claim(opened)
     try:
         on_claimed()
-        found = render(_workflow(home.record()))
+        found = render(_workflow(home, home.record()))
         check_role(connect(found.region), found.role)
         stored = pipelines.store(found, connect=connect)
         for step in found.steps:  # a step that goes on is the same attempt, for which an old request would count
@@ -74,15 +75,14 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
     home.store.put_if_absent(kept, (json.dumps(found.to_json(), indent=2) + "\n").encode())
     begun = {"native_id": execution, "request": kept}
     home.update(lambda held: held.with_attempt(opened.model_copy(update=begun)))
-    print(*_started_lines(found, home.uri, execution), sep="\n", file=sys.stderr)
+    say(*_started_lines(found, home.uri, execution), err=True)
     return execution
 
 
-def _workflow(record: RunRecord) -> WorkflowSpec:
-    from sm_llm.launcher.begin import recorded_folder
+def _workflow(home: RunHome, record: RunRecord) -> WorkflowSpec:
     from sm_llm.launcher.inputs import anchored
 
-    spec, folder = record.load_spec(), recorded_folder(record)
+    spec, folder = record.load_spec(), launch_folder(home, record)
     if folder is not None and folder != Path.cwd():  # places keep their names where they mean the same
         spec = anchored(spec, folder)
     assert isinstance(spec, WorkflowSpec)
@@ -94,7 +94,7 @@ def _started_lines(found: PipelineDefinition, uri: str, execution: str) -> list[
     return [
         f"started pipeline {found.name} in {found.region}: {names}",
         f"execution {execution}",
-        f"follow it with: sm-llm logs -f {uri}",
+        f"follow it with: sm-llm logs -f {quoted(uri)}",
     ]
 
 
