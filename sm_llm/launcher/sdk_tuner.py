@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError
@@ -20,6 +19,7 @@ from sm_llm.launcher.sdk_passed import passed_faults
 from sm_llm.launcher.sdk_ranges import range_faults
 from sm_llm.spec.faults import did_you_mean
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -161,7 +161,7 @@ class _Tuned:
 
 
 def _warn(text: str) -> None:
-    print(f"  warning: {text}", file=sys.stderr)
+    say(f"  warning: {text}", err=True)
 
 
 def _base_name(estimator: Any) -> str:
