@@ -18,7 +18,7 @@ from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_client import code_of, connect
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.storage.uri import is_s3, parse, run_and_step
-from sm_llm.terminal import quoted
+from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,7 +87,7 @@ def _no_access(plan: Plan) -> str:
 
 def _finish(notes: Sequence[str], faults: Sequence[Fault]) -> None:
     for note in notes:
-        print(note, file=sys.stderr)
+        say(note, err=True)
     if faults:
         raise PlanError(faults)
 
