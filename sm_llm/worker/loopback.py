@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def main() -> None:
     """Run the module that the first argument names, with the others."""
     create = static.create_rdzv_handler
 
-    def create_loopback(parameters: RendezvousParameters) -> RendezvousHandler:
-        it = create(parameters)
+    def create_loopback(params: RendezvousParameters) -> RendezvousHandler:
+        it = create(params)
         assert isinstance(it, static.StaticTCPRendezvous)
         seconds = int(it.timeout.total_seconds())
         return LoopbackRendezvous(it.master_addr, it.master_port, it.rank, it.world_size, it.run_id, seconds)
