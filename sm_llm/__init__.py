@@ -18,9 +18,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sm_llm.convert.api import convert
     from sm_llm.errors import (
         CheckpointError,
         ConversionError,
+        ConversionRefused,
         DataError,
         Fault,
         LaunchRefused,
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckpointError",
     "ConversionError",
+    "ConversionRefused",
     "DataError",
     "Fault",
     "JobSpec",
@@ -60,6 +63,7 @@ __all__ = [
     "SubmitError",
     "WorkflowSpec",
     "attach",
+    "convert",
     "distribution",
     "estimator",
     "fetch",
@@ -84,7 +88,7 @@ _HOMES = {
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
     "sm_llm.worker.calls": ("log", "publish"),
 }
-_MODULES = {"pipelines": "sm_llm.launcher.pipelines"}
+_MODULES = {"convert": "sm_llm.convert", "pipelines": "sm_llm.launcher.pipelines"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -11,6 +11,7 @@
     ├── StorageError     storage could not be read or written
     ├── CheckpointError  no usable checkpoint, or one that does not fit
     ├── ConversionError  a checkpoint could not be converted
+    │   └── ConversionRefused    source, degrees or destination do not fit: nothing was written
     └── DataError        text, rows or a tokenizer are unusable
 
 A message says what is wrong, where, the value seen and what to do. The command line prints
@@ -113,8 +114,12 @@ class CheckpointError(SmLlmError):
     """No usable checkpoint where one was required, or one that does not fit the job."""
 
 
-class ConversionError(SmLlmError):
+class ConversionError(_FaultyError):
     """A checkpoint could not be converted without loss."""
+
+
+class ConversionRefused(ConversionError):
+    """Source, degrees or destination of a conversion do not fit; nothing was written."""
 
 
 class DataError(SmLlmError):

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from sm_llm.cli import begin, doctor, hub, image, look, pipeline, steer, storage  # noqa: F401 - each registers its verbs
+from sm_llm.cli import (  # noqa: F401 - each registers its verbs
+    begin,
+    convert,
+    doctor,
+    hub,
+    image,
+    look,
+    pipeline,
+    steer,
+    storage,
+)
 from sm_llm.cli.app import VERBS, app, main
 
 __all__ = ["VERBS", "app", "main"]

@@ -8,10 +8,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sm_llm.errors import CheckpointError, LaunchRefused, PlanError, SmLlmError, SpecError
+from sm_llm.errors import CheckpointError, ConversionRefused, LaunchRefused, PlanError, SmLlmError, SpecError
 from sm_llm.terminal import clean_streams, say
 
-_REFUSALS = (SpecError, PlanError, LaunchRefused, CheckpointError)
+_REFUSALS = (SpecError, PlanError, LaunchRefused, CheckpointError, ConversionRefused)
 """Errors of what was asked for; in this process all of them are raised before anything is started."""
 
 VERBS = {
@@ -38,6 +38,7 @@ VERBS = {
     "branch": "sm_llm.launcher.run:Run.branch",
     "sync": "sm_llm.launcher.sync:sync",
     "fetch": "sm_llm.storage.hub_fetch:fetch",
+    "convert": "sm_llm.convert.api:convert",
     "doctor": "sm_llm.storage.probe:probe_storage",
 }
 """Every verb and the Python function that does its work."""
@@ -67,6 +68,10 @@ Look at it from anywhere:
 \b
 S3, in and out:
   sm-llm fetch hf://org/name@revision DST, sm-llm sync SRC DST, sm-llm doctor --storage s3://bucket/runs
+
+\b
+Weights to and from neuronx-distributed:
+  sm-llm convert SRC DST --to nxd --tp N, sm-llm convert SRC DST --to hf
 
 \b
 Proof that a broken job goes on exactly:

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
-"""What belongs to a Hugging Face tokenizer folder."""
-
 Ids = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.events import Progress
 from sm_llm.data.documents import Rejections, is_held_out, no_documents
-from sm_llm.data.encode import TOKENIZER_FILES, Tokenizer
+from sm_llm.data.encode import Tokenizer
 from sm_llm.data.train_tokenizer import train_tokenizer
 from sm_llm.errors import DataError
+from sm_llm.models.safetensors_folder import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -36,7 +36,7 @@ def nxd_faults(config: Config, *, tensor: int, pipeline: int, virtual: int, mult
         f"{name} {size} / {tensor} leaves {size % tensor}" for name in names if (size := int(config[name])) % tensor
     ]
     faults = [Fault(_TENSOR, f"does not divide the model: {'; '.join(wrong)}", tensor)] if wrong else []
-    faults += _copy_faults(kv_heads(config), tensor, multiplier)
+    faults += copy_faults(kv_heads(config), tensor, multiplier)
     stages, layers = pipeline * virtual, int(config["num_hidden_layers"])
     if stages > layers:
         problem = f"pipeline x virtual = {stages} parts of {layers} layers"
@@ -52,16 +52,23 @@ def nxd_faults(config: Config, *, tensor: int, pipeline: int, virtual: int, mult
     return faults
 
 
-def _copy_faults(heads: int, tensor: int, multiplier: int | None) -> list[Fault]:
-    """K x m must be T where heads are copied; without copies T divides K."""
+def copy_faults(
+    heads: int, tensor: int, multiplier: int | None, *, tensor_path: str = _TENSOR, multiplier_path: str = _KV
+) -> list[Fault]:
+    """K x m must be T where heads are copied; without copies T divides K. Paths name the settings in the faults."""
     if tensor % heads and heads % tensor:
         problem = f"neither divides the model's {heads} key/value heads nor is a multiple of them"
         fits = [it for it in range(1, 65) if it % heads == 0 or heads % it == 0]
-        return [Fault(_TENSOR, problem, tensor, f"Use one of {', '.join(map(str, fits))}")]
-    needed = max(1, tensor // heads)
+        return [Fault(tensor_path, problem, tensor, f"Use one of {', '.join(map(str, fits))}")]
+    needed = kv_copies(heads, tensor)
     if multiplier is None or multiplier == needed:
         return []
     problem = f"{heads} key/value heads x {multiplier} must be the tensor-parallel degree of {tensor}"
     if needed == 1:
         problem = f"the tensor-parallel degree of {tensor} divides the {heads} key/value heads: nothing is copied"
-    return [Fault(_KV, problem, multiplier, f"Use {needed}, or leave it out")]
+    return [Fault(multiplier_path, problem, multiplier, f"Use {needed}, or leave it out")]
+
+
+def kv_copies(heads: int, tensor: int) -> int:
+    """How often each key/value head is stored: m = max(1, T / K)."""
+    return max(1, tensor // heads)

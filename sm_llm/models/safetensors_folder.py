@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 START = "task.start.pretrained"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+"""What belongs to a Hugging Face tokenizer folder."""
 
 _LONGEST_HEADER = 100_000_000
 """The limit of the safetensors library."""

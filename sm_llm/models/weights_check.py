@@ -46,6 +46,19 @@ def compare_weights(
     """The same for tensors given by name. ``tied`` is (output head, embedding) where the head is the embedding;
     ``buffers`` is a pattern of names."""
     stored, damage = stored_tensors(folder)
+    return compare_stored(folder, stored, damage, tensors, tied=tied, buffers=buffers)
+
+
+def compare_stored(
+    folder: Path,
+    stored: Mapping[str, Stored],
+    damage: Sequence[Fault],
+    tensors: Mapping[str, Tensor],
+    *,
+    tied: tuple[str, str] | None,
+    buffers: str,
+) -> CheckedWeights:
+    """The same for tensors that were found already; ``damage`` is what was wrong with their files."""
     faults = [*_adapters(folder), *damage]
     unread = tuple(name for name in stored if name not in tensors and re.search(buffers, name))
     extra = [name for name in stored if name not in tensors and name not in unread]

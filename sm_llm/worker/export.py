@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm_llm.data.encode import TOKENIZER_FILES
 from sm_llm.errors import DataError
 from sm_llm.models.config import both_spellings
 from sm_llm.models.registry import family
-from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE
+from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,197 @@
+"""The verb ``convert``: checks everything first, then streams, then writes the manifest and verifies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.convert.hf_source import SOURCE, local_folder
+from sm_llm.convert.jobs import Given, Job, job_to_hf, job_to_nxd
+from sm_llm.convert.report import (
+    ConversionReport,
+    Progress,
+    degrees_json,
+    digest_of,
+    manifest_json,
+    read_manifest,
+)
+from sm_llm.convert.to_hf import index_json
+from sm_llm.convert.verify import verify_hf, verify_nxd
+from sm_llm.convert.work import DESTINATION, MANIFEST, SHARDS, Journal, run_units, write_whole
+from sm_llm.errors import ConversionRefused, Fault
+from sm_llm.models.safetensors_folder import INDEX_FILE
+from sm_llm.storage.files import fsync_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.convert.work import Result
+
+MOST_WORKERS = 64
+
+
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    *,
+    to: str,
+    tensor_parallel_degree: int | None = None,
+    pipeline_parallel_degree: int | None = None,
+    virtual_pipeline_degree: int | None = None,
+    kv_size_multiplier: int | None = None,
+    qkv: str | None = None,
+    layout: str | None = None,
+    xser: bool | None = None,
+    config: str | Path | None = None,
+    verify: bool = False,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> ConversionReport:
+    """Convert a Hugging Face folder to shards of neuronx-distributed (``to="nxd"``), or shards to a folder (``"hf"``).
+
+    To nxd, ``tensor_parallel_degree`` is required; the others default to 1 stage, derived copies of key/value heads,
+    ``qkv="fused"``, ``layout="trn1"`` and ``xser=True``. To hf, the manifest beside the shards gives them all; without
+    one, options do. ``config`` is a config.json (or its folder) for shards that have none beside them. ``workers``
+    threads write at once (default: one per CPU, at most 8). Memory is a few MiB per worker, whatever the model's size.
+    ``verify`` reads back what was written: every tensor's checksum, and the logits of the sharded model.
+
+    An interrupted conversion is continued by the same call. Raises ``ConversionRefused`` before anything is written
+    if source, degrees, destination or disk do not fit; ``ConversionError`` for damaged or contradictory weights.
+    """
+    began = time.monotonic()
+    given = Given(
+        tensor_parallel_degree,
+        pipeline_parallel_degree,
+        virtual_pipeline_degree,
+        kv_size_multiplier,
+        qkv,
+        layout,
+        xser,
+        None if config is None else Path(config).expanduser(),
+    )
+    if to not in ("nxd", "hf"):
+        raise ConversionRefused([Fault("to (--to)", "must be nxd or hf", to)])
+    folder, target, count = local_folder(source, SOURCE), _target(destination), _workers(workers)
+    job = (job_to_nxd if to == "nxd" else job_to_hf)(folder, target, given)
+    report = _run(job, folder, target, count, progress)
+    if verify:
+        check = verify_nxd if to == "nxd" else verify_hf
+        report = replace(report, verified=check(job, target))
+    return replace(report, seconds=time.monotonic() - began)
+
+
+def _target(destination: str | Path) -> Path:
+    if "://" in str(destination):
+        remedy = "Name a folder, and copy it with sm-llm sync"
+        raise ConversionRefused([Fault(DESTINATION, "must be a local folder", str(destination), remedy)])
+    return Path(destination).expanduser().absolute()
+
+
+def _workers(workers: int | None) -> int:
+    if workers is None:
+        return min(8, os.cpu_count() or 1)
+    if isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
+        raise ConversionRefused([Fault("workers (--workers)", f"must be from 1 to {MOST_WORKERS}", workers)])
+    return workers
+
+
+def _identity(job: Job, folder: Path, to: str) -> dict[str, Any]:
+    """What makes two conversions the same: the files read, as they are now, and every setting."""
+    files = []
+    for path in job.files:
+        stat = path.stat()
+        files.append([os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns])
+    settings = {**degrees_json(job.plan.degrees), "xser": job.xser, "config": dict(job.config)}
+    return {"to": to, "source": str(folder.absolute()), "files": files, **settings}
+
+
+def _run(job: Job, folder: Path, target: Path, workers: int, progress: Progress | None) -> ConversionReport:
+    journal = Journal(target, _identity(job, folder, job.to))
+    if (found := _complete(target, journal.digest)) is not None:
+        sizes = {unit: it["bytes"] for unit, it in found["files"].items()}
+        return _report(job, folder, target, sizes, found["digest"], reused=len(sizes), is_unchanged=True)
+    with journal.open():
+        if job.to == "nxd":
+            (target / SHARDS).mkdir(exist_ok=True)
+        results, before = run_units(job.units, journal, workers=workers, progress=progress)
+        files = {unit.file: results[unit.name] for unit in job.units if unit.file}
+        tensors = _tensors(job, results if job.to == "nxd" else files)
+        sizes = {file: it["bytes"] for file, it in files.items()}
+        reused = sum(1 for it in before if it in files)
+        report = _report(job, folder, target, sizes, digest_of(tensors), reused=reused, is_unchanged=False)
+        _finish(job, target, report, journal.digest, tensors, files)
+        journal.complete()
+    return report
+
+
+def _complete(target: Path, identity: str) -> dict[str, Any] | None:
+    """The manifest of this very conversion, if all its files are there."""
+    try:
+        found = read_manifest(target / MANIFEST)
+    except ValueError:
+        return None
+    if found is None or found.get("identity") != identity:
+        return None
+    there = all((target / name).is_file() for name in found["files"])
+    return found if there else None
+
+
+def _tensors(job: Job, results: Mapping[str, Result]) -> dict[str, Any]:
+    """Source tensor -> format, shape and checksum. Units of sources and of Hugging Face files know them."""
+    sums: dict[str, str] = {}
+    for name, it in results.items():
+        if job.to == "hf" or name.startswith("source "):
+            sums.update(it["tensors"])
+    shapes = job.plan.shapes
+    return {name: {"dtype": job.dtypes[name], "shape": list(shapes[name]), "crc64": sums[name]} for name in shapes}
+
+
+def _report(
+    job: Job, folder: Path, target: Path, sizes: Mapping[str, int], digest: str, *, reused: int, is_unchanged: bool
+) -> ConversionReport:
+    plan = job.plan
+    return ConversionReport(
+        source=str(folder),
+        destination=str(target),
+        to=job.to,
+        model_type=str(job.config["model_type"]),
+        degrees=plan.degrees,
+        xser=job.xser,
+        dtypes=tuple(sorted(set(job.dtypes.values()))),
+        vocabulary=plan.vocabulary,
+        padded_vocabulary=plan.padded_vocabulary,
+        is_tied=plan.is_tied,
+        files=len(sizes),
+        size=sum(sizes.values()),
+        seconds=0.0,
+        digest=digest,
+        coverage=job.coverage,
+        reused=reused,
+        is_unchanged=is_unchanged,
+        notes=job.notes,
+    )
+
+
+def _finish(
+    job: Job,
+    target: Path,
+    report: ConversionReport,
+    identity: str,
+    tensors: Mapping[str, Any],
+    files: Mapping[str, Result],
+) -> None:
+    """The files beside the weights, and the manifest last: with it the conversion is complete."""
+    version = vars(sys.modules["sm_llm"])["__version__"]  # importing it here would be a circle
+    for name, path in job.beside.items():
+        shutil.copyfile(path, target / name)
+    if job.to == "nxd":
+        fsync_path(target / SHARDS)
+    if job.to == "hf" and (index := index_json(files)) is not None:
+        write_whole(target / INDEX_FILE, index.encode())
+    entries = {name: {"bytes": it["bytes"], "tensors": it["tensors"]} for name, it in files.items()}
+    write_whole(target / MANIFEST, manifest_json(report, identity, tensors, entries, version).encode())

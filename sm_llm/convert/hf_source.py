@@ -1,0 +1,194 @@
+"""Opens a Hugging Face folder: its config, and every tensor as a place in a safetensors or .bin file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sm_llm.convert.layout import decoder
+from sm_llm.convert.torch_file import OtherTensor, read_torch_file
+from sm_llm.convert.views import FORMATS, View, contiguous_strides
+from sm_llm.errors import ConversionError, ConversionRefused, Fault, SpecError
+from sm_llm.models.config import normalise
+from sm_llm.models.read import read_config
+from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILES, Stored, stored_tensors
+from sm_llm.models.weights_check import compare_stored
+from sm_llm.storage.names import path_below
+from sm_llm.terminal import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+BIN_INDEX, BIN_FILE = "pytorch_model.bin.index.json", "pytorch_model.bin"
+SOURCE = "SRC"
+BESIDE = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+"""Files of a model folder beside its weights that a copy needs to be complete."""
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Of torch.compile, FSDP and activation checkpointing; anywhere in a name."""
+_LEADING = "module"
+"""Of DistributedDataParallel; in front."""
+_Entry = TypeVar("_Entry")
+_ONE = "Save the state dict of the unwrapped model"
+
+
+@dataclass(frozen=True)
+class HfSource:
+    """A folder that was checked against its config: all tensors there, in their shapes, as floats."""
+
+    folder: Path
+    config: dict[str, Any]
+    views: dict[str, View]
+    unread: tuple[str, ...]
+    """Buffers in the files that the model computes itself."""
+
+    @property
+    def files(self) -> list[Path]:
+        """Weight files that are read."""
+        return sorted({view.file for view in self.views.values()})
+
+
+def local_folder(address: str | Path, where: str) -> Path:
+    """The folder at ``address``. Raises ``ConversionRefused`` for anything else."""
+    text = str(address)
+    if "://" in text:
+        remedy = f"Copy it first: sm-llm {'fetch' if text.startswith('hf:') else 'sync'} {quoted(text)} FOLDER"
+        raise ConversionRefused([Fault(where, "must be a local folder", text, remedy)])
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise ConversionRefused([Fault(where, "must be a folder", text, "Check the path")])
+    return folder
+
+
+def read_model_config(path: Path) -> dict[str, Any]:
+    """The canonical config in a folder or file. Raises ``ConversionRefused``, also for a family without a layout."""
+    try:
+        written = read_config(path, where=SOURCE)
+        if "model_type" in written:
+            decoder(written)  # the family comes first: other families have other fields
+        return normalise(written)
+    except SpecError as error:
+        prefix = "task.model.config."
+        faults = [replace(it, path=f"{path}: {it.path.removeprefix(prefix)}") for it in error.faults]
+        raise ConversionRefused(faults) from None
+
+
+def open_hf(folder: Path) -> HfSource:
+    """Raises ``ConversionRefused`` with every fault of config, files, names, shapes and number formats."""
+    config = read_model_config(folder)
+    kind = decoder(config)
+    stored, views, damage = _tensors(folder)
+    cleaned, collisions = clean_names(stored, SOURCE)
+    views = clean_names(views, SOURCE)[0]
+    checked = compare_stored(
+        folder, cleaned, [*damage, *collisions], kind.tensors(config), tied=kind.tied_head(config), buffers=kind.buffers
+    )
+    if checked.faults:
+        raise ConversionRefused([replace(it, path=SOURCE) for it in checked.faults])
+    return HfSource(folder, config, {name: views[name] for name in checked.tensors}, checked.unread)
+
+
+def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Fault]]:
+    """Name -> place in a file, twice: as the checks take it and as it is read."""
+    kinds = [(INDEX_FILE, SINGLE_FILE), (BIN_INDEX, BIN_FILE)]
+    has_safetensors, has_bin = (any((folder / name).is_file() for name in names) for names in kinds)
+    if has_bin and not has_safetensors:
+        return _bin_tensors(folder)
+    stored, faults = stored_tensors(folder)
+    views = {
+        name: View(it.file, it.dtype, it.shape, contiguous_strides(it.shape), it.begin)
+        for name, it in stored.items()
+        if it.dtype in FORMATS
+    }
+    return stored, views, faults
+
+
+def _bin_tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Fault]]:
+    stored: dict[str, Stored] = {}
+    views: dict[str, View] = {}
+    faults: list[Fault] = []
+    try:
+        files = _bin_files(folder)
+    except ConversionError as error:
+        return {}, {}, list(error.faults) or [Fault(SOURCE, str(error))]
+    for path in files:
+        try:
+            held = read_torch_file(path)
+        except ConversionError as error:
+            faults.append(Fault(SOURCE, str(error)))
+            continue
+        for name, entry in _state(held).items():
+            if name in stored:
+                faults.append(Fault(SOURCE, f"{name} is in several files: {stored[name].file.name}, {path.name}"))
+            stored[name] = _as_stored(path, entry)
+            if isinstance(entry, View):
+                views[name] = entry
+    return stored, views, faults
+
+
+def _state(held: Any) -> dict[str, View | OtherTensor]:
+    if not isinstance(held, dict):
+        return {}
+    return {str(name): it for name, it in held.items() if isinstance(it, View | OtherTensor)}
+
+
+def _as_stored(path: Path, entry: View | OtherTensor) -> Stored:
+    if isinstance(entry, View):
+        return Stored(path, entry.dtype, entry.shape, entry.offset, entry.offset + entry.size)
+    return Stored(path, entry.storage, entry.shape, 0, 0)
+
+
+def _bin_files(folder: Path) -> list[Path]:
+    """The files that the index names, or the single one. Raises ``ConversionError``."""
+    index, single = folder / BIN_INDEX, folder / BIN_FILE
+    if not index.is_file():
+        return [single]
+    if single.is_file():
+        problem = f"{folder} holds {BIN_FILE} beside {BIN_INDEX}: two sets of weights"
+        raise ConversionRefused([Fault(SOURCE, problem, remedy="Remove the one that is not meant")])
+    try:
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return _existing(folder, sorted({str(it) for it in names.values()}), index)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConversionRefused([Fault(SOURCE, f"{index} is not a usable index ({error})")]) from None
+
+
+def _existing(folder: Path, names: Sequence[str], index: Path) -> list[Path]:
+    files = [path_below(folder, name, origin=str(index)) for name in names]
+    if missing := [path.name for path in files if not path.is_file()]:
+        problem = f"{index.name} names files that are missing: {', '.join(missing)}"
+        raise ConversionRefused([Fault(SOURCE, problem, remedy="Fetch the whole folder again")])
+    return files
+
+
+def files_beside(folders: Iterable[Path]) -> dict[str, Path]:
+    """Config, generation config and tokenizer files; the first folder that holds one counts."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for name in BESIDE:
+            if (folder / name).is_file():
+                found.setdefault(name, folder / name)
+    return found
+
+
+def clean_name(name: str) -> str:
+    """``name`` as the bare model has it."""
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    while len(parts) > 1 and parts[0] == _LEADING:
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def clean_names(entries: Mapping[str, _Entry], where: str) -> tuple[dict[str, _Entry], list[Fault]]:
+    """The same entries under clean names, and a fault for every two that would get the same one."""
+    origins: dict[str, list[str]] = {}
+    for name in entries:
+        origins.setdefault(clean_name(name), []).append(name)
+    faults = [
+        Fault(where, f"{' and '.join(names)} are the same tensor {name} without the names of wrappers", remedy=_ONE)
+        for name, names in origins.items()
+        if len(names) > 1
+    ]
+    return {name: entries[names[0]] for name, names in origins.items()}, faults

@@ -1,0 +1,238 @@
+"""What a conversion will do, checked whole before anything is written: in each direction, from options and manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.convert.hf_source import SOURCE, files_beside, open_hf, read_model_config
+from sm_llm.convert.layout import LAYOUT, MULTIPLIER, PIPELINE, QKV, TENSOR, VIRTUAL, Degrees, decoder, resolve
+from sm_llm.convert.nxd_source import check_ranks, find_shards, open_shards
+from sm_llm.convert.report import Coverage, degrees_json
+from sm_llm.convert.rules import ShardPlan, parts_by_source, primary_and_copies
+from sm_llm.convert.to_hf import Joined, hf_units
+from sm_llm.convert.to_nxd import mixed_formats, nxd_units
+from sm_llm.convert.work import MANIFEST
+from sm_llm.errors import ConversionRefused, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.convert.layout import Qkv
+    from sm_llm.convert.nxd_source import NxdSource, Shards
+    from sm_llm.convert.views import View
+    from sm_llm.convert.work import Unit
+
+CONFIG = "config (--config)"
+_FORMS: dict[Qkv, str] = {
+    "fused": ".self_attn.qkv_proj.weight_qkv",
+    "linear": ".self_attn.qkv_proj.weight_q",
+    "coalesced": ".self_attn.qkv_proj.weight",
+    "split": ".self_attn.q_proj.weight",
+}
+"""What the query weight is called in each form."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller gave; None where nothing was given."""
+
+    tensor: int | None = None
+    pipeline: int | None = None
+    virtual: int | None = None
+    kv_multiplier: int | None = None
+    qkv: str | None = None
+    layout: str | None = None
+    xser: bool | None = None
+    config: Path | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A conversion that was checked: what is written from what.
+
+    ``hf`` or ``shards`` is the source. ``beside`` are files to copy, ``files`` those that are read; ``recorded`` is the
+    manifest of the source, if it has one.
+    """
+
+    to: str
+    plan: ShardPlan
+    config: Mapping[str, Any]
+    units: Sequence[Unit]
+    beside: Mapping[str, Path]
+    files: Sequence[Path]
+    coverage: Coverage
+    dtypes: Mapping[str, str]
+    xser: bool
+    hf: Mapping[str, View] | None = None
+    shards: Shards | None = None
+    recorded: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def job_to_nxd(folder: Path, target: Path, given: Given) -> Job:
+    """Shards of the Hugging Face model in ``folder``. Raises ``ConversionRefused`` with every fault."""
+    if given.config is not None:
+        remedy = "The config.json in the folder of the weights counts"
+        raise ConversionRefused([Fault(CONFIG, "has no effect with --to nxd", str(given.config), remedy)])
+    if given.tensor is None:
+        raise ConversionRefused([Fault(TENSOR, "is required with --to nxd", remedy="Give for example --tp 8")])
+    source = open_hf(folder)
+    degrees = resolve(
+        source.config,
+        tensor=given.tensor,
+        pipeline=1 if given.pipeline is None else given.pipeline,
+        virtual=1 if given.virtual is None else given.virtual,
+        kv_multiplier=given.kv_multiplier,
+        qkv=given.qkv or "fused",
+        layout=given.layout or "trn1",
+    )
+    plan = ShardPlan(source.config, degrees)
+    if faults := mixed_formats(plan, source.views):
+        raise ConversionRefused(faults)
+    is_xser = given.xser is not False
+    return Job(
+        "nxd",
+        plan,
+        source.config,
+        nxd_units(plan, source.views, target, xser=is_xser),
+        files_beside([folder]),
+        source.files,
+        Coverage(len(plan.shapes), _copied(plan), source.unread),
+        {name: view.dtype for name, view in source.views.items()},
+        is_xser,
+        hf=source.views,
+        notes=tuple(_notes(degrees)),
+    )
+
+
+def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
+    """The Hugging Face model of the shards in ``folder``. Raises ``ConversionRefused`` with every fault."""
+    if given.xser is not None:
+        raise ConversionRefused([Fault("xser (--xser)", "has no effect with --to hf", given.xser, "Leave it out")])
+    found = find_shards(folder)
+    at = _config_file(found, given.config)
+    config = read_model_config(at)
+    _check_manifest(found, config, given)
+    degrees = _degrees(found, config, given)
+    if faults := check_ranks(found, degrees.tensor, degrees.pipeline):
+        raise ConversionRefused(faults)
+    shards = open_shards(found, decoder(config).buffers)
+    plan = ShardPlan(config, _with_form(found, degrees, shards, given))
+    joined = Joined(plan, shards)
+    beside = {**files_beside([at.parent, found.root]), "config.json": at}
+    return Job(
+        "hf",
+        plan,
+        config,
+        hf_units(plan, joined, target),
+        beside,
+        sorted({view.file for held in shards.views.values() for view in held.values()}),
+        Coverage(len(plan.shapes), joined.copied()),
+        {name: joined.dtype(name) for name in plan.shapes},
+        shards.is_xser,
+        shards=shards,
+        recorded=found.manifest,
+        notes=(*_notes(plan.degrees), *_assumed(found, plan.degrees, given)),
+    )
+
+
+def _notes(degrees: Degrees) -> list[str]:
+    if degrees.layout == "trn2" and degrees.kv_multiplier == 1:
+        return ["layout trn2: no key/value head is copied, so it equals trn1"]
+    return []
+
+
+def _assumed(found: NxdSource, degrees: Degrees, given: Given) -> list[str]:
+    if found.manifest is not None or given.layout is not None or degrees.kv_multiplier == 1:
+        return []
+    return [
+        f"layout {degrees.layout} is assumed, since the shards have no manifest and key/value heads are copied: shards "
+        "that NxD's own converter wrote for trn2 look the same and are another model"
+    ]
+
+
+def _copied(plan: ShardPlan) -> tuple[str, ...]:
+    """Sources of which several ranks hold the same part."""
+    parts = parts_by_source({tp: plan.rank(tp, plan.everything()) for tp in range(plan.degrees.tensor)})
+    return tuple(name for name in plan.shapes if primary_and_copies(parts[name])[1])
+
+
+def _config_file(found: NxdSource, given: Path | None) -> Path:
+    if given is not None:
+        path = given / "config.json" if given.is_dir() else given
+        if not path.is_file():
+            raise ConversionRefused([Fault(CONFIG, "must be a config.json or a folder with one", str(given))])
+        return path
+    path = found.root / "config.json"
+    if not path.is_file():
+        problem = f"{found.root} has no config.json, which names heads, widths and layers"
+        raise ConversionRefused([Fault(SOURCE, problem, remedy="Give the model's own with --config")])
+    return path
+
+
+def _check_manifest(found: NxdSource, config: Mapping[str, Any], given: Given) -> None:
+    """Options and config must say what the manifest says."""
+    recorded = found.manifest
+    if recorded is None:
+        return
+    where = found.root / MANIFEST
+    faults = []
+    if recorded.get("to") != "nxd":
+        faults.append(Fault(SOURCE, f"{where} is not the manifest of shards"))
+    if recorded.get("model_type") != config["model_type"]:
+        problem = (
+            f"{where} was written for a {recorded.get('model_type')} model, the config is of {config['model_type']}"
+        )
+        faults.append(Fault(SOURCE, problem, remedy="Give the config of these shards"))
+    options = {
+        TENSOR: ("tensor_parallel_degree", given.tensor),
+        PIPELINE: ("pipeline_parallel_degree", given.pipeline),
+        VIRTUAL: ("virtual_pipeline_degree", given.virtual),
+        MULTIPLIER: ("kv_size_multiplier", given.kv_multiplier),
+        QKV: ("qkv", given.qkv),
+        LAYOUT: ("layout", given.layout),
+    }
+    for path, (name, value) in options.items():
+        if value is not None and value != recorded.get(name):
+            problem = f"contradicts {where}, which has {recorded.get(name)}"
+            faults.append(Fault(path, problem, value, "Leave it out"))
+    if faults:
+        raise ConversionRefused(faults)
+
+
+def _degrees(found: NxdSource, config: Mapping[str, Any], given: Given) -> Degrees:
+    """Degrees by the manifest, else by options, else as file names and config show them."""
+    if found.manifest is not None:
+        names = {"tensor_parallel_degree": "tensor", "pipeline_parallel_degree": "pipeline"}
+        names |= {"virtual_pipeline_degree": "virtual", "kv_size_multiplier": "kv_multiplier"}
+        values = {names.get(it, it): found.manifest.get(it) for it in degrees_json(Degrees(1))}
+        return resolve(config, **values)  # type: ignore[arg-type]
+    if given.virtual is not None:
+        problem = "has no effect here: names of layers are global"
+        raise ConversionRefused([Fault(VIRTUAL, problem, given.virtual, "Leave it out")])
+    return resolve(
+        config,
+        tensor=found.tensor if given.tensor is None else given.tensor,
+        pipeline=found.pipeline if given.pipeline is None else given.pipeline,
+        kv_multiplier=given.kv_multiplier,
+        # The form shows in the names of the tensors, which are read later.
+        qkv="linear",
+        layout=given.layout or "trn1",
+    )
+
+
+def _with_form(found: NxdSource, degrees: Degrees, shards: Shards, given: Given) -> Degrees:
+    """The degrees with the form of query, key and value that the names show."""
+    shown = [form for form, ending in _FORMS.items() if any(name.endswith(ending) for name in shards.stages)]
+    if len(shown) != 1:
+        problem = f"holds query weights in {len(shown)} forms ({', '.join(shown) or 'none known'})"
+        remedy = f"Each layer must have one of {', '.join(f'*{it}' for it in _FORMS.values())}"
+        raise ConversionRefused([Fault(SOURCE, problem, remedy=remedy)])
+    (form,) = shown
+    expected = degrees.qkv if found.manifest is not None else given.qkv
+    if expected not in (None, form):
+        problem = f"the tensors of {found.root} are {form}"
+        raise ConversionRefused([Fault(QKV, problem, expected, "Leave it out")])
+    return replace(degrees, qkv=form)

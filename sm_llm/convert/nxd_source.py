@@ -1,0 +1,204 @@
+"""Opens a folder of NxD shards: which file is which rank, in each of NxD's namings, and where each tensor is in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.convert.hf_source import SOURCE, clean_names
+from sm_llm.convert.report import read_manifest
+from sm_llm.convert.torch_file import Reference, read_torch_file
+from sm_llm.convert.views import View
+from sm_llm.convert.work import MANIFEST, SHARDS
+from sm_llm.errors import ConversionError, ConversionRefused, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+Rank = tuple[int, int]
+"""Tensor-parallel and pipeline rank."""
+
+_NAMINGS = {
+    "dp_rank_DD_tp_rank_TT_pp_rank_PP.pt": re.compile(
+        r"dp_rank_(?P<dp>\d+)_tp_rank_(?P<tp>\d+)_pp_rank_(?P<pp>\d+)\.pt"
+    ),
+    "dp_rank_DD_ep_rank_EE_tp_rank_TT_pp_rank_PP.pt": re.compile(
+        r"dp_rank_(?P<dp>\d+)_ep_rank_(?P<ep>\d+)_tp_rank_(?P<tp>\d+)_pp_rank_(?P<pp>\d+)\.pt"
+    ),
+    "tp_rank_TT_pp_rank_PP": re.compile(r"tp_rank_(?P<tp>\d+)_pp_rank_(?P<pp>\d+)"),
+}
+"""What NxD's releases call the file (or, the last one, the folder) of a rank."""
+_OLD_FILE = "checkpoint.pt"
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class NxdSource:
+    """The files of all ranks. ``tensor`` and ``pipeline`` are the degrees that the file names show."""
+
+    root: Path
+    """The folder that holds ``model/``, the manifest and the config, if there are any."""
+    files: Mapping[Rank, Path]
+    manifest: Mapping[str, Any] | None
+    tensor: int
+    pipeline: int
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Name -> tensor of every rank, and which pipeline rank holds a name."""
+
+    views: Mapping[Rank, Mapping[str, View]]
+    stages: Mapping[str, int]
+    is_xser: bool
+
+
+def find_shards(folder: Path) -> NxdSource:
+    """The shards in ``folder`` or its ``model/``.
+
+    Raises ``ConversionRefused`` for several checkpoints, an incomplete one, mixed namings and missing ranks.
+    """
+    model = folder / SHARDS if (folder / SHARDS).is_dir() else folder
+    root = model.parent if model.name == SHARDS else folder
+    found = dict(_rank_files(model))
+    if not found:
+        raise ConversionRefused([_nothing(folder)])
+    _check_marker(root)
+    if len(found) > 1:
+        shown = "; ".join(f"{naming} ({len(ranks)} files)" for naming, ranks in found.items())
+        remedy = "Keep the files of one checkpoint, and move the others to a folder of their own"
+        raise ConversionRefused([Fault(SOURCE, f"{model} holds shards of several namings: {shown}", remedy=remedy)])
+    (ranks,) = found.values()
+    try:
+        manifest = read_manifest(root / MANIFEST)
+    except ValueError as error:
+        problem = f"{root / MANIFEST} cannot be read: {error}"
+        raise ConversionRefused([Fault(SOURCE, problem, remedy="Remove it and give the degrees as options")]) from None
+    tensor, pipeline = (1 + max(it[place] for it in ranks) for place in (0, 1))
+    return NxdSource(root, ranks, manifest, tensor, pipeline)
+
+
+def check_ranks(source: NxdSource, tensor: int, pipeline: int) -> list[Fault]:
+    """Whether the files are those of ``tensor`` x ``pipeline`` ranks, no fewer and no more."""
+    wanted = {(tp, pp) for pp in range(pipeline) for tp in range(tensor)}
+    missing, extra = sorted(wanted - source.files.keys()), sorted(source.files.keys() - wanted)
+    faults = []
+    if missing:
+        problem = f"{len(missing)} of {len(wanted)} ranks are missing: {_ranks(missing)}"
+        faults.append(Fault(SOURCE, problem, remedy="Copy the whole checkpoint, or give the degrees it was saved with"))
+    if extra:
+        problem = f"holds ranks beyond tp {tensor} x pp {pipeline}: {_ranks(extra)}"
+        faults.append(Fault(SOURCE, problem, remedy="Give the degrees it was saved with"))
+    return faults
+
+
+def open_shards(source: NxdSource, buffers: str) -> Shards:
+    """The tensors of every rank; names that match ``buffers`` are left out.
+
+    Raises ``ConversionRefused`` where ranks of a stage differ in their names, or ``ConversionError`` for a bad file.
+    """
+    views: dict[Rank, dict[str, View]] = {}
+    faults: list[Fault] = []
+    kinds = set()
+    for (tp, pp), path in sorted(source.files.items(), key=lambda it: (it[0][1], it[0][0])):
+        held, kind = _read_rank(path)
+        cleaned, collisions = clean_names(held, str(path))
+        views[tp, pp] = {name: it for name, it in cleaned.items() if not re.search(buffers, name)}
+        kinds.add(kind)
+        faults += collisions
+        if tp and (tp - 1, pp) in views and views[tp, pp].keys() != views[tp - 1, pp].keys():
+            apart = sorted(views[tp, pp].keys() ^ views[tp - 1, pp].keys())
+            faults.append(Fault(SOURCE, f"{path.name} and the rank before it differ in {', '.join(apart[:_SHOWN])}"))
+    if len(kinds) > 1:
+        faults.append(Fault(SOURCE, "some ranks are xser and some hold their tensors: two checkpoints are mixed"))
+    if faults:
+        raise ConversionRefused(faults)
+    stages: dict[str, int] = {}
+    for (_, pp), names in views.items():
+        for name in names:
+            stages.setdefault(name, pp)
+    return Shards(views, stages, "xser" in kinds)
+
+
+def _rank_files(model: Path) -> Iterator[tuple[str, dict[Rank, Path]]]:
+    """Naming -> rank -> file. Numbers order the ranks, never the text of their names."""
+    entries = sorted(model.iterdir()) if model.is_dir() else []
+    for naming, pattern in _NAMINGS.items():
+        ranks: dict[Rank, Path] = {}
+        for path in entries:
+            if (match := pattern.fullmatch(path.name)) is None:
+                continue
+            numbers = {name: int(value) for name, value in match.groupdict().items()}
+            if numbers.get("dp", 0) or numbers.get("ep", 0):
+                kind = "data" if numbers.get("dp", 0) else "expert"
+                problem = f"{path} is of {kind}-parallel rank {numbers.get('dp') or numbers.get('ep')}"
+                remedy = "Weights are saved by data-parallel rank 0 alone; experts have no conversion"
+                raise ConversionRefused([Fault(SOURCE, problem, remedy=remedy)])
+            rank = numbers["tp"], numbers["pp"]
+            if rank in ranks:
+                problem = f"{ranks[rank].name} and {path.name} are the same rank"
+                raise ConversionRefused([Fault(SOURCE, problem, remedy="Remove the one that is not meant")])
+            ranks[rank] = path / _OLD_FILE if path.is_dir() else path
+        if ranks:
+            yield naming, ranks
+
+
+def _nothing(folder: Path) -> Fault:
+    """Why a folder holds no shards: several checkpoints, one that is being chosen by the user, or other files."""
+    tags = sorted(it.name for it in folder.iterdir() if (it / SHARDS).is_dir() and any(_rank_files(it / SHARDS)))
+    if tags:
+        done = [it for it in tags if (folder / it / "done").is_file()]
+        steps = sorted((int(match[1]), it) for it in done if (match := re.fullmatch(r"step_(\d+)", it)))
+        newest = f"; the latest complete one is {steps[-1][1]}" if steps else ""
+        problem = f"{folder} holds {len(tags)} checkpoints: {', '.join(tags[:_SHOWN])}{newest}"
+        return Fault(
+            SOURCE, problem, remedy=f"Name one of them, such as {folder / (steps[-1][1] if steps else tags[0])}"
+        )
+    found = ", ".join(sorted(it.name for it in folder.iterdir())[:_SHOWN]) or "nothing"
+    problem = f"{folder} holds no shards ({found})"
+    return Fault(SOURCE, problem, remedy=f"Expected in it or its model/: {', '.join(_NAMINGS)}")
+
+
+def _check_marker(root: Path) -> None:
+    """NxD writes ``checkpoint`` first and ``done`` last; shards of a converter have neither."""
+    if (root / "checkpoint").exists() and not (root / "done").exists():
+        problem = f"{root} is an incomplete checkpoint: it has the marker checkpoint and no done"
+        raise ConversionRefused([Fault(SOURCE, problem, remedy="Name a complete checkpoint")])
+
+
+def _read_rank(path: Path) -> tuple[dict[str, View], str]:
+    """The tensors of one rank, and whether they are ``xser`` or ``inline``."""
+    if not path.is_file():
+        raise ConversionError(f"{path}: is missing")
+    state = read_torch_file(path)
+    if isinstance(state, dict) and isinstance(state.get("model"), dict):
+        state = state["model"]
+    if not isinstance(state, dict) or not state:
+        raise ConversionError(f"{path}: holds no state dict")
+    kinds = {type(it) for it in state.values()}
+    if kinds == {View}:
+        return {str(name): it for name, it in state.items()}, "inline"
+    if kinds == {Reference}:
+        # A folder of the old naming has its tensors beside the file of that name.
+        folder = path.with_name(f"{path.name}.tensors")
+        return {str(name): _referenced(folder / f"tensor_{it.tid}.pt", name) for name, it in state.items()}, "xser"
+    others = [str(name) for name, it in state.items() if not isinstance(it, View | Reference)]
+    raise ConversionError(
+        f"{path}: holds {', '.join(others[:_SHOWN]) or 'a mixture of tensors and references'}, no weights"
+    )
+
+
+def _referenced(path: Path, name: object) -> View:
+    if not path.is_file():
+        raise ConversionError(f"{path}: is missing, and it is {name} of its rank. Copy the whole checkpoint")
+    found = read_torch_file(path)
+    if not isinstance(found, View):
+        raise ConversionError(f"{path}: must hold one tensor of weights, {name}")
+    return found
+
+
+def _ranks(ranks: Iterable[Rank]) -> str:
+    shown = [f"tp {tp} pp {pp}" for tp, pp in ranks]
+    return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else "")

@@ -1,0 +1,203 @@
+"""Writes a Hugging Face folder from shards: safetensors files, each tensor joined piece by piece from its ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.convert.hf_source import SOURCE
+from sm_llm.convert.rules import HEAD, gaps, parts_by_source, primary_and_copies
+from sm_llm.convert.views import FORMATS, chunks, cut, same
+from sm_llm.convert.work import PARTIAL, Unit
+from sm_llm.errors import ConversionError, ConversionRefused, Fault
+from sm_llm.models.safetensors_folder import SINGLE_FILE
+from sm_llm.storage.checksum import Crc64
+from sm_llm.storage.files import fsync_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.convert.nxd_source import Shards
+    from sm_llm.convert.rules import Part, ShardPlan, ShardTensor
+    from sm_llm.convert.views import Raw, View
+    from sm_llm.convert.work import Result
+
+FILE_BYTES = 2 << 30
+"""A safetensors file holds no more, unless one tensor is larger; several workers write several files."""
+_SHOWN = 4
+
+
+class Joined:
+    """The tensors of a model as the shards hold them, checked: all there, in the shapes that the plan makes."""
+
+    def __init__(self, plan: ShardPlan, shards: Shards) -> None:
+        self._plan, self._shards = plan, shards
+        tensors = {tp: plan.rank(tp, plan.everything()) for tp in range(plan.degrees.tensor)}
+        if faults := [*_name_faults(plan, tensors[0], shards), *self._shape_faults(tensors)]:
+            raise ConversionRefused(faults)
+        present = {tp: [it for it in held if it.name in shards.stages] for tp, held in tensors.items()}
+        self._parts = parts_by_source(present)
+        for name, shape in plan.shapes.items():
+            primary = primary_and_copies(self._parts[name])[0]
+            assert not list(gaps(primary, shape[primary[0].tensor.axis])), name
+
+    def dtype(self, name: str) -> str:
+        """The number format of a source tensor."""
+        return self._view(self._parts[name][0]).dtype
+
+    def size(self, name: str) -> int:
+        """Bytes of a source tensor."""
+        return math.prod(self._plan.shapes[name]) * FORMATS[self.dtype(name)].width
+
+    def copied(self) -> tuple[str, ...]:
+        """Source tensors of which several ranks hold the same part."""
+        return tuple(name for name in self._plan.shapes if primary_and_copies(self._parts[name])[1])
+
+    def chunks(self, name: str) -> Iterator[memoryview]:
+        """The bytes of a source tensor, a piece at a time. Raises ``ConversionError`` if copies of it differ."""
+        primary, copies = primary_and_copies(self._parts[name])
+        for first, other in copies:
+            if not same(self._cut(first), self._cut(other)):
+                raise ConversionError([self._unequal(name, first, other)])
+        return chunks([self._cut(it) for it in primary], primary[0].tensor.axis)
+
+    def _view(self, part: Part) -> View:
+        return self._shards.views[part.rank, self._shards.stages[part.tensor.name]][part.tensor.name]
+
+    def _cut(self, part: Part) -> Raw:
+        return cut(self._view(part).array(), part.tensor.axis, part.at, part.at + part.end - part.begin)
+
+    def _unequal(self, name: str, first: Part, other: Part) -> Fault:
+        places = f"{first.tensor.name} of tp rank {first.rank} and {other.tensor.name} of tp rank {other.rank}"
+        problem = f"{places} must be copies of the same part of {name}, and they differ"
+        if first.tensor.name != other.tensor.name:
+            remedy = "Set tie_word_embeddings: false in the config.json beside the shards to keep both"
+        elif self._plan.degrees.kv_multiplier > 1 and ("k_proj" in name or "v_proj" in name):
+            layout = self._plan.degrees.layout
+            remedy = f"Give the layout they were written in: --layout {'trn2' if layout == 'trn1' else 'trn1'}"
+        else:
+            remedy = "Name a checkpoint whose ranks agree"
+        return Fault(SOURCE, problem, remedy=remedy)
+
+    def _shape_faults(self, tensors: Mapping[int, Sequence[ShardTensor]]) -> Iterator[Fault]:
+        wrong = []
+        formats: dict[str, set[str]] = {}
+        for tp, held in tensors.items():
+            for tensor in held:
+                stage = self._shards.stages.get(tensor.name)
+                view = None if stage is None else self._shards.views[tp, stage].get(tensor.name)
+                if view is None:
+                    continue
+                formats.setdefault(tensor.name, set()).add(view.dtype)
+                if view.shape != tensor.shape:
+                    wrong.append((tp, tensor, view))
+        if wrong:
+            yield self._wrong_shape(wrong)
+        if mixed := [name for name, found in formats.items() if len(found) > 1]:
+            yield Fault(SOURCE, f"ranks differ in the number format of {', '.join(mixed[:_SHOWN])}")
+
+    def _wrong_shape(self, wrong: Sequence[tuple[int, ShardTensor, View]]) -> Fault:
+        tp, tensor, view = wrong[0]
+        degrees = self._plan.degrees
+        made = f"the config makes it {list(tensor.shape)} with tp {degrees.tensor}"
+        problem = f"{tensor.name} of tp rank {tp} has shape {list(view.shape)}, {made}"
+        whole = next((math.prod(self._plan.shapes[it.source]) for it in tensor.pieces if it.source), 0)
+        held = math.prod(view.shape)
+        if len(tensor.pieces) == 1 and held and whole % held == 0 and whole // held != degrees.tensor:
+            problem += f"; it is 1/{whole // held} of the whole, so these may be files of tp {whole // held}"
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        remedy = "Give the config.json that these shards were made with (--config), and copy all ranks"
+        return Fault(SOURCE, problem + more, remedy=remedy)
+
+
+def _name_faults(plan: ShardPlan, tensors: Sequence[ShardTensor], shards: Shards) -> Iterator[Fault]:
+    wanted = {it.name for it in tensors}
+    missing, extra = sorted(wanted - shards.stages.keys()), sorted(shards.stages.keys() - wanted)
+    if plan.is_tied and missing == [HEAD]:
+        missing = []  # a tied head that nobody wrote is the embedding
+    if missing:
+        problem = f"lacks {_some(missing)}, which the model of this config has"
+        yield Fault(SOURCE, problem, remedy="Copy the whole checkpoint, or give its own config.json (--config)")
+    if extra:
+        problem = f"holds {_some(extra)}, which the model of this config does not have"
+        yield Fault(SOURCE, problem, remedy="Give the config.json that these shards were made with (--config)")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def hf_units(plan: ShardPlan, joined: Joined, destination: Path, *, file_bytes: int = FILE_BYTES) -> list[Unit]:
+    """One unit for each safetensors file, tensors in model order."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name in plan.shapes:
+        size = joined.size(name)
+        if filled and filled + size > file_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    units = []
+    for number, names in enumerate(groups, start=1):
+        file = SINGLE_FILE if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        shapes = {name: plan.shapes[name] for name in names}
+        write = partial(_write_safetensors, destination / file, shapes, joined)
+        units.append(Unit(file, file, sum(joined.size(it) for it in names), write))
+    return units
+
+
+def index_json(results: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The index of several safetensors files; None for a single one."""
+    if len(results) == 1:
+        return None
+    weights = {name: file for file, it in sorted(results.items()) for name in it["tensors"]}
+    total = sum(it["bytes"] for it in results.values())
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2) + "\n"
+
+
+def _header(shapes: Mapping[str, tuple[int, ...]], joined: Joined) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name, shape in shapes.items():
+        end = place + joined.size(name)
+        entries[name] = {"dtype": joined.dtype(name), "shape": list(shape), "data_offsets": [place, end]}
+        place = end
+    body = json.dumps(entries, separators=(",", ":")).encode()
+    body += b" " * (-len(body) % 8)
+    return len(body).to_bytes(8, "little") + body
+
+
+def _write_safetensors(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], joined: Joined, count: Callable[[int], None]
+) -> Result:
+    partial_path = path.with_name(path.name + PARTIAL)
+    checksums, total = {}, 0
+    try:
+        with partial_path.open("wb", buffering=0) as stream:
+            stream.write(_header(shapes, joined))
+            for name in shapes:
+                crc = Crc64()
+                for piece in joined.chunks(name):
+                    crc.update(piece)
+                    _write_all(stream, piece)
+                    count(len(piece))
+                    total += len(piece)
+                checksums[name] = crc.hexdigest()
+            size = stream.tell()
+            os.fsync(stream.fileno())
+    except BaseException:
+        partial_path.unlink(missing_ok=True)
+        raise
+    partial_path.replace(path)
+    fsync_path(path.parent)
+    return {"file_bytes": size, "bytes": total, "tensors": checksums}
+
+
+def _write_all(stream: Any, piece: memoryview) -> None:
+    while piece:
+        piece = piece[stream.write(piece) :]

@@ -1,0 +1,159 @@
+"""Writes the shards of a Hugging Face model, one rank's file at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sm_llm.convert.hf_source import SOURCE
+from sm_llm.convert.rules import EMBEDDING
+from sm_llm.convert.torch_writer import (
+    Plain,
+    TorchFile,
+    info_pickle,
+    reference_pickle,
+    state_pickle,
+    tensor_pickle,
+)
+from sm_llm.convert.views import chunks, cut, zeros
+from sm_llm.convert.work import PARTIAL, SHARDS, Unit
+from sm_llm.errors import Fault
+from sm_llm.storage.checksum import Crc64
+from sm_llm.storage.files import fsync_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.convert.rules import ShardPlan, ShardTensor
+    from sm_llm.convert.views import View
+    from sm_llm.convert.work import Result
+
+
+def nxd_units(plan: ShardPlan, views: Mapping[str, View], destination: Path, *, xser: bool) -> list[Unit]:
+    """For each pipeline rank a checksum of each of its sources, then the file of each tensor-parallel rank."""
+    units = []
+    for pp in range(plan.degrees.pipeline):
+        sources = plan.stage(pp)
+        for name in sources:
+            if name in views:
+                units.append(Unit(f"source {name}", "", views[name].size, partial(checksum, views[name], name)))
+        for tp in range(plan.degrees.tensor):
+            tensors = plan.rank(tp, sources)
+            file = f"{SHARDS}/dp_rank_00_tp_rank_{tp:02d}_pp_rank_{pp:02d}.pt"
+            size = sum(_plain(it, views).size for it in tensors)
+            write = partial(_write_xser if xser else _write_inline, destination / file, tensors, views)
+            units.append(Unit(file, file, size, write))
+    return units
+
+
+def checksum(view: View, name: str, count: Callable[[int], None]) -> Result:
+    """CRC64NVME of one tensor's elements."""
+    crc = Crc64()
+    for piece in chunks([view.array()], 0):
+        crc.update(piece)
+        count(len(piece))
+    return {"tensors": {name: crc.hexdigest()}}
+
+
+def shard_chunks(tensor: ShardTensor, views: Mapping[str, View]) -> Iterator[memoryview]:
+    """The bytes of one tensor of a rank, cut from its sources."""
+    dtype = _plain(tensor, views).dtype
+    parts = []
+    for piece in tensor.pieces:
+        if piece.source:
+            parts.append(cut(views[piece.source].array(), tensor.axis, piece.begin, piece.end))
+        else:
+            parts.append(zeros((piece.length, *tensor.shape[1:]), dtype))
+    return chunks(parts, tensor.axis)
+
+
+def mixed_formats(plan: ShardPlan, views: Mapping[str, View]) -> list[Fault]:
+    """Tensors that a rank holds as one, but whose sources differ in their number format."""
+    faults = []
+    for tensor in plan.rank(0, plan.everything()):
+        formats = {piece.source: views[piece.source].dtype for piece in tensor.pieces if piece.source}
+        if len(set(formats.values())) > 1:
+            problem = f"{tensor.name} joins {', '.join(f'{name} ({dtype})' for name, dtype in formats.items())}"
+            faults.append(Fault(SOURCE, problem, remedy="Save the model in one number format"))
+    return faults
+
+
+def _plain(tensor: ShardTensor, views: Mapping[str, View]) -> Plain:
+    source = next((piece.source for piece in tensor.pieces if piece.source), EMBEDDING)
+    return Plain(views[source].dtype, tensor.shape)
+
+
+def _write_tensor(
+    file: TorchFile, key: int, tensor: ShardTensor, views: Mapping[str, View], count: Callable[[int], None]
+) -> str:
+    crc = Crc64()
+
+    def seen(piece: memoryview) -> None:
+        crc.update(piece)
+        count(len(piece))
+
+    file.tensor(key, _plain(tensor, views).size, shard_chunks(tensor, views), seen)
+    return crc.hexdigest()
+
+
+def _write_inline(
+    path: Path, tensors: Sequence[ShardTensor], views: Mapping[str, View], count: Callable[[int], None]
+) -> Result:
+    """All tensors of a rank in one file."""
+    partial_path = path.with_name(path.name + PARTIAL)
+    partial_path.unlink(missing_ok=True)
+    file = TorchFile(partial_path, path.stem, state_pickle([(it.name, _plain(it, views)) for it in tensors]))
+    try:
+        checksums = {it.name: _write_tensor(file, key, it, views, count) for key, it in enumerate(tensors)}
+        size = file.close()
+    except BaseException:
+        file.abort()
+        partial_path.unlink(missing_ok=True)
+        raise
+    fsync_path(partial_path)
+    partial_path.replace(path)
+    return {"file_bytes": size, "bytes": size, "tensors": checksums}
+
+
+def _write_xser(
+    path: Path, tensors: Sequence[ShardTensor], views: Mapping[str, View], count: Callable[[int], None]
+) -> Result:
+    """Each tensor of a rank in a file of its own, then ``.info.pt``, then the file of references."""
+    folder = path.with_name(f"{path.name}.tensors")
+    partial_folder = folder.with_name(folder.name + PARTIAL)
+    for it in (folder, partial_folder):
+        shutil.rmtree(it, ignore_errors=True)
+    partial_folder.mkdir()
+    checksums: dict[str, str] = {}
+    total = 0
+    for tid, tensor in enumerate(tensors):
+        name = f"tensor_{tid}"
+        file = TorchFile(partial_folder / f"{name}.pt", name, tensor_pickle(_plain(tensor, views)))
+        try:
+            checksums[tensor.name] = _write_tensor(file, 0, tensor, views, count)
+            total += file.close()
+        except BaseException:
+            file.abort()
+            shutil.rmtree(partial_folder, ignore_errors=True)
+            raise
+    for tid in range(len(tensors)):
+        fsync_path(partial_folder / f"tensor_{tid}.pt")
+    fsync_path(partial_folder)
+    os.rename(partial_folder, folder)
+    info = path.with_name(f"{path.name}.info.pt")
+    total += _write_small(info, info_pickle([_plain(it, views) for it in tensors]))
+    size = _write_small(path, reference_pickle([it.name for it in tensors]))
+    return {"file_bytes": size, "bytes": total + size, "tensors": checksums}
+
+
+def _write_small(path: Path, pickle: bytes) -> int:
+    partial_path = path.with_name(path.name + PARTIAL)
+    partial_path.unlink(missing_ok=True)
+    file = TorchFile(partial_path, path.name.removesuffix(".pt"), pickle)
+    size = file.close()
+    fsync_path(partial_path)
+    partial_path.replace(path)
+    return size

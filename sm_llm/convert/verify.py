@@ -1,0 +1,82 @@
+"""Reads back what a conversion wrote: checksums of the way back, and the logits of the sharded model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.convert.hf_source import open_hf
+from sm_llm.convert.layout import decoder
+from sm_llm.convert.nxd_source import find_shards, open_shards
+from sm_llm.convert.report import read_manifest
+from sm_llm.convert.simulate import difference
+from sm_llm.convert.to_hf import Joined
+from sm_llm.convert.views import chunks
+from sm_llm.convert.work import MANIFEST
+from sm_llm.errors import ConversionError
+from sm_llm.storage.checksum import Crc64
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from sm_llm.convert.jobs import Job
+    from sm_llm.convert.nxd_source import Shards
+    from sm_llm.convert.views import View
+
+TOLERANCE = 1e-5
+"""Of logits computed in float64, relative to the largest one; sound shards differ by about 1e-14."""
+_SHOWN = 4
+
+
+def verify_nxd(job: Job, target: Path) -> dict[str, Any]:
+    """Join the shards that were written again and compare them with the source. Raises ``ConversionError``."""
+    assert job.hf is not None
+    shards = open_shards(find_shards(target), decoder(job.config).buffers)
+    joined = Joined(job.plan, shards)
+    recorded = _manifest(target)["tensors"]
+    wrong = [name for name in job.plan.shapes if _crc(joined.chunks(name)) != recorded[name]["crc64"]]
+    _raise_for(wrong, "differ from the source when the shards are joined again")
+    return {"checksums": f"{len(recorded)} tensors joined again equal the source", **_logits(job, job.hf, shards)}
+
+
+def verify_hf(job: Job, target: Path) -> dict[str, Any]:
+    """Read the Hugging Face folder that was written and compare it with the shards. Raises ``ConversionError``."""
+    assert job.shards is not None
+    views = open_hf(target).views
+    recorded = _manifest(target)["tensors"]
+    wrong = [name for name, view in views.items() if _crc(chunks([view.array()], 0)) != recorded[name]["crc64"]]
+    _raise_for(wrong, "differ from the shards when they are read again")
+    found: dict[str, Any] = {"checksums": f"{len(recorded)} tensors equal the joined shards"}
+    if job.recorded is not None:
+        before = job.recorded["tensors"]
+        same = sum(1 for name, it in recorded.items() if name in before and before[name]["crc64"] == it["crc64"])
+        found["source"] = f"{same} of {len(recorded)} tensors are as the model that the shards were made from had them"
+    return {**found, **_logits(job, views, job.shards)}
+
+
+def _logits(job: Job, views: Mapping[str, View], shards: Shards) -> dict[str, Any]:
+    activation = job.config["hidden_act"]
+    if activation != "silu":
+        return {"logits": f"not computed: the check knows silu, not {activation}"}
+    found = difference(job.plan, job.config, views, shards)
+    if not found <= TOLERANCE:
+        raise ConversionError(f"the logits of the shards differ from the model's by {found:.2g} of the largest one")
+    return {"logits": f"of the shards and of the model differ by {found:.1e} at most"}
+
+
+def _manifest(target: Path) -> dict[str, Any]:
+    found = read_manifest(target / MANIFEST)
+    assert found is not None
+    return found
+
+
+def _crc(pieces: Iterable[memoryview]) -> str:
+    crc = Crc64()
+    for piece in pieces:
+        crc.update(piece)
+    return crc.hexdigest()
+
+
+def _raise_for(wrong: list[str], problem: str) -> None:
+    if wrong:
+        raise ConversionError(f"{len(wrong)} tensors {problem}: {', '.join(wrong[:_SHOWN])}. Convert again")

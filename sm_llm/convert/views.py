@@ -1,0 +1,138 @@
+"""Tensors in files as memory-mapped arrays, and their bytes in chunks: nothing here holds a whole tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+Raw = npt.NDArray[Any]
+"""Elements as unsigned integers of their width: copying never changes a bit."""
+
+CHUNK_BYTES = 1 << 20
+"""Bytes handled at a time: large enough for full speed, small enough to stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A number format by its names: of torch's storage class and of torch's data type."""
+
+    width: int
+    storage: str
+    dtype: str
+
+
+FORMATS = {
+    "F64": NumberFormat(8, "DoubleStorage", "float64"),
+    "F32": NumberFormat(4, "FloatStorage", "float32"),
+    "F16": NumberFormat(2, "HalfStorage", "float16"),
+    "BF16": NumberFormat(2, "BFloat16Storage", "bfloat16"),
+}
+"""By the names that safetensors uses. Other formats are not weights that are trained on."""
+_UNSIGNED = {8: np.uint64, 4: np.uint32, 2: np.uint16}
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor in a file: format, shape, strides in elements, and the byte where it begins."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor's elements."""
+        return math.prod(self.shape) * FORMATS[self.dtype].width
+
+    def array(self) -> Raw:
+        """The mapped elements. Raises ``OSError``; the caller checked that the file holds them."""
+        width = FORMATS[self.dtype].width
+        extent = 1 + sum((length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True))
+        mapped = np.memmap(self.file, _UNSIGNED[width], "r", self.offset, (extent,))
+        return np.lib.stride_tricks.as_strided(
+            mapped.view(np.ndarray), self.shape, [it * width for it in self.strides], writeable=False
+        )
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of rows that follow each other."""
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
+def zeros(shape: Sequence[int], dtype: str) -> Raw:
+    """Zeros that take no memory."""
+    return np.broadcast_to(np.zeros((), _UNSIGNED[FORMATS[dtype].width]), tuple(shape))
+
+
+def cut(array: Raw, axis: int, begin: int, end: int) -> Raw:
+    """Rows (axis 0) or columns (axis 1) ``[begin, end)`` without copying."""
+    return array[begin:end] if axis == 0 else array[:, begin:end]
+
+
+def chunks(parts: Sequence[Raw], axis: int) -> Iterator[memoryview]:
+    """The bytes of ``parts`` joined along ``axis``, in pieces of about ``CHUNK_BYTES``.
+
+    A piece is valid until the next one is asked for.
+    """
+    if axis == 0:
+        for part in parts:
+            yield from _rows([part])
+    else:
+        yield from _rows(parts)
+
+
+def _rows(parts: Sequence[Raw]) -> Iterator[memoryview]:
+    """Rows of arrays that stand beside each other."""
+    first = parts[0]
+    if not all(part.size for part in parts):
+        return
+    if len(parts) == 1 and first.flags.c_contiguous:
+        whole = _bytes(first)
+        for begin in range(0, len(whole), CHUNK_BYTES):
+            yield whole[begin : begin + CHUNK_BYTES]
+        return
+    columns = [part.reshape(len(part), -1) if part.ndim == 1 else part for part in parts]
+    width = sum(part.shape[1] for part in columns)
+    block = max(1, CHUNK_BYTES // (width * first.itemsize))
+    buffer = np.empty((min(block, len(first)), width), first.dtype)
+    for begin in range(0, len(first), block):
+        rows = min(block, len(first) - begin)
+        place = 0
+        for part in columns:
+            buffer[:rows, place : place + part.shape[1]] = part[begin : begin + rows]
+            place += part.shape[1]
+        yield _bytes(buffer[:rows])
+
+
+def _bytes(array: Raw) -> memoryview:
+    """The bytes of a contiguous array, without copying."""
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def same(first: Raw, second: Raw) -> bool:
+    """Whether two arrays of one shape have the same bits, compared piece by piece."""
+    block = max(1, CHUNK_BYTES // max(1, first.itemsize * math.prod(first.shape[1:])))
+    steps = range(0, len(first), block)
+    return all(np.array_equal(first[it : it + block], second[it : it + block]) for it in steps)
+
+
+def to_float(raw: Raw, dtype: str) -> npt.NDArray[np.float64]:
+    """Numbers from raw elements."""
+    if dtype == "BF16":
+        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return (
+        np.ascontiguousarray(raw)
+        .view({"F64": np.float64, "F32": np.float32, "F16": np.float16}[dtype])
+        .astype(np.float64)
+    )

@@ -1,0 +1,227 @@
+"""Runs the units of a conversion on several workers, continues an interrupted one, and checks the disk first."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import ConversionError, ConversionRefused, Fault
+from sm_llm.storage.files import fsync_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.convert.report import Progress
+
+DESTINATION = "DST"
+MANIFEST = "conversion.json"
+"""Beside what was written; with it a conversion is complete."""
+_JOURNAL = ".conversion.jsonl"
+SHARDS = "model"
+"""Folder of the shards below the destination, as NxD's trainer expects it below a tag."""
+PARTIAL = ".partial"
+"""Ends the name of a file that is being written."""
+_SPARE_BYTES = 16 << 20
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work: it makes ``file`` (below the destination; "" for none) of about ``size`` bytes.
+
+    ``run`` gets a function that counts bytes, and returns what the manifest needs: a mapping with ``bytes``.
+    """
+
+    name: str
+    file: str
+    size: int
+    run: Callable[[Callable[[int], None]], Result]
+
+
+class Journal:
+    """What is done already at a destination, one line per unit; gone when the conversion is complete.
+
+    Raises ``ConversionRefused`` where the destination holds anything else, or where another process writes it.
+    """
+
+    def __init__(self, destination: Path, identity: Mapping[str, Any]) -> None:
+        self.destination = destination
+        self._digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self._path = destination / _JOURNAL
+        self._done: dict[str, Result] = {}
+        self._is_mine = self._is_new = False
+        self._descriptor = -1
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Journal]:
+        """Claim the destination for the duration of the block."""
+        self._check()
+        self._is_new = not self.destination.exists()
+        self.destination.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self._claim()
+            yield self
+        except BaseException:
+            self._withdraw()
+            raise
+        finally:
+            os.close(self._descriptor)
+
+    def done(self, unit: Unit) -> Result | None:
+        """The result of a unit that an earlier process finished, if its file is still there in its size."""
+        found = self._done.get(unit.name)
+        if found is None or not unit.file:
+            return found
+        path = self.destination / unit.file
+        return found if path.is_file() and path.stat().st_size == found["file_bytes"] else None
+
+    def add(self, unit: Unit, result: Result) -> None:
+        """Note a finished unit; its bytes are on the disk already."""
+        line = json.dumps({"unit": unit.name, "result": result}) + "\n"
+        self._done[unit.name] = result
+        os.write(self._descriptor, line.encode())
+
+    def complete(self) -> None:
+        """Forget the journal: the manifest is written."""
+        fsync_path(self.destination)
+        self._path.unlink()
+
+    @property
+    def digest(self) -> str:
+        """Of source and settings: what an interrupted conversion must have in common with the one that continues it."""
+        return self._digest
+
+    def _withdraw(self) -> None:
+        """Leave no trace of a conversion that finished no unit: another one may take the destination."""
+        if self._is_mine and not self._done:
+            self._path.unlink()
+            for folder in (self.destination / SHARDS, *([self.destination] if self._is_new else [])):
+                with contextlib.suppress(OSError):  # it holds something, or was never made
+                    folder.rmdir()
+
+    def _check(self) -> None:
+        if not self.destination.exists():
+            return
+        if not self.destination.is_dir():
+            raise ConversionRefused([Fault(DESTINATION, "must be a folder", str(self.destination))])
+        if self._path.exists() or not (found := sorted(it.name for it in self.destination.iterdir())):
+            return
+        problem = f"{self.destination} is not empty ({', '.join(found[:4])}{' …' if len(found) > 4 else ''})"
+        raise ConversionRefused([Fault(DESTINATION, problem, remedy="Name a new folder, or remove this one")])
+
+    def _claim(self) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            problem = f"{self.destination} is being written by another process"
+            raise ConversionRefused([Fault(DESTINATION, problem, remedy="Wait for it, or name another")]) from None
+        self._is_mine = True
+        lines = [it for it in self._path.read_text(encoding="utf-8").split("\n")[:-1] if it]
+        if not lines:
+            os.write(self._descriptor, (json.dumps({"identity": self._digest}) + "\n").encode())
+            return
+        entries = [entry for it in lines if (entry := _entry(it)) is not None]
+        if not entries or entries[0].get("identity") != self._digest:
+            self._is_mine = False
+            problem = f"{self.destination} holds an unfinished conversion of other weights or with other settings"
+            raise ConversionRefused([Fault(DESTINATION, problem, remedy="Name a new folder, or remove this one")])
+        self._done = {str(it["unit"]): it["result"] for it in entries[1:] if "unit" in it}
+        # A line that was cut off must not swallow the next one.
+        os.write(self._descriptor, b"\n")
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def run_units(
+    units: Sequence[Unit], journal: Journal, *, workers: int, progress: Progress | None
+) -> tuple[dict[str, Result], list[str]]:
+    """Run what is not done; returns unit -> result, and the names of units that were done before.
+
+    Raises ``ConversionRefused`` if the disk cannot hold the rest, or what a unit raises; no further one begins then.
+    """
+    results = {unit.name: found for unit in units if (found := journal.done(unit)) is not None}
+    left = [unit for unit in units if unit.name not in results]
+    check_space(journal.destination, sum(unit.size for unit in left if unit.file))
+    before = list(results)
+    counter = _Counter(sum(it.size for it in units), sum(it.size for it in units) - _total(left), progress)
+
+    def run(unit: Unit) -> tuple[Unit, Result]:
+        return unit, unit.run(counter.add)
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
+    futures = [pool.submit(run, unit) for unit in left]
+    try:
+        for future in as_completed(futures):
+            unit, result = future.result()
+            journal.add(unit, result)
+            results[unit.name] = result
+    except OSError as error:
+        raise ConversionError(
+            f"{journal.destination}: cannot be written: {error}. The same command continues"
+        ) from None
+    finally:
+        counter.stop()
+        pool.shutdown(wait=True, cancel_futures=True)
+    return results, before
+
+
+def _total(units: Sequence[Unit]) -> int:
+    return sum(unit.size for unit in units)
+
+
+class _Counter:
+    """Bytes of all workers together; raises in the workers once the conversion has stopped."""
+
+    def __init__(self, total: int, done: int, progress: Progress | None) -> None:
+        self._total, self._done, self._progress = total, done, progress
+        self._lock = threading.Lock()
+        self._is_stopped = False
+
+    def add(self, count: int) -> None:
+        if self._is_stopped:
+            raise ConversionError("stopped")
+        with self._lock:
+            self._done = min(self._done + count, self._total)
+            if self._progress is not None:
+                self._progress(self._done, self._total)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+
+def check_space(destination: Path, needed: int) -> None:
+    """Raise ``ConversionRefused`` where the disk of ``destination`` has fewer than ``needed`` bytes free."""
+    place = destination.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed and free < needed + _SPARE_BYTES:
+        problem = f"no room: {place} has {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB are needed"
+        raise ConversionRefused([Fault(DESTINATION, problem, remedy="Free some space, or name another disk")])
+
+
+def write_whole(path: Path, body: bytes) -> None:
+    """Write a small file under its partial name, flush it and rename it. Raises ``OSError``."""
+    partial = path.with_name(path.name + PARTIAL)
+    with partial.open("wb") as stream:
+        stream.write(body)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
