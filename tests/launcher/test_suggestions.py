@@ -164,7 +164,7 @@ def typed(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("recipe", synthetic_recipes())
-def test_e17_the_remedies_for_random_tokens_work_on_every_recipe_of_them(recipe: str) -> None:
+def test_E17_the_remedies_for_random_tokens_work_on_every_recipe_of_them(recipe: str) -> None:
     machine = ["backend.max_run_seconds=86400"]
     machine += ["compute.instance_type=ml.p5.48xlarge"] if recipe == "smoke" else []
     spec = load(recipe, [*CLOUD, *machine], environ={}).spec

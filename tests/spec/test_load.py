@@ -286,7 +286,7 @@ def test_the_digest_knows_meaning_not_name_or_place(load_clean: Any) -> None:
     assert JobSpec.model_validate_json(load_clean(JOB).spec.model_dump_json()) == load_clean(JOB).spec
 
 
-def test_e17_another_format_keeps_what_other_changes_say_and_what_nobody_knows(load_clean: Any) -> None:
+def test_E17_another_format_keeps_what_other_changes_say_and_what_nobody_knows(load_clean: Any) -> None:
     rows = ("task.data.rows=5", "task.data.format=rows", "task.data.train=/r")
     with pytest.raises(SpecError, match=r"task\.data\.rows"):
         load_clean(JOB, *rows)
