@@ -1,0 +1,166 @@
+"""Counts of the package's structure. Each has a limit that may only fall, and the target that it falls to."""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import subprocess
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "sm_llm"
+LIMITS = {
+    "folders of more than 15 modules": (9, 0),
+    "modules in the largest folder": (80, 15),
+    "import cycles": (10, 0),
+    "modules in import cycles": (70, 0),
+    "own modules entered by a dry run": (205, 100),
+    "isinstance on types of strategies, backends and stores": (80, 0),
+}
+"""Count -> its limit, and its target. Lower the limit in the change that makes the count fall."""
+COMMENTS_PER_100_LINES = (0.6, 4.0)
+"""The share of comments: a limit that may only rise, and its target."""
+CHOSEN = {"FsdpSpec", "SmpSpec", "NxdSpec", "LocalBackend", "SageMakerBackend", "S3Store", "FolderStore", "S3Home"}
+"""Types that stand for a strategy, a backend or a store; what depends on them belongs into their own packages."""
+DRY_RUN = """
+import sys, sm_llm
+fields = ("backend.role=arn:aws:iam::123456789012:role/x", "storage=s3://bucket-x/x")
+sm_llm.launch("llama-2-7b-fsdp", *fields, dry_run=True)
+print(sum(name.partition(".")[0] == "sm_llm" for name in sys.modules))
+"""
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Dotted name -> syntax tree of every module; a package's own ``__init__`` is not among them."""
+    paths = [it for it in sorted(PACKAGE.rglob("*.py")) if it.name != "__init__.py"]
+    return {".".join(it.relative_to(ROOT).with_suffix("").parts): ast.parse(it.read_text()) for it in paths}
+
+
+def imports(of: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """Module -> modules that it imports anywhere: at the top, in functions and under TYPE_CHECKING."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name, tree in of.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                named = [it.name for it in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                named = [node.module, *(f"{node.module}.{it.name}" for it in node.names)]
+            else:
+                continue
+            found[name] |= {it for it in named if it in of and it != name}
+    return found
+
+
+def cycles(edges: Mapping[str, set[str]]) -> list[set[str]]:
+    """The strongly connected components of more than one module (Kosaraju)."""
+    order: list[str] = []
+    seen: set[str] = set()
+    for start in list(edges):
+        waiting = [(start, iter(edges.get(start, ())))] if start not in seen else []
+        seen.add(start)
+        while waiting:
+            node, rest = waiting[-1]
+            following = next((it for it in rest if it not in seen), None)
+            if following is None:
+                order.append(node)
+                waiting.pop()
+            else:
+                seen.add(following)
+                waiting.append((following, iter(edges.get(following, ()))))
+    back: dict[str, set[str]] = defaultdict(set)
+    for node, targets in edges.items():
+        for target in targets:
+            back[target].add(node)
+    found, placed = [], set()
+    for root in reversed(order):
+        group, queue = set(), [root]
+        while queue:
+            node = queue.pop()
+            if node not in placed:
+                placed.add(node)
+                group.add(node)
+                queue += back[node]
+        found.append(group)
+    return [group for group in found if len(group) > 1]
+
+
+def chosen_types(tree: ast.Module) -> int:
+    """How often ``isinstance`` asks for one of the types in ``CHOSEN``."""
+    calls = [it for it in ast.walk(tree) if isinstance(it, ast.Call) and getattr(it.func, "id", "") == "isinstance"]
+    names = [{getattr(it, "id", getattr(it, "attr", "")) for it in ast.walk(call.args[1])} for call in calls]
+    return sum(bool(it & CHOSEN) for it in names)
+
+
+def comments(text: str) -> int:
+    """Lines with a comment for readers: not one that is addressed to a tool."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = [it.string for it in tokens if it.type == tokenize.COMMENT]
+    return sum(not it.lstrip("# ").startswith(("noqa", "type: ignore", "fmt:")) for it in found)
+
+
+@cache
+def counts() -> dict[str, int]:
+    folders = Counter(name.rpartition(".")[0] for name in trees())
+    circles = cycles(imports(trees()))
+    environ = {**os.environ, "AWS_CONFIG_FILE": os.devnull, "AWS_DEFAULT_REGION": "us-east-1"}
+    entered = subprocess.check_output([sys.executable, "-c", DRY_RUN], cwd=ROOT, env=environ, text=True, timeout=120)
+    return {
+        "folders of more than 15 modules": sum(it > 15 for it in folders.values()),
+        "modules in the largest folder": max(folders.values()),
+        "import cycles": len(circles),
+        "modules in import cycles": sum(map(len, circles)),
+        "own modules entered by a dry run": int(entered.split()[-1]),
+        "isinstance on types of strategies, backends and stores": sum(map(chosen_types, trees().values())),
+    }
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_count_does_not_rise(name: str) -> None:
+    limit, target = LIMITS[name]
+    assert counts()[name] <= limit, f"{name}: {counts()[name]}, at most {limit}; the target is {target}"
+    assert target <= limit
+
+
+def test_the_share_of_comments_does_not_fall() -> None:
+    texts = [it.read_text() for it in PACKAGE.rglob("*.py")]
+    share = 100 * sum(map(comments, texts)) / sum(len(it.splitlines()) for it in texts)
+    assert share >= COMMENTS_PER_100_LINES[0], f"{share:.2f} comments in 100 lines"
+
+
+def fake(**sources: str) -> Iterator[tuple[str, ast.Module]]:
+    yield from ((name, ast.parse(source)) for name, source in sources.items())
+
+
+def test_cycles_are_found_however_a_module_is_imported() -> None:
+    found = cycles(
+        imports(
+            dict(
+                fake(
+                    a="import b",
+                    b="def f():\n    from c import x",
+                    c="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a",
+                    d="import a",
+                )
+            )
+        )
+    )
+    assert found == [{"a", "b", "c"}]
+
+
+def test_choices_by_type_and_comments_are_counted() -> None:
+    assert (
+        chosen_types(ast.parse("isinstance(a, SmpSpec | int) or isinstance(b, spec.LocalBackend) or f(SmpSpec)")) == 2
+    )
+    assert comments("# why\nx = 1  # noqa: E501\ny = '# no'  # type: ignore[x]\n") == 1
