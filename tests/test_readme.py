@@ -6,21 +6,55 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sm_llm.launcher.backends.registry import BACKENDS
 from sm_llm.launcher.plan import plan
 from sm_llm.launcher.runnable import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "tests" / "README.md"]
 README = (ROOT / "README.md").read_text()
 CLAIMS = {"slurm": r"slurm", "kubeflow": r"\beks\b|kubeflow", "nxd": r"trainium|\btrn1\b"}
 """What runs jobs -> the words that claim so."""
 
 
 def test_the_index_links_every_page() -> None:
-    linked = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text()))
-    assert linked == {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    docs = ROOT / "docs"
+    linked = {path for path in links(docs / "index.md") if path.is_relative_to(docs)}
+    assert linked == set(docs.rglob("*.md")) - {docs / "index.md"}
     assert "docs/index.md" in README
+
+
+def links(page: Path) -> set[Path]:
+    """Files of this repository that a page links to."""
+    found = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    return {(page.parent / it).resolve() for it in found if "://" not in it}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    assert not [str(it) for it in links(page) if not it.exists()]
+
+
+def test_contributing_names_files_that_exist() -> None:
+    named = re.findall(r"`((?:sm_llm|tests|docs|entrypoints)/[\w/.-]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 30
+    assert not [it for it in named if "NAME" not in it and not (ROOT / it).exists()]
+
+
+def test_hooks_run_the_tools_of_the_project_and_download_nothing() -> None:
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = {it["id"]: it for it in local["hooks"]}
+    assert local["repo"] == "local"
+    assert {it["language"] for it in hooks.values()} == {"system", "pygrep"}
+    first = {it["entry"].split()[0] for it in hooks.values() if it["language"] == "system"}
+    assert first == {"ruff", "mypy", "lint-imports", "python"}
+    refused = re.compile(hooks["subject"]["entry"], re.MULTILINE | re.DOTALL)
+    assert not refused.search("Refuse it\n\nBecause.\n# a comment\n")
+    assert not refused.search("x" * 72)
+    assert refused.search("x" * 73)
+    assert refused.search("Refuse it\nBecause.\n")
 
 
 @pytest.mark.parametrize("name", CLAIMS)
