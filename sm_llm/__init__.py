@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher import pipelines
     from sm_llm.launcher.api import attach, launch, load_spec, ls, prepare
     from sm_llm.launcher.estimators import distribution, estimator
-    from sm_llm.launcher.plan import Plan, plan
+    from sm_llm.launcher.plan import plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.sync import sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -81,7 +82,8 @@ __all__ = [
 _HOMES = {
     "sm_llm.launcher.api": ("attach", "launch", "load_spec", "ls", "prepare"),
     "sm_llm.launcher.estimators": ("distribution", "estimator"),
-    "sm_llm.launcher.plan": ("Plan", "plan"),
+    "sm_llm.launcher.plan": ("plan",),
+    "sm_llm.launcher.planning.plan": ("Plan",),
     "sm_llm.launcher.run": ("Run",),
     "sm_llm.launcher.sync": ("sync",),
     "sm_llm.storage.hub_fetch": ("fetch",),

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from sm_llm.contract.run_home import home_of
 from sm_llm.contract.run_paths import STEPS
 from sm_llm.launcher.find_runs import attach, ls
+from sm_llm.launcher.homes import storage_root
+from sm_llm.launcher.run import Run
 from sm_llm.storage.s3_client import one_client
-from sm_llm.storage.uri import fill, join, parse
+from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.plan import Plan, Source
-    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.plan import Source
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.load import Loaded
     from sm_llm.spec.overrides import Override
@@ -86,9 +88,9 @@ def launch(
     with one_client():
         unfinished = None if new else find_unfinished(storage, loaded)
         if unfinished is None:
-            run = begin(loaded, storage)
+            run = Run.of(begin(loaded, storage))
         else:
-            run = proceed(unfinished[0], loaded, changes=unfinished[1], by_fit=True)
+            run = Run.of(proceed(unfinished[0], loaded, changes=unfinished[1], by_fit=True))
     if wait:
         if _in_notebook():
             run.watch()
@@ -101,11 +103,6 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
-
-
-def storage_root(spec: JobSpec | WorkflowSpec) -> str:
-    """The address below which the runs of a specification are kept, in full."""
-    return parse(fill(spec.storage, run_name=spec.name)).uri
 
 
 def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:

@@ -14,13 +14,14 @@ from sm_llm.contract.states import RunState
 from sm_llm.errors import CheckpointError, Fault, LaunchRefused, PlanError, StorageError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
-from sm_llm.launcher.homes import is_own_endpoint, launch_folder, remember_launch
+from sm_llm.launcher.homes import is_own_endpoint, launch_folder, remember_launch, storage_root
 from sm_llm.launcher.input_places import assert_inputs_exist
 from sm_llm.launcher.inputs import anchored
 from sm_llm.launcher.plan import plan_loaded
-from sm_llm.launcher.run import Run
+from sm_llm.launcher.run_handle import RunHandle
 from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
+from sm_llm.launcher.status import status_of
 from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.leaves import spec_differences
 from sm_llm.spec.overrides import parse_fields, parse_overrides, texts, without_step
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import RunRecord
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.load import Loaded
     from sm_llm.spec.overrides import Override
 
 Resume = int | Literal["newest"] | None
 
 
-def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from: str | None = None) -> Run:
+def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from: str | None = None) -> RunHandle:
     """Start a new run below the address ``storage``.
 
     Relative inputs are taken from ``folder``, by default the working directory.
@@ -58,12 +59,12 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     home.create(record)
     remember_launch(home, record)
     _submit(plans, home, record)
-    return Run(home)
+    return RunHandle(home)
 
 
 def proceed(
-    run: Run, loaded: Loaded, *, resume: Resume = None, changes: Sequence[str] = (), by_fit: bool = False
-) -> Run:
+    run: RunHandle, loaded: Loaded, *, resume: Resume = None, changes: Sequence[str] = (), by_fit: bool = False
+) -> RunHandle:
     """Start the next attempt of a run with a specification that may have ``changes``; ``by_fit``: ``launch`` asks.
 
     Raises ``PlanError`` and ``SubmitError``; then the run is as it was.
@@ -90,7 +91,7 @@ def proceed(
         if claimed and all(it.number != number for it in run.attempts):
             _take_back(run, record, number)
         raise
-    again = Run(run.home)
+    again = RunHandle(run.home)
     again.continued_attempt = number
     return again
 
@@ -127,7 +128,7 @@ def _changed(
     return record.model_copy(update=update)
 
 
-def _take_back(run: Run, record: RunRecord, attempt: int) -> None:
+def _take_back(run: RunHandle, record: RunRecord, attempt: int) -> None:
     """Undo what an attempt has changed that was claimed and then could not be started."""
     from sm_llm.storage.retire import bring_back
 
@@ -136,7 +137,7 @@ def _take_back(run: Run, record: RunRecord, attempt: int) -> None:
     run.home.update(lambda held: held.model_copy(update=before))
 
 
-def _retire(run: Run, step: int, attempt: int) -> None:
+def _retire(run: RunHandle, step: int, attempt: int) -> None:
     from sm_llm.storage.retire import retire_after
 
     retire_after(run.home.store, step, label=f"attempt-{attempt}")
@@ -163,7 +164,7 @@ def recorded_spec(
     return replace(loaded, origins=origins)
 
 
-def resume(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> Run:
+def resume(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> RunHandle:
     """Continue ``run`` from its newest checkpoint or that of ``step``; see ``Run.resume``."""
     if (state := run.state) in (RunState.RUNNING, RunState.RESTARTING):
         raise LaunchRefused(f"{run.id} is {state.value}. Stop it first: sm-llm stop {quoted(run.uri)}")
@@ -184,7 +185,7 @@ def resume(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], s
     return proceed(run, loaded, resume=wanted, changes=given)
 
 
-def _assert_own_endpoint(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any]) -> None:
+def _assert_own_endpoint(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, Any]) -> None:
     """Raise ``SubmitError`` where only the record names a host that signed requests would go to."""
     endpoint = (run.record.spec.get("storage_options") or {}).get("endpoint_url")
     given = {path for path, _ in (*parse_overrides(overrides)[0], *parse_fields(fields)[0])}
@@ -197,7 +198,7 @@ def _assert_own_endpoint(run: Run, overrides: Sequence[Override], fields: Mappin
     )
 
 
-def _longer(run: Run) -> str:
+def _longer(run: RunHandle) -> str:
     """How to train on from the last checkpoint of a completed training."""
     job = run.job
     task = job.record.spec.get("task", {})
@@ -209,7 +210,7 @@ def _longer(run: Run) -> str:
     return f" Train on from its last checkpoint in a new run: sm-llm branch {quoted(run.uri, twice)}"
 
 
-def _assert_has_effect(run: Run, loaded: Loaded, given: Sequence[str]) -> None:
+def _assert_has_effect(run: RunHandle, loaded: Loaded, given: Sequence[str]) -> None:
     """Raise ``PlanError`` for changes that a further attempt of a run would not heed: its start, name and storage, and
     all of a workflow's step that has its result."""
     before = recorded_spec(run.record).spec
@@ -233,13 +234,13 @@ def _assert_has_effect(run: Run, loaded: Loaded, given: Sequence[str]) -> None:
         raise PlanError(faults)
 
 
-def _assert_begun(workflow: Run) -> None:
+def _assert_begun(workflow: RunHandle) -> None:
     steps = workflow.steps.values()
     if not any(step.result is not None or step.checkpoints() for step in steps):
         raise CheckpointError(f"{workflow.id} has no finished step and no checkpoint to resume from. {_anew(workflow)}")
 
 
-def _assert_checkpoint(run: Run, step: int | None) -> int:
+def _assert_checkpoint(run: RunHandle, step: int | None) -> int:
     """The step that a resume would begin with. Raises ``CheckpointError``, naming what there is."""
     found = run.checkpoints()
     usable = [it.step for it in found if it.valid]
@@ -253,16 +254,16 @@ def _assert_checkpoint(run: Run, step: int | None) -> int:
     raise CheckpointError(f"{run.id} has {which}. {there}. {'' if usable else _anew(run)}".rstrip())
 
 
-def _anew(run: Run) -> str:
+def _anew(run: RunHandle) -> str:
     return f"Begin anew with: sm-llm rerun {quoted(run.uri)}"
 
 
-def finish(run: Run) -> Run:
+def finish(run: RunHandle) -> RunHandle:
     """Publish the result of a run that has done all its steps; see ``Run.finish``."""
     job = run.job
     if run.state.is_completed:
         raise LaunchRefused(f"{run.id} is completed: its result is {run.result}")
-    total = job.status().progress.total_steps
+    total = status_of(job).progress.total_steps
     newest = max((it.step for it in job.checkpoints() if it.valid), default=0)
     if total is None or newest < total:
         of = f"{newest} of {total} steps" if total else "nothing"
@@ -272,13 +273,13 @@ def finish(run: Run) -> Run:
     return resume(run, (), {}, None)
 
 
-def rerun(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any]) -> Run:
+def rerun(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, Any]) -> RunHandle:
     """Repeat ``run`` as a new one, from its record; see ``Run.rerun``."""
     _assert_own_endpoint(run, overrides, fields)
     return _new_from(run, recorded_spec(run.record, _own(run, overrides), fields))
 
 
-def branch(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> Run:
+def branch(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, Any], step: int | None) -> RunHandle:
     """Begin a new run from a checkpoint of ``run``; see ``Run.branch``."""
     job = run.job
     if job.kind != "train":
@@ -290,14 +291,14 @@ def branch(run: Run, overrides: Sequence[Override], fields: Mapping[str, Any], s
         return _new_from(job, recorded_spec(job.record, _own(job, overrides), fields, start=start))
 
 
-def _own(run: Run, overrides: Sequence[Override]) -> Sequence[Override]:
+def _own(run: RunHandle, overrides: Sequence[Override]) -> Sequence[Override]:
     """Changes by the run's own paths: a workflow's step is a job, and may be changed by its path in the workflow."""
     above, _, step = run.uri.rpartition("/")
     return without_step(overrides, step) if above.endswith(f"/{STEPS}") else overrides
 
 
 @contextmanager
-def _pinned(job: Run, step: int) -> Iterator[None]:
+def _pinned(job: RunHandle, step: int) -> Iterator[None]:
     """Keep the checkpoint until the branch has read it, where its run may be written to.
 
     A branch that is refused inside reads nothing: then the pin is released.
@@ -319,9 +320,7 @@ def _pinned(job: Run, step: int) -> Iterator[None]:
         raise
 
 
-def _new_from(run: Run, loaded: Loaded) -> Run:
-    from sm_llm.launcher.api import storage_root
-
+def _new_from(run: RunHandle, loaded: Loaded) -> RunHandle:
     record = run.record
     moved = loaded.spec.storage != record.spec["storage"]
     storage = storage_root(loaded.spec) if moved else run.storage

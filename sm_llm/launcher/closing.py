@@ -9,20 +9,20 @@ from rich.text import Text
 
 from sm_llm.contract.failure import Cause
 from sm_llm.contract.states import RunState
-from sm_llm.launcher.lines import duration
-from sm_llm.launcher.report import STATE_STYLES
+from sm_llm.launcher.lines import STATE_STYLES, duration
+from sm_llm.launcher.status import status_of
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.launcher.status import Status
 
 
-def closing(run: Run, console: Console, plot: str | None) -> None:
+def closing(run: RunHandle, console: Console, plot: str | None) -> None:
     """What a person wants to know when ``fit`` ends: how it went, where everything is, how to load or continue it."""
-    status = run.status()
+    status = status_of(run)
     took = f" in {duration(status.ended - status.started)}" if status.started and status.ended else ""
     style = STATE_STYLES.get(status.state, "")
     reason = f": {status.reason}" if status.reason else _reached(status)
@@ -40,7 +40,7 @@ def closing(run: Run, console: Console, plot: str | None) -> None:
         console.print(f"\n{_next(run, status)}", soft_wrap=True)
 
 
-def _print_rows(run: Run, console: Console) -> None:
+def _print_rows(run: RunHandle, console: Console) -> None:
     """Of a preparation: how many rows there are, and the next command to type."""
     from sm_llm.launcher.rows_closing import account, rows_sentence, training_command
 
@@ -52,7 +52,7 @@ def _print_rows(run: Run, console: Console) -> None:
     console.print(f"  {training_command(found, str(run.result_link))}", soft_wrap=True)
 
 
-def _next(run: Run, status: Status) -> str:
+def _next(run: RunHandle, status: Status) -> str:
     """What to do with a run that has not completed."""
     if status.state is RunState.COMPLETED_UNPUBLISHED:
         return f"Publish its result with: sm-llm finish {quoted(run.uri)}"
@@ -88,7 +88,7 @@ def _reached(status: Status) -> str:
     return f" at {', '.join(parts)}" if parts else ""
 
 
-def _print_sample(run: Run, console: Console) -> None:
+def _print_sample(run: RunHandle, console: Console) -> None:
     from sm_llm.contract.events import read_events
 
     samples = [event for event in read_events(run.job.events) if event["kind"] == "sample"]
@@ -98,7 +98,7 @@ def _print_sample(run: Run, console: Console) -> None:
         console.print(sample, soft_wrap=True)
 
 
-def _print_loading(run: Run, console: Console) -> None:
+def _print_loading(run: RunHandle, console: Console) -> None:
     result = run.result_link
     if result is None:
         return

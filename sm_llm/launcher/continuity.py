@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.identity import Identity
     from sm_llm.errors import Fault
-    from sm_llm.launcher.plan import Plan
-    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.spec.data import DataSpec
     from sm_llm.storage.base import Store
 
 
 def assert_continues(
-    run: Run, plans: Iterable[Plan], step: int | None = None, *, changes: Sequence[str] = (), by_fit: bool = False
+    run: RunHandle, plans: Iterable[Plan], step: int | None = None, *, changes: Sequence[str] = (), by_fit: bool = False
 ) -> None:
     """Raise ``PlanError`` if a run's own checkpoint, the newest or that of ``step``, is of another model, data order or
     schedule than ``plans`` ask for, or of a later step. What only the job can see is left to its worker.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.estimator_address import address_below, step_address, step_of
+from sm_llm.launcher.homes import storage_root
 from sm_llm.launcher.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.sdk_attributes import attributes, changed_faults
 from sm_llm.launcher.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.run_record import RunRecord
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.plan import Plan, Source
+    from sm_llm.launcher.plan import Source
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.load import Loaded
     from sm_llm.spec.overrides import Override
 
@@ -107,7 +109,6 @@ class Staged:
     def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
         """A fresh run; in a pipeline, where equal definitions must be equal, one that is named by the digest."""
         from sm_llm.contract.run_home import home_of
-        from sm_llm.launcher.api import storage_root
         from sm_llm.launcher.stage import mint_run_id, new_record, stage
         from sm_llm.storage.uri import join
 

@@ -12,7 +12,7 @@ from sm_llm.contract.run_paths import RUN_RECORD
 from sm_llm.contract.states import RunState
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.backends.registry import BACKENDS, backend
-from sm_llm.launcher.homes import assert_storage, homes_below, read_records
+from sm_llm.launcher.homes import assert_storage, homes_below, read_records, storage_root
 from sm_llm.launcher.run import Run
 from sm_llm.spec.job import DEFAULT_STORAGE
 from sm_llm.storage.s3_options import S3Options
@@ -80,7 +80,6 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
 
 def _by_spec(file: Path, storage: str | Path | None) -> Run:
     """The newest run of the specification in a file, as it is now."""
-    from sm_llm.launcher.api import storage_root
     from sm_llm.spec.load import load
 
     loaded = load(file)

@@ -6,8 +6,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.events import EventWriter, StopRequested, event_files, read_file
-from sm_llm.contract.s3_home import S3Home
+from sm_llm.contract.events import event_files, read_file
 from sm_llm.errors import StorageError
 from sm_llm.launcher.patience import Patience
 
@@ -17,7 +16,8 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import Attempt
-    from sm_llm.launcher.run import Run
+    from sm_llm.contract.states import RunState
+    from sm_llm.launcher.run_handle import RunHandle
 
 STATE_SECONDS = 1.0
 
@@ -40,12 +40,14 @@ class EventTail:
                     yield event
 
 
-def follow(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> Iterator[tuple[Run, Mapping[str, Any]] | None]:
+def follow(
+    run: RunHandle, *, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[RunHandle, Mapping[str, Any]] | None]:
     """Every event of the newest attempt with the job it belongs to, until the run has ended; None between looks.
 
     A store that does not answer for a while is told as a notice.
     """
-    tails: dict[str, tuple[Run, EventTail]] = {}
+    tails: dict[str, tuple[RunHandle, EventTail]] = {}
     pause, patience = run.home.poll_seconds, Patience(run.home)
     for look in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
@@ -72,28 +74,11 @@ def follow(run: Run, *, sleep: Callable[[float], None] = time.sleep) -> Iterator
         sleep(pause)
 
 
-def note_stop(run: Run, *, now: bool) -> None:
-    """Write into the log of the job that runs that it was asked to stop, so that everyone who follows it sees so.
-
-    The log of an attempt in S3 is written, and uploaded, by the machine where it runs. From elsewhere the request
-    itself, which lies in S3, is what others see.
-    """
-    job = run.job
-    if not job.attempts:
-        return
-    number = job.attempts[-1].number
-    if isinstance(job.home, S3Home) and not job.home.ran_here(number):
-        return
-    writer = EventWriter(job.paths.event_file(number, "stop"), number)
-    writer.write(StopRequested(now))
-    writer.close()
-
-
 def _notice(message: str) -> dict[str, Any]:
     return {"kind": "notice", "time": time.time(), "message": message, "level": "warning"}
 
 
-def _begin_tails(run: Run, tails: dict[str, tuple[Run, EventTail]]) -> None:
+def _begin_tails(run: RunHandle, tails: dict[str, tuple[RunHandle, EventTail]]) -> None:
     if tails and run.kind != "workflow":
         return
     for job in _jobs_of_newest_attempt(run):
@@ -101,7 +86,7 @@ def _begin_tails(run: Run, tails: dict[str, tuple[Run, EventTail]]) -> None:
             tails[job.uri] = (job, EventTail(job.home, job.attempts[-1].number))
 
 
-def _jobs_of_newest_attempt(run: Run) -> list[Run]:
+def _jobs_of_newest_attempt(run: RunHandle) -> list[RunHandle]:
     """The run itself, or the steps that this attempt of the workflow has begun (not those finished before)."""
     attempts = run.attempts
     if not attempts:
@@ -111,7 +96,22 @@ def _jobs_of_newest_attempt(run: Run) -> list[Run]:
     return [step for step in run.steps.values() if has_begun_in(attempts[-1], step)]
 
 
-def has_begun_in(attempt: Attempt, step: Run) -> bool:
+def has_begun_in(attempt: Attempt, step: RunHandle) -> bool:
     """Whether this attempt of a workflow has begun the step; one that was finished before, it has not."""
     own = step.attempts
     return bool(own) and own[-1].started >= attempt.started
+
+
+def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) -> RunState:
+    """Wait, in ``pause`` seconds, until ``run`` has ended; silently."""
+    patience = Patience(run.home)
+    while True:
+        try:
+            state = run.state
+        except StorageError as fault:
+            patience.bear(fault)
+        else:
+            patience.settle()
+            if state.is_final:
+                return state
+        sleep(pause)

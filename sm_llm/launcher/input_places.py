@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.s3_home import CONFIG
 from sm_llm.errors import Fault, PlanError, StorageError
+from sm_llm.launcher.homes import storage_root
 from sm_llm.launcher.local_places import local_folder
 from sm_llm.optional import missing
 from sm_llm.spec.inputs import input_place
@@ -23,7 +24,7 @@ from sm_llm.terminal import quoted, say
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec
     from sm_llm.storage.uri import Location
 
@@ -51,8 +52,6 @@ def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> No
 
 def check_places(plans: Sequence[Plan]) -> None:
     """For ``sm-llm plan``: the same, and whether the storage is there. What is not checked goes to standard error."""
-    from sm_llm.launcher.api import storage_root
-
     look = _Look()
     storages = [(plan, "storage", storage_root(plan.job)) for plan in plans]
     places = [*storages, *((plan, *it) for plan in plans for it in _places(plan.job))]

@@ -6,8 +6,22 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.states import RunState
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+STATE_STYLES = {
+    RunState.COMPLETED: "green",
+    RunState.UNCHANGED: "yellow",
+    RunState.FAILED: "red",
+    RunState.RUNNING: "cyan",
+    RunState.INTERRUPTED: "yellow",
+    RunState.STOPPED: "yellow",
+    RunState.COMPLETED_UNPUBLISHED: "yellow",
+}
+"""Colours of rich for states that are shown in one."""
 
 
 def duration(seconds: float) -> str:

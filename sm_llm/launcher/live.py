@@ -12,6 +12,7 @@ from sm_llm.errors import SmLlmError, StorageError, SubmitError
 from sm_llm.launcher.follow import follow
 from sm_llm.launcher.lines import big, duration, event_line, training_line
 from sm_llm.launcher.metrics import SummaryBuilder
+from sm_llm.launcher.status import status_of
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.states import RunState
     from sm_llm.launcher.metrics import Summary
-    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.run_handle import RunHandle
 
 _BAR_WIDTH = 28
 _PLAIN_PROGRESS_STEP = 0.25
@@ -100,7 +101,7 @@ def bar(done: float | None, total: float | None, width: int = _BAR_WIDTH) -> Tex
     return Text.assemble(("━" * filled, "green"), ("━" * (width - filled), "grey35"))
 
 
-def accompany(run: Run, console: Console, *, wait: bool, since: float | None = None) -> RunState:
+def accompany(run: RunHandle, console: Console, *, wait: bool, since: float | None = None) -> RunState:
     """Say how ``run`` began, show it until it ends (unless ``wait`` is false) and say how it ended.
 
     Ctrl-C asks the run to stop, and a second one kills it; either way its end is waited for.
@@ -113,11 +114,11 @@ def accompany(run: Run, console: Console, *, wait: bool, since: float | None = N
     return run.state
 
 
-def look_on(run: Run, console: Console) -> RunState | None:
+def look_on(run: RunHandle, console: Console) -> RunState | None:
     """Show from now on a run that somebody else started. Ctrl-C only ends the looking; then the result is None."""
     from rich.text import Text
 
-    status = run.status()
+    status = status_of(run)
     console.print(Text.assemble((run.id, "bold"), f" is {status.state.value}, attempt {status.attempt}, in {run.uri}"))
     try:
         watch(run, console, since=time.time())
@@ -128,7 +129,7 @@ def look_on(run: Run, console: Console) -> RunState | None:
     return run.state
 
 
-def see_it_stop(run: Run, console: Console) -> RunState:
+def see_it_stop(run: RunHandle, console: Console) -> RunState:
     """Show what a run that was asked to stop still does, and in which state it ends."""
     asked = time.time()
     watch(run, console, since=asked)
@@ -136,7 +137,7 @@ def see_it_stop(run: Run, console: Console) -> RunState:
     return run.state
 
 
-def _close(run: Run, console: Console) -> None:
+def _close(run: RunHandle, console: Console) -> None:
     from sm_llm.launcher.closing import closing
 
     closing(run, console, _plot(run))
@@ -159,7 +160,7 @@ def _counted_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def begin(run: Run, console: Console) -> None:
+def begin(run: RunHandle, console: Console) -> None:
     """Where the run lives and how to get back to it."""
     from rich.text import Text
 
@@ -179,15 +180,17 @@ def begin(run: Run, console: Console) -> None:
     console.print(hint, style="dim", soft_wrap=True)
 
 
-def _plot(run: Run) -> str | None:
+def _plot(run: RunHandle) -> str | None:
     """The plot of a training run; a run without steps, or without matplotlib, simply has none."""
+    from sm_llm.launcher.plot import plot_run
+
     try:
-        return str(run.plot())
+        return str(plot_run(run.job.events, run.paths.plot, title=run.id))
     except SmLlmError:
         return None
 
 
-def watch(run: Run, console: Console, interrupts: Sequence[int] = (), *, since: float | None = None) -> None:
+def watch(run: RunHandle, console: Console, interrupts: Sequence[int] = (), *, since: float | None = None) -> None:
     """Show ``run`` on ``console`` until it has ended; every new item of ``interrupts`` asks it to stop.
 
     Events before ``since`` (seconds since the epoch) are not told again.
@@ -202,7 +205,7 @@ def watch(run: Run, console: Console, interrupts: Sequence[int] = (), *, since: 
         _watch(run, console, live, interrupts, since)
 
 
-def _watch(run: Run, console: Console, live: Live | None, interrupts: Sequence[int], since: float | None) -> None:
+def _watch(run: RunHandle, console: Console, live: Live | None, interrupts: Sequence[int], since: float | None) -> None:
     displays: dict[str, Display] = {}
     passed_on = 0
     for found in follow(run):
@@ -217,7 +220,7 @@ def _watch(run: Run, console: Console, live: Live | None, interrupts: Sequence[i
         displays[job.uri].show(event, silently=since is not None and event["time"] < since)
 
 
-def _pass_on(run: Run, console: Console, count: int) -> None:
+def _pass_on(run: RunHandle, console: Console, count: int) -> None:
     with contextlib.suppress(SubmitError):  # it may just have ended
         try:
             run.stop(now=count > 1)

@@ -6,14 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import StorageError
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sm_llm.contract.run_home import RunHome
-    from sm_llm.contract.states import RunState
-    from sm_llm.launcher.run import Run
+    from sm_llm.errors import StorageError
 
 PATIENCE_SECONDS = 900.0
 """A store that has not answered for so long is an error of the following, too."""
@@ -41,18 +36,3 @@ class Patience:
         """A look has succeeded: the line that tells the end of trouble, if there was any."""
         was, self._since = self._since, None
         return None if was is None else "the run's storage answers again"
-
-
-def final_state(run: Run, pause: float, sleep: Callable[[float], None]) -> RunState:
-    """Wait, in ``pause`` seconds, until ``run`` has ended; silently."""
-    patience = Patience(run.home)
-    while True:
-        try:
-            state = run.state
-        except StorageError as fault:
-            patience.bear(fault)
-        else:
-            patience.settle()
-            if state.is_final:
-                return state
-        sleep(pause)

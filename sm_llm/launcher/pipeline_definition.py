@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import Fault, PlanError
-from sm_llm.launcher.backends.sagemaker import SageMakerBackend
 from sm_llm.launcher.pipeline_variables import TYPES, Variable, variables_of
 from sm_llm.launcher.plan import plan_workflow
+from sm_llm.launcher.sagemaker.render import render as render_job
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.spec.compute import ComputeSpec
 from sm_llm.spec.digest import spec_digest
@@ -30,7 +30,7 @@ from sm_llm.storage.uri import fill, join
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 REGISTER = "register"
@@ -188,7 +188,7 @@ def _rendered(workflow: WorkflowSpec, plan: Plan) -> tuple[str, dict[str, Any], 
     job = JobFile(
         run_id=stand_in, attempt=1, run_uri=f"{root}/{stand_in}", spec=plan.job, spec_digest=spec_digest(plan.job)
     )
-    sent = SageMakerBackend().render(plan, job)
+    sent = render_job(plan, job)
     code = sent.request["HyperParameters"]["sagemaker_submit_directory"]
     image = sent.request["AlgorithmSpecification"]["TrainingImage"]
     digest = hashlib.sha256(json.dumps([job.spec_digest, code, image]).encode()).hexdigest()[:12]

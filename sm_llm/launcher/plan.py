@@ -1,9 +1,9 @@
-"""From a specification to a Plan: a pure value with everything that follows, checked before anything is started."""
+"""From a specification to its Plans, checked before anything is started."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,8 @@ from sm_llm.launcher.data_warnings import data_warnings
 from sm_llm.launcher.local_places import is_reference, local_folder
 from sm_llm.launcher.memory import MemoryEstimate, memory_estimate
 from sm_llm.launcher.model_facts import ModelFacts, check_pretrained, model_facts, planned_config, pretrained_source
-from sm_llm.launcher.plan_settings import random_token_warnings, settings
+from sm_llm.launcher.plan_settings import random_token_warnings
+from sm_llm.launcher.planning.plan import Plan
 from sm_llm.launcher.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -36,76 +37,6 @@ T = TypeVar("T")
 
 Source = str | Path | Mapping[str, Any] | JobSpec | WorkflowSpec
 """What can be planned and launched: a recipe's name, a YAML file, a mapping, or a specification."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One job, checked, with every number that follows from it. ``step`` is its name in a workflow."""
-
-    job: JobSpec
-    digest: str
-    world_size: int
-    command: tuple[tuple[str, ...], ...]
-    """The argument list of every node; ``<run>`` and ``<free-port>`` are filled in at launch."""
-    derived: Derived | None = None
-    model: ModelFacts | None = None
-    rows: int | None = None
-    """Training rows, where they exist already."""
-    memory: MemoryEstimate | None = None
-    """At the peak of a training, where the instance type says which GPUs there are."""
-    warnings: tuple[str, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """What the backend decided, in words: image, time limit, account."""
-    step: str | None = None
-    after: tuple[str, ...] = ()
-    origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def total_flops(self) -> float | None:
-        """FLOPs of the whole training, forward and backward."""
-        tokens = self.derived.total_tokens if self.derived else None
-        return None if self.model is None or tokens is None else self.model.flops_per_token * tokens
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Data, start, tokenizer, precision and what is installed, in words."""
-        return settings(self.job, self.rows)
-
-    def start_lines(self) -> list[str]:
-        """What to show where the job is started: its settings, and its warnings."""
-        warnings = [f"  warning: {text}" for text in self.warnings]
-        return [*(f"  {name:<10} {value}" for name, value in self.settings.items()), *warnings]
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values; the spec is in ``job``."""
-        return {
-            "name": self.job.name,
-            "step": self.step,
-            "after": list(self.after),
-            "kind": self.job.task.kind,
-            "backend": self.job.backend.name,
-            "digest": self.digest,
-            "world_size": self.world_size,
-            "derived": None if self.derived is None else asdict(self.derived),
-            "model": None if self.model is None else asdict(self.model),
-            "rows": self.rows,
-            "memory": None if self.memory is None else {**asdict(self.memory), "total": self.memory.total},
-            "total_flops": self.total_flops,
-            "command": [list(argv) for argv in self.command],
-            "warnings": list(self.warnings),
-            "settings": self.settings,
-            "facts": dict(self.facts),
-            "job": self.job.model_dump(mode="json"),
-        }
-
-    def summary(self) -> str:
-        """One line for logs: name, model, batch and length."""
-        parts = [f"{self.job.name}: {self.job.task.kind} on {self.world_size} process(es), {self.job.backend.name}"]
-        if self.model is not None:
-            parts.append(f"{self.model.model_type} with {self.model.parameters:,} parameters")
-        if self.derived is not None:
-            parts.append(f"{self.derived.total_steps or '?'} steps of {self.derived.tokens_per_step:,} tokens")
-        return ", ".join(parts)
 
 
 def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.inputs import Input
     from sm_llm.spec.job import JobSpec
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.states import RunState
-from sm_llm.launcher.lines import big, duration, moment, size
+from sm_llm.launcher.lines import STATE_STYLES, big, duration, moment, size
 from sm_llm.spec.machines import groups, smallest_gpu
 from sm_llm.terminal import quoted
 
@@ -20,21 +20,10 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.find_runs import Listed
     from sm_llm.launcher.metrics import MetricRow
-    from sm_llm.launcher.plan import Plan
-    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.launcher.status import Status
     from sm_llm.storage.publish import CheckpointInfo
-
-STATE_STYLES = {
-    RunState.COMPLETED: "green",
-    RunState.UNCHANGED: "yellow",
-    RunState.FAILED: "red",
-    RunState.RUNNING: "cyan",
-    RunState.INTERRUPTED: "yellow",
-    RunState.STOPPED: "yellow",
-    RunState.COMPLETED_UNPUBLISHED: "yellow",
-}
-
 
 _COMMANDS = 2
 """Nodes whose commands are shown."""
@@ -250,7 +239,7 @@ def _needed(names: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
     return sum(max(len(name), *(len(row[name]) for row in rows), 0) + 3 for name in names) + 1
 
 
-def attempts_table(run: Run) -> Table:
+def attempts_table(run: RunHandle) -> Table:
     """Every start of a run; one that has not ended is in the run's state."""
     record, now = run.record, run.state
     table = _columns("attempt", "state", "began", "took", "from step", "process", "reason")

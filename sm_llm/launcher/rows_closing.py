@@ -9,13 +9,13 @@ from sm_llm.spec.yaml_text import to_yaml
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.run_handle import RunHandle
 
 RECIPE = "smoke"
 """What the command starts from: a model small enough for any machine."""
 
 
-def account(run: Run) -> dict[str, Any] | None:
+def account(run: RunHandle) -> dict[str, Any] | None:
     """The account of a preparation, once it has one."""
     found = [event["account"] for event in read_events(run.job.events) if event["kind"] == "account"]
     return found[-1] if found else None

@@ -14,7 +14,7 @@ from sm_llm.spec.compute import ComputeSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.run_handle import RunHandle
 
 _POLL_SECONDS = 0.5
 
@@ -29,13 +29,13 @@ def log_filter(
         raise SmLlmError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
-def logs_of(run: Run, wanted: LogFilter, *, follow: bool, attempt: int | None) -> Iterator[str]:
+def logs_of(run: RunHandle, wanted: LogFilter, *, follow: bool, attempt: int | None) -> Iterator[str]:
     """Wanted lines of an attempt (the newest), of a workflow those of its steps in order."""
     for job in _jobs(run, follow):
         yield from _own_lines(job, wanted, follow, attempt)
 
 
-def _jobs(run: Run, follow: bool) -> Iterator[Run]:
+def _jobs(run: RunHandle, follow: bool) -> Iterator[RunHandle]:
     """The run, or a workflow's steps in order; ``follow`` waits for those that are yet to begin, or begin again."""
     if run.kind != "workflow":
         yield run
@@ -47,7 +47,7 @@ def _jobs(run: Run, follow: bool) -> Iterator[Run]:
             yield run.steps[name]
 
 
-def _is_settled(run: Run, name: str) -> bool:
+def _is_settled(run: RunHandle, name: str) -> bool:
     """Whether the workflow's newest attempt has begun a step, or has no need to."""
     step, attempts = run.steps.get(name), run.attempts
     if step is None or not attempts:
@@ -55,7 +55,7 @@ def _is_settled(run: Run, name: str) -> bool:
     return has_begun_in(attempts[-1], step) or step.state.is_completed
 
 
-def _own_lines(run: Run, wanted: LogFilter, follow: bool, attempt: int | None) -> Iterator[str]:
+def _own_lines(run: RunHandle, wanted: LogFilter, follow: bool, attempt: int | None) -> Iterator[str]:
     record = run.record
     numbers = [it.number for it in record.attempts]
     if attempt is not None and attempt not in numbers:

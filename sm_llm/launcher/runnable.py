@@ -11,7 +11,7 @@ from sm_llm.spec.tasks import parallelism_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
 
 TASKS = ("train", "prepare", "fetch", "register", "script")
 STRATEGIES = ("fsdp", "smp")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.sdk_effects import Effect
 
 _NAMED_BY_KEY = ("environment", "hyperparameters")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.run_home import RunHome
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 RECORDED_PACKAGES = (

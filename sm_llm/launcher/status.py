@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sm_llm.contract.states import RunState
-    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.run_handle import RunHandle
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Status:
         return value
 
 
-def status_of(run: Run) -> Status:
+def status_of(run: RunHandle) -> Status:
     """The status, from the record, the lock and the events."""
     state, reason = run.describe()
     record = run.record
@@ -83,11 +83,11 @@ def status_of(run: Run) -> Status:
         cost=record.cost,
         billable_seconds=_sum(it.billable_seconds for it in record.attempts),
         used_seconds=_sum(it.used_seconds for it in record.attempts if it.billable_seconds is not None),
-        steps=tuple(step.status() for step in run.steps.values()),
+        steps=tuple(status_of(step) for step in run.steps.values()),
     )
 
 
-def _is_asked_to_stop(run: Run, attempt: int) -> bool:
+def _is_asked_to_stop(run: RunHandle, attempt: int) -> bool:
     """Whether a request to stop lies in S3 for the attempt, or for the newest step's, which has not seen it yet."""
     asked = [(run.home, attempt), *((it.home, it.attempts[-1].number) for it in (run.job,) if it.attempts)]
     return any(isinstance(home, S3Home) and is_asked_to_stop(home.store, number) for home, number in asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,10 +15,13 @@ from sm_llm.contract.run_paths import RunPaths
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.local import LocalBackend, Machine, this_machine
 from sm_llm.launcher.container import PORT, channel_name, clear_scratch, lay_out
-from sm_llm.launcher.plan import Plan, plan
+from sm_llm.launcher.plan import plan
 from sm_llm.launcher.processes import reserved_port
 from sm_llm.launcher.stage import absolute_inputs, mint_run_id, stage
 from sm_llm.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from sm_llm.launcher.planning.plan import Plan
 
 JOB = {
     "name": "job",

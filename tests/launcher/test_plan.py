@@ -11,10 +11,12 @@ import pytest
 from sm_llm.data.describe import RowsInfo
 from sm_llm.errors import Fault, PlanError, SpecError
 from sm_llm.launcher.backends import local, registry
-from sm_llm.launcher.plan import Plan, plan
+from sm_llm.launcher.plan import plan
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sm_llm.launcher.planning.plan import Plan
 
 TRAIN: dict[str, Any] = {
     "name": "job",

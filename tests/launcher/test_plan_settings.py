@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from sm_llm.cli.app import app
 from sm_llm.contract.run_home import home_of
 from sm_llm.launcher.live import begin
-from sm_llm.launcher.plan import Plan, plan
+from sm_llm.launcher.plan import plan
 from sm_llm.launcher.report import plan_table
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
@@ -22,6 +22,8 @@ from sm_llm.spec.yaml_text import to_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sm_llm.launcher.planning.plan import Plan
 
 TASK: dict[str, Any] = {"kind": "train", "model": {"preset": "tiny"}, "max_steps": 5}
 RANDOM: dict[str, Any] = {**TASK, "data": {"format": "synthetic", "seq_length": 64, "rows": 1000}}

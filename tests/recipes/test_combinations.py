@@ -6,14 +6,14 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from sm_llm.launcher import api
 from sm_llm.launcher.memory import GIB
-from sm_llm.launcher.plan import Plan, plan
+from sm_llm.launcher.plan import plan
 from sm_llm.models.config import model_config
 from sm_llm.models.registry import family
 from sm_llm.spec.hardware import instance, instance_bf16_flops
@@ -21,6 +21,9 @@ from sm_llm.spec.layout import layout, smp_layout
 from sm_llm.spec.smp import SmpSpec
 from sm_llm.spec.tasks import TrainTask
 from tests.fixtures.expected_warnings import is_expected
+
+if TYPE_CHECKING:
+    from sm_llm.launcher.planning.plan import Plan
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 LINES = re.findall(r"^\| ([^|]+) \| ([^|]+) \| `([^`]+)` \|$", PAGE.read_text(), re.MULTILINE)

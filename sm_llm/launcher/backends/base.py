@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.states import RunState
     from sm_llm.errors import Fault
     from sm_llm.launcher.logs import LogFilter
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.review import Review
     from sm_llm.spec.job import JobSpec
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import Attempt
     from sm_llm.launcher.logs import LogFilter
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec
 
 
@@ -117,11 +117,11 @@ class LocalBackend:
     def _rehearsal(self, plan: Plan, job: JobFile) -> Submission:
         """What SageMaker would be sent, and the toolkit's own command for every host."""
         from sm_llm.launcher import rehearsal
-        from sm_llm.launcher.backends.sagemaker import SageMakerBackend
+        from sm_llm.launcher.sagemaker.render import render
 
         cloud = rehearsal.as_training_job(replace(plan, job=job.spec))
         inside = job.model_copy(update={"spec": cloud.job, "channels": {}})
-        sent = SageMakerBackend().render(cloud, inside)
+        sent = render(cloud, inside)
         paths = RunPaths(local_root(job.run_uri))
         own = {RUN_FOLDER_ENVIRONMENT: str(paths.root), "OMP_NUM_THREADS": str(self._threads(job.spec))}
         nodes = [

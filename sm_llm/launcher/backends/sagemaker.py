@@ -6,21 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_paths import JOB_FILE
-from sm_llm.errors import LaunchRefused, PlanError
-from sm_llm.launcher.backends.base import Submission
-from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
-from sm_llm.launcher.images import line_of
-from sm_llm.launcher.locks import lock_text
+from sm_llm.errors import LaunchRefused
 from sm_llm.launcher.sagemaker.account import account
-from sm_llm.launcher.sagemaker.channels import mounted, seen_from_inside
-from sm_llm.launcher.sagemaker.request import Request, training_job
-from sm_llm.launcher.sagemaker.review import decide, review
+from sm_llm.launcher.sagemaker.render import render
+from sm_llm.launcher.sagemaker.review import review
 from sm_llm.launcher.sagemaker.rules import job_faults
-from sm_llm.spec.backends import SageMakerBackend as Options
-from sm_llm.spec.inputs import input_place
-from sm_llm.spec.tasks import ScriptTask, starts_ranks
-from sm_llm.storage.uri import fill, parse
+from sm_llm.spec.tasks import starts_ranks
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -30,9 +21,9 @@ if TYPE_CHECKING:
     from sm_llm.contract.run_home import RunHome
     from sm_llm.contract.run_record import Attempt
     from sm_llm.errors import Fault
-    from sm_llm.launcher.backends.base import NativeState
+    from sm_llm.launcher.backends.base import NativeState, Submission
     from sm_llm.launcher.logs import LogFilter
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.review import Review
     from sm_llm.launcher.sagemaker.account import Account
     from sm_llm.spec.job import JobSpec
@@ -70,36 +61,7 @@ class SageMakerBackend:
 
     def render(self, plan: Plan, job: JobFile) -> Submission:
         """The CreateTrainingJob request, the code bundle and job.json. Reads files of this machine, nothing else."""
-        decided, _, _, faults = decide(plan)
-        if decided is None:
-            raise PlanError(faults)
-        spec = job.spec
-        task = spec.task
-        source = local_source(task.source) if isinstance(task, ScriptTask) else None
-        bundle = make_bundle(source, lock_of(spec))
-        limited = spec.backend.model_copy(update={"max_run_seconds": decided.limit.max_run})  # also where it is derived
-        within = spec.model_copy(update={"backend": limited})
-        inside = job.model_copy(
-            update={
-                "spec": seen_from_inside(within, SOURCE_FOLDER if source is not None else None),
-                "channels": {name: input_place(value) for name, value in mounted(spec).items()},
-            }
-        )
-        given = Request(
-            run_id=job.run_id,
-            run_uri=job.run_uri,
-            attempt=job.attempt,
-            image_uri=decided.image_uri,
-            code_uri=f"{code_folder(spec)}/bundles/{bundle.key}",
-            job_folder=f"{job.run_uri}/job/attempt-{job.attempt}/",  # closed: attempt-1 is not attempt-10
-            settings=decided.settings,
-            limit=decided.limit,
-        )
-        uploads = {
-            given.code_uri: bundle.archive,
-            f"{given.job_folder}{JOB_FILE}": inside.model_dump_json(indent=2).encode() + b"\n",
-        }
-        return Submission(self.name, inside, training_job(spec, given), uploads)
+        return render(plan, job)
 
     def submit(self, submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
         """Upload what is missing and create the job; the native id is ``REGION/JOB``.
@@ -183,21 +145,3 @@ class SageMakerBackend:
 def region_of(submission: Submission) -> str:
     """The region that a request was rendered for."""
     return str(json.loads(submission.request["HyperParameters"]["sagemaker_region"]))
-
-
-def code_folder(job: JobSpec) -> str:
-    """Below which address of S3 code bundles are kept, shared by all runs."""
-    options = job.backend
-    assert isinstance(options, Options)
-    if options.bucket is not None:
-        return f"s3://{options.bucket}/sm_llm"
-    return parse(fill(job.storage, run_name=job.name)).uri.rstrip("/")  # a rehearsal's folder may be relative
-
-
-def lock_of(job: JobSpec) -> str | None:
-    """The packages to install on a stock image; None where the image has all of them."""
-    options = job.backend
-    assert isinstance(options, Options)
-    if options.image == "built":
-        return None
-    return lock_text(line_of(job))

@@ -18,7 +18,7 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.sagemaker.settings import Settings
 
 _GB = 10**9

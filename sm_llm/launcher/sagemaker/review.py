@@ -30,7 +30,7 @@ from sm_llm.spec.tasks import ScriptTask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
 

@@ -20,7 +20,7 @@ from sm_llm.spec.tasks import parallelism_of, training_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.sagemaker.settings import Settings
     from sm_llm.launcher.sagemaker.time_limit import TimeLimit
     from sm_llm.spec.backends import InstanceGroup

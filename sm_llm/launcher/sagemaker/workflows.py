@@ -19,7 +19,7 @@ from sm_llm.launcher import pipelines
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.homes import launch_folder
 from sm_llm.launcher.pipeline_definition import PipelineDefinition, render
-from sm_llm.launcher.run import Run
+from sm_llm.launcher.run_handle import RunHandle
 from sm_llm.launcher.sagemaker.jobs import leaving_alone, settle
 from sm_llm.launcher.sagemaker.request import RUN_TAG
 from sm_llm.launcher.sagemaker.submit import check_role
@@ -128,7 +128,7 @@ def _reason(told: str, steps: list[pipelines.StepState]) -> str | None:
 
 def stop(home: RunHome, execution: str, *, now: bool, connect: Connect) -> None:
     """Ask the running steps' processes to stop through their storage (``now`` leaves it out), then the execution."""
-    for step in () if now else Run(home).steps.values():
+    for step in () if now else RunHandle(home).steps.values():
         if isinstance(step.home, S3Home) and not step.state.is_final:
             ask_to_stop(step.home.store, step.attempts[-1].number)
     with leaving_alone(home):
@@ -138,5 +138,5 @@ def stop(home: RunHome, execution: str, *, now: bool, connect: Connect) -> None:
 def assert_job(home: RunHome, native_id: str, what: str) -> None:
     """Raise ``SubmitError`` where only a job has what is asked for."""
     if is_execution(native_id):
-        known = ", ".join(step.uri for step in Run(home).steps.values()) or "none has begun"
+        known = ", ".join(step.uri for step in RunHandle(home).steps.values()) or "none has begun"
         raise SubmitError(f"{home.uri}: a workflow has {what} only in its steps. Name the run of one: {known}")

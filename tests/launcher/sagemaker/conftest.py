@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from sm_llm.errors import Fault
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.plan import Plan
+    from sm_llm.launcher.planning.plan import Plan
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
 RUN_STAMP = "20261128-040000-ab12"

@@ -1,0 +1,86 @@
+"""The Plan: one checked job with every number that follows from it, as a pure value."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.launcher.plan_settings import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.launcher.memory import MemoryEstimate
+    from sm_llm.launcher.model_facts import ModelFacts
+    from sm_llm.spec.derive import Derived
+    from sm_llm.spec.job import JobSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job, checked, with every number that follows from it. ``step`` is its name in a workflow."""
+
+    job: JobSpec
+    digest: str
+    world_size: int
+    command: tuple[tuple[str, ...], ...]
+    """The argument list of every node; ``<run>`` and ``<free-port>`` are filled in at launch."""
+    derived: Derived | None = None
+    model: ModelFacts | None = None
+    rows: int | None = None
+    """Training rows, where they exist already."""
+    memory: MemoryEstimate | None = None
+    """At the peak of a training, where the instance type says which GPUs there are."""
+    warnings: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What the backend decided, in words: image, time limit, account."""
+    step: str | None = None
+    after: tuple[str, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def total_flops(self) -> float | None:
+        """FLOPs of the whole training, forward and backward."""
+        tokens = self.derived.total_tokens if self.derived else None
+        return None if self.model is None or tokens is None else self.model.flops_per_token * tokens
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Data, start, tokenizer, precision and what is installed, in words."""
+        return settings(self.job, self.rows)
+
+    def start_lines(self) -> list[str]:
+        """What to show where the job is started: its settings, and its warnings."""
+        warnings = [f"  warning: {text}" for text in self.warnings]
+        return [*(f"  {name:<10} {value}" for name, value in self.settings.items()), *warnings]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; the spec is in ``job``."""
+        return {
+            "name": self.job.name,
+            "step": self.step,
+            "after": list(self.after),
+            "kind": self.job.task.kind,
+            "backend": self.job.backend.name,
+            "digest": self.digest,
+            "world_size": self.world_size,
+            "derived": None if self.derived is None else asdict(self.derived),
+            "model": None if self.model is None else asdict(self.model),
+            "rows": self.rows,
+            "memory": None if self.memory is None else {**asdict(self.memory), "total": self.memory.total},
+            "total_flops": self.total_flops,
+            "command": [list(argv) for argv in self.command],
+            "warnings": list(self.warnings),
+            "settings": self.settings,
+            "facts": dict(self.facts),
+            "job": self.job.model_dump(mode="json"),
+        }
+
+    def summary(self) -> str:
+        """One line for logs: name, model, batch and length."""
+        parts = [f"{self.job.name}: {self.job.task.kind} on {self.world_size} process(es), {self.job.backend.name}"]
+        if self.model is not None:
+            parts.append(f"{self.model.model_type} with {self.model.parameters:,} parameters")
+        if self.derived is not None:
+            parts.append(f"{self.derived.total_steps or '?'} steps of {self.derived.tokens_per_step:,} tokens")
+        return ", ".join(parts)
