@@ -9,7 +9,7 @@ from sm_llm.launcher.local_places import is_reference, local_folder, referenced_
 from sm_llm.launcher.upstream import Upstream, tokenizer_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from sm_llm.data.describe import RowsInfo
@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from sm_llm.spec.compute import ComputeSpec
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.optim import OptimSpec
     from sm_llm.spec.tasks import PrepareTask, TrainTask
+
+_LARGE_RATE = 0.02
+"""Standard deviation of initial weights in most families: a rate above it overwrites them in one step."""
+_OF_SCHEDULES = {
+    "min_learning_rate": ("cosine", "linear", "wsd", "exponential", "plateau"),
+    "decay_fraction": ("wsd",),
+    "plateau_factor": ("plateau",),
+    "plateau_patience": ("plateau",),
+}
+"""Settings of the optimiser that only some schedules read."""
 
 
 def check_train(
@@ -147,6 +158,7 @@ def train_warnings(task: TrainTask, compute: ComputeSpec, derived: Derived | Non
         warnings.append(f"one step ({derived.global_batch_size} rows) visits the {rows} rows more than once")
     if task.validation.every_steps and not has_validation(task):
         warnings.append("task.validation.every_steps is set, but task.data names no validation rows")
+    warnings += _optim_warnings(task.optim, derived)
     tensor = task.parallelism.tensor_parallel_degree
     if tensor > compute.processes:
         warnings.append(
@@ -154,6 +166,24 @@ def train_warnings(task: TrainTask, compute: ComputeSpec, derived: Derived | Non
             "node: every layer waits for the network between nodes, which is many times slower than inside one"
         )
     return warnings
+
+
+def _optim_warnings(optim: OptimSpec, derived: Derived | None) -> Iterator[str]:
+    """Settings of the optimiser that have no effect, or one that is hardly meant."""
+    if optim.learning_rate > _LARGE_RATE:
+        yield (
+            f"task.optim.learning_rate: AdamW moves every weight by about {optim.learning_rate:g} in a step, and "
+            f"weights begin at about {_LARGE_RATE:g}; usual rates are 1e-5 to 1e-3"
+        )
+    if derived and derived.schedule_steps and derived.warmup_steps == derived.schedule_steps > 1:
+        yield f"task.optim: the warm-up spans all {derived.schedule_steps} steps, so the peak comes with the last one"
+    for name, schedules in _OF_SCHEDULES.items():
+        value = getattr(optim, name)
+        if value != type(optim).model_fields[name].default and optim.schedule not in schedules:
+            yield (
+                f"task.optim.{name}={value:g} has no effect with schedule {optim.schedule}; "
+                f"it is for {', '.join(schedules)}"
+            )
 
 
 def has_validation(task: TrainTask) -> bool:

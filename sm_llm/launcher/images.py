@@ -130,6 +130,9 @@ notes of Neuron, and for the short CPU tag the table of the SageMaker Python SDK
 MINIMUM_TORCH = {"gpu": (2, 10), "smp": (2, 5), "neuron": (2, 9), "cpu": (2, 10)}
 """Oldest PyTorch that our own training runs with, by line; what does not train runs with any."""
 
+MINIMUM_PYTHON = (3, 11)
+"""Oldest Python that the worker runs with, whatever the task."""
+
 _DLC_ACCOUNT = "763104351884"
 SMP_ACCOUNT = "658645717510"
 _COMMON_REGIONS = (
@@ -181,7 +184,7 @@ def rows(line: Line) -> list[Image]:
 def choose(job: JobSpec, version: str | None) -> Image | Fault:
     """The image of a job; ``version`` asks for a certain row. A fault lists what there is."""
     line = line_of(job)
-    known = rows(line)
+    known = [it for it in rows(line) if _numbers(it.python) >= MINIMUM_PYTHON]
     oldest = MINIMUM_TORCH[line] if isinstance(job.task, TrainTask | PrecompileTask) else (0,)
     wanted = (it for it in known if it.version == version or (version is None and _numbers(it.torch) >= oldest))
     row = next(wanted, None)

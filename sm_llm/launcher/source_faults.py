@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
+from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Fault
 from sm_llm.launcher.local_places import is_reference, local_folder
+from sm_llm.launcher.requirement_file import requirement_faults
 from sm_llm.optional import is_installed
 from sm_llm.spec.tasks import ScriptTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from sm_llm.launcher.images import Image
     from sm_llm.launcher.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
 
 _MODULE = "-m "
-_OPTIONS = re.compile(r"(?:^|\s)#|\s--|\\$")
-"""What may follow a requirement in its line: a comment, options such as --hash, a sign that the line goes on."""
-_EGG = re.compile(r"#egg=([A-Za-z0-9][A-Za-z0-9._-]*)")
-_ARCHIVE = re.compile(
-    r"^(?:[^@]*/)?([A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z][A-Za-z0-9._]*)*)-\d[^/]*\.(?:whl|tar\.gz|zip)$"
-)
-"""A wheel or source archive, in a folder or behind an address: ``…/torch-2.5.0-cp311-….whl``."""
-_NESTED = re.compile(r"(?:-r|--requirement)[ =]*(\S+)")
-_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 def source_faults(job: JobSpec) -> Iterator[Fault]:
@@ -60,6 +50,8 @@ def local_program_faults(job: JobSpec) -> Iterator[Fault]:
         problem = f"{IGNORE_FILE} cannot be read: {error}"
         yield Fault("task.source", problem, str(folder), "Write it as UTF-8 text, in the syntax of .gitignore")
         return
+    if tree is not None and tree.holds(REQUIREMENTS):
+        yield from requirement_faults(tree.root / REQUIREMENTS, None)
     if task.entry.startswith(_MODULE):
         yield from _module_faults(task.entry, tree)
     elif tree is not None and not tree.holds(task.entry):
@@ -102,7 +94,7 @@ def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -
     faults = list(tree.faults)
     faults += _entry_faults(task.entry, tree)
     if (file := tree.files.get(REQUIREMENTS)) is not None:
-        faults += requirement_faults(file, image)
+        faults += requirement_faults(file, image, tree.files)
     if (setup := tree.files.get("setup.py")) is not None and setup.stat().st_size == 0:
         remedy = "Write setup() into it, or remove it: the program runs without"
         faults.append(
@@ -129,74 +121,3 @@ def _entry_faults(entry: str, tree: SourceTree) -> Iterator[Fault]:
     scripts = [name for name in tree.files if name.endswith((".py", ".sh"))]
     remedy = f"There are: {', '.join(scripts[:8]) or 'no scripts'}"
     yield _not_there(entry, remedy)
-
-
-def requirement_faults(file: Path, image: Image | None, above: tuple[Path, ...] = ()) -> Iterator[Fault]:
-    """Requirements that are none, and such as would put another torch, or what is built on it, over the image's own.
-
-    Files that ``file`` names are read as well; ``above`` are those that led here.
-    """
-    path = f"task.source/{file.name}"
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        yield Fault(path, f"cannot be read: {error}", str(file), "Write it as UTF-8 text")
-        return
-    for number, text in enumerate(lines, 1):
-        line = _OPTIONS.split(text)[0].strip()
-        if (nested := _NESTED.fullmatch(line)) and (other := file.parent / nested[1]) not in (above := (*above, file)):
-            yield from requirement_faults(other, image, above)
-            continue
-        name = _name(line)
-        if not _is_requirement(line):
-            remedy = "Write for example einops>=0.8"
-            yield Fault(path, f"line {number} is no requirement", line, remedy)
-        elif is_owned(name, image.line if image else None) and not _is_met(line, name, image):
-            held = f" ({name} {image.torch})" if image and name == "torch" else ""
-            problem = f"line {number} asks for {line}, which belongs to the image{held}"
-            remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"
-            yield Fault(path, problem, line, remedy)
-
-
-def _name(line: str) -> str:
-    """The package that a line asks for: by its name, by a wheel or archive, or by ``#egg=``; empty for options."""
-    if egg := _EGG.search(line):
-        return normalised(egg[1])
-    if archive := _ARCHIVE.search(line):
-        return normalised(archive[1])
-    if line.startswith(("git+", "hg+", "svn+", "bzr+")):
-        return normalised(line.partition("#")[0].rpartition("/")[2].partition("@")[0].removesuffix(".git"))
-    match = _NAME.match(line)
-    return normalised(match[1]) if match else ""
-
-
-def _is_requirement(line: str) -> bool:
-    """Whether pip could read a line: names with versions are looked at, options and addresses are left to it."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    if not line or line.startswith(("-", ".", "/")) or "://" in line or "${" in line or line.endswith(".whl"):
-        return True
-    try:
-        Requirement(line)
-    except InvalidRequirement:
-        return False
-    return True
-
-
-def _is_met(line: str, name: str, image: Image | None) -> bool:
-    """Whether what is asked for is what the image has already; known of torch alone."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
-        return False
-    if requirement.url is not None:
-        return False  # what is behind an address is not what the image has
-    if not requirement.specifier:
-        return True
-    return name == "torch" and image is not None and bool(requirement.specifier.contains(_full(image.torch)))
-
-
-def _full(version: str) -> Any:
-    return version if version.count(".") > 1 else f"{version}.0"

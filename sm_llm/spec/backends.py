@@ -9,6 +9,10 @@ from pydantic import Field
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.classes import PLACEMENT
 
+_DOWNLOAD_SHARE = 0.05
+_DOWNLOAD_SECONDS = 600.0
+"""Room for what SageMaker counts before the worker's process begins: a share of the limit, and so much at most."""
+
 
 class VpcSpec(SpecModel):
     """The network that managed jobs run in: both lists, or neither."""
@@ -100,6 +104,19 @@ class SageMakerBackend(SpecModel):
     def stop_seconds(self) -> float:
         """SageMaker sends SIGTERM and kills after 120 s, on a stop and on a spot interruption."""
         return 120.0
+
+    @property
+    def seconds_until_stop(self) -> float | None:
+        """When the worker stops in order because of ``max_run_seconds``, in seconds from the start of its process.
+
+        Early enough to save and publish, with room for what the service counted before the process began, but never
+        in the first half of the limit.
+        """
+        limit = self.max_run_seconds
+        if limit is None:
+            return None
+        room = self.stop_seconds + min(_DOWNLOAD_SECONDS, _DOWNLOAD_SHARE * limit)
+        return max(limit - room, limit / 2)
 
 
 BackendSpec = Annotated[LocalBackend | SageMakerBackend, Field(discriminator="name")]

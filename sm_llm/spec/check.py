@@ -220,6 +220,9 @@ def _optim_faults(task: TrainTask) -> Iterator[Fault]:
     if optim.min_learning_rate > optim.learning_rate:
         problem = f"the floor is above the peak learning_rate {optim.learning_rate}"
         yield Fault("task.optim.min_learning_rate", problem, optim.min_learning_rate)
+    if optim.learning_rate * optim.weight_decay >= 1:
+        problem = f"times learning_rate {optim.learning_rate:g} is 1 or more: a step would turn every matrix's sign"
+        yield Fault("task.optim.weight_decay", problem, optim.weight_decay, "For example 0.1")
     if optim.schedule == "exponential" and optim.min_learning_rate == 0:
         problem = "an exponential schedule never reaches 0 and needs a floor above it"
         yield Fault("task.optim.min_learning_rate", problem, 0.0, f"For example {optim.learning_rate / 100:g}")

@@ -37,6 +37,21 @@ RESERVED: tuple[Reserved, ...] = (
         "Set compute.instance_count and compute.processes_per_instance; the ranks follow from them",
     ),
     Reserved(
+        r"NODE_RANK|GLOBAL_RANK|NNODES|NUM_NODES|NPROC_PER_NODE",
+        "every node and process would get one and the same value",
+        "Set compute.instance_count and compute.processes_per_instance; a program reads RANK, GROUP_RANK, WORLD_SIZE",
+    ),
+    Reserved(
+        r"SLURM_.*|OMPI_.*|PMI_.*|PMIX_.*",
+        "a scheduler or MPI sets it for the processes that it starts",
+        "Use a name of your own",
+    ),
+    Reserved(
+        r"AWS_REGION|AWS_DEFAULT_REGION",
+        "the platform sets it to the region of the job",
+        "Set backend.region for the job, storage_options.region for the bucket; a local run takes it from the shell",
+    ),
+    Reserved(
         r"CA_REPOSITORY_ARN",
         "the training toolkit reads it only for a requirements.txt beside its entry point, which no job has",
         "Set environment.PIP_INDEX_URL, or backend.wheelhouse",
@@ -44,7 +59,7 @@ RESERVED: tuple[Reserved, ...] = (
     Reserved(r"SM_LLM_WHEELHOUSE", "sm_llm sets it from backend.wheelhouse", "Set backend.wheelhouse"),
     Reserved(r"SM_LLM_.*", "sm_llm sets it for the job's processes", "Use a name of your own"),
     Reserved(
-        r"SM_.*|SAGEMAKER_.*|TRAINING_JOB_NAME|TRAINING_JOB_ARN",
+        r"SM_.*|SAGEMAKER_.*|TRAINING_JOB_NAME|TRAINING_JOB_ARN|CURRENT_HOST",
         "SageMaker and its training toolkit set it",
         "Use a name of your own; a script reads task.args from SM_HPS",
     ),

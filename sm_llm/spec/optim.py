@@ -17,8 +17,8 @@ class OptimSpec(SpecModel):
 
     name: Annotated[Literal["adamw"], OPTIMISER] = "adamw"
     """The optimiser."""
-    learning_rate: Annotated[float, SCHEDULE] = Field(default=3e-4, gt=0, le=100)
-    """Peak learning rate."""
+    learning_rate: Annotated[float, SCHEDULE] = Field(default=3e-4, gt=0, le=1)
+    """Peak learning rate. AdamW moves a weight by about this much in a step."""
     betas: tuple[float, float] = Field(default=(0.9, 0.95), strict=False)
     """Decay rates of the first and second moment; each at least 0 and below 1."""
     eps: float = Field(default=1e-8, gt=0, le=1)
@@ -38,7 +38,7 @@ class OptimSpec(SpecModel):
     schedule_steps: Annotated[int | None, LENGTH] = Field(default=None, ge=1, le=10**12)
     """Steps that the schedule spans, from the first on; null spans the training. Afterwards the rate stays. State it to
     continue a checkpoint over another number of steps: the old number keeps the course, another one changes it."""
-    min_learning_rate: Annotated[float, SCHEDULE] = Field(default=0.0, ge=0, le=100)
+    min_learning_rate: Annotated[float, SCHEDULE] = Field(default=0.0, ge=0, le=1)
     """Floor, reached at the schedule's last step (cosine, linear, wsd, exponential) or never undercut (plateau)."""
     decay_fraction: Annotated[float, SCHEDULE] = Field(default=0.2, gt=0, le=1)
     """wsd only: the last fraction of the schedule's steps, in which the rate falls linearly to the floor."""

@@ -50,7 +50,7 @@ def _is_field(line: str) -> bool:
 
 def test_every_documented_field_is_there_with_its_words() -> None:
     text = commented("smoke")
-    assert "# Peak learning rate." in text
+    assert "# Peak learning rate. AdamW moves" in text
     assert "format: synthetic  # or rows, json_rows, stream" in text
     assert text.startswith("# Train a few steps on random tokens")
     assert from_yaml(text, "x").value["name"] == "smoke"

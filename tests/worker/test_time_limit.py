@@ -9,7 +9,7 @@ from worker_jobs import job_environment, job_file, train_task
 
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.time_limit import seconds_until_stop, start_time_limit
+from sm_llm.worker.time_limit import start_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,4 +59,4 @@ def test_OB14_without_a_limit_nothing_watches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "stop"), [(603, 452.85), (60, 30.0), (432_000, 431_280.0)])
 def test_OB14_time_to_save_is_left_at_any_limit(limit: int, stop: float) -> None:
-    assert seconds_until_stop(limit, 120.0) == pytest.approx(stop)
+    assert SageMakerBackend(max_run_seconds=limit).seconds_until_stop == pytest.approx(stop)

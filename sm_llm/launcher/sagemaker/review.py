@@ -21,7 +21,13 @@ from sm_llm.launcher.sagemaker.limits import known_values
 from sm_llm.launcher.sagemaker.request import Request, training_job
 from sm_llm.launcher.sagemaker.rules import account_faults, job_faults, job_warnings, model_faults
 from sm_llm.launcher.sagemaker.settings import Settings, setting_faults, settings
-from sm_llm.launcher.sagemaker.time_limit import QUOTA_SECONDS, TimeLimit, time_limit
+from sm_llm.launcher.sagemaker.time_limit import (
+    QUOTA_SECONDS,
+    TimeLimit,
+    time_faults,
+    time_limit,
+    time_warnings,
+)
 from sm_llm.launcher.source_faults import program_faults
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.check_compute import compute_faults
@@ -73,11 +79,11 @@ def review(plan: Plan) -> Review:
         faults += place_faults(plan.job, found)
         faults += account_faults(plan.job, found, limit)
         faults += _request_faults(plan.job, decided or _assumed(found, limit), faults)
-    faults += [*model_faults(plan), *volume_faults(plan)]
+    faults += [*model_faults(plan), *volume_faults(plan), *time_faults(plan)]
     tree = local_source(plan.job.task.source) if isinstance(plan.job.task, ScriptTask) else None
     image = decided.image if decided else None
     faults += program_faults(plan.job, tree, image)
-    warnings = [*job_warnings(plan.job), *volume_warnings(plan), *(tree.warnings if tree else [])]
+    warnings = [*job_warnings(plan.job), *volume_warnings(plan), *time_warnings(plan), *(tree.warnings if tree else [])]
     if tree is not None:
         warnings += import_warnings(tree, image)
     if found is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Fault
 from sm_llm.launcher.local_places import is_reference, local_folder
 from sm_llm.launcher.sagemaker.addresses import address_faults
+from sm_llm.launcher.sagemaker.image_names import image_faults, image_warnings
 from sm_llm.launcher.sagemaker.time_limit import LONGEST_SECONDS
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.hardware import instance, nearest_instance
@@ -43,6 +44,7 @@ def job_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _capacity_faults(options)
     yield from _place_faults(job)
     yield from address_faults(job)
+    yield from image_faults(job)
     yield from _secret_faults(job)
     if options.image == "built" and options.image_uri is None:
         remedy = "Build and push it with sm-llm image build, sm-llm image push, and give its address"
@@ -216,7 +218,7 @@ def job_warnings(job: JobSpec) -> list[str]:
     options, path = job.backend, "backend.instance_groups" if groups(job) else "compute.instance_type"
     assert isinstance(options, SageMakerBackend)
     training = training_of(job.task)
-    warnings = []
+    warnings = list(image_warnings(job))
     for kind in [it for it in machine_types(job) if instance(it) is None]:
         meant = nearest_instance(kind)
         warnings.append(

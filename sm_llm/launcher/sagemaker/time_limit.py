@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
+from sm_llm.launcher.lines import duration
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.machines import machines, slowest_flops
-from sm_llm.spec.tasks import RegisterTask
+from sm_llm.spec.tasks import RegisterTask, TrainTask
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec
 
 LONGEST_SECONDS = 28 * 86_400
@@ -56,6 +60,59 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
     if options.spot and wait is None:
         wait = min(LONGEST_SECONDS, seconds + _SPOT_WAIT_SECONDS)
     return TimeLimit(seconds, wait, reason)
+
+
+def time_faults(plan: Plan) -> Iterator[Fault]:
+    """A stated limit in which no training can save one step, even on hardware at its peak."""
+    options, task = plan.job.backend, plan.job.task
+    assert isinstance(options, SageMakerBackend)
+    limit, until_stop = options.max_run_seconds, options.seconds_until_stop
+    if limit is None or until_stop is None or not isinstance(task, TrainTask):
+        return
+    path, least = "backend.max_run_seconds", math.ceil(2 * options.stop_seconds)
+    step, publishing = _step_seconds(plan), _publish_seconds(plan)
+    if limit < least:
+        problem = f"leaves {limit - until_stop:g} s to save a checkpoint, which takes up to {options.stop_seconds:g} s"
+        yield Fault(path, problem, limit, f"Use at least {least}; loading image, data and weights takes minutes more")
+    elif step is not None and step + publishing > limit:
+        problem = (
+            f"ends before one step is saved: at the hardware's peak a step takes {step:,.0f} s, and publishing its "
+            f"checkpoint {publishing:,.0f} s"
+        )
+        needed = math.ceil(step + publishing) + _START_SECONDS
+        yield Fault(path, problem, limit, f"Use at least {needed}, leave it out, or use more nodes")
+
+
+def time_warnings(plan: Plan) -> Iterator[str]:
+    """A stated limit that ends the job before its training can be done, even on hardware at its peak."""
+    options = plan.job.backend
+    assert isinstance(options, SageMakerBackend)
+    limit, step, derived = options.max_run_seconds, _step_seconds(plan), plan.derived
+    if limit is None or step is None or derived is None or derived.total_steps is None:
+        return
+    whole = step * derived.total_steps
+    if whole > limit:
+        yield (
+            f"backend.max_run_seconds: the job ends after {duration(limit)}; its {derived.total_steps:,} steps take "
+            f"{duration(whole)} at the hardware's peak, and more in practice. The same command continues it"
+        )
+
+
+def _step_seconds(plan: Plan) -> float | None:
+    """Seconds of a step with every accelerator at its peak; None where a number is not known."""
+    peak = slowest_flops(plan.job)
+    if plan.model is None or plan.derived is None or peak is None:
+        return None
+    return plan.model.flops_per_token * plan.derived.tokens_per_step / (plan.world_size * peak)
+
+
+def _publish_seconds(plan: Plan) -> float:
+    """Seconds in which all nodes publish a checkpoint over the whole of their network; 0 where it is not known."""
+    rows = machines(plan.job)
+    if plan.model is None or not rows:
+        return 0.0
+    rate = min(row.network_gbps for row in rows) * 1e9 / 8
+    return plan.model.checkpoint_bytes / (plan.job.compute.instance_count * rate)
 
 
 def _derived(total_flops: float, peak: float, devices: int) -> tuple[int, str]:

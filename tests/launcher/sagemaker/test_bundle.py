@@ -16,7 +16,7 @@ from sm_llm.contract.stock import LOCK_FILE
 from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher.bundle import make_bundle
 from sm_llm.launcher.images import IMAGES
-from sm_llm.launcher.source_faults import requirement_faults
+from sm_llm.launcher.requirement_file import requirement_faults
 from sm_llm.launcher.source_tree import source_tree
 from tests.launcher.sagemaker.conftest import SCRIPT
 
@@ -171,6 +171,9 @@ def test_SR08_requirements_may_not_move_what_the_image_owns(
 ) -> None:
     (tmp_path / "requirements.txt").write_text(f"# needs\n{text}\n")
     (tmp_path / "other.txt").write_text("einops\n")
+    (tmp_path / "a-wheel-1.0-py3-none-any.whl").write_bytes(b"")
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "pyproject.toml").write_text("")
     found = list(requirement_faults(tmp_path / "requirements.txt", image(line)))
     assert bool(found) == is_refused
     assert all("line 2" in it.problem for it in found)

@@ -12,7 +12,7 @@ from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import Fault, StorageError
 from sm_llm.launcher import images
 from sm_llm.launcher.locks import packages_of
-from sm_llm.launcher.source_faults import requirement_faults
+from sm_llm.launcher.requirement_file import requirement_faults
 from sm_llm.storage.uri import parse
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of
 
@@ -23,7 +23,7 @@ Faults = Callable[..., list[Fault]]
 ACCOUNT = "123456789012"
 OTHER = "111122223333"
 DLC = "763104351884.dkr.ecr"
-TAG = "pytorch-training:2.8.0-gpu-py312"
+TAG = "pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,8 @@ def test_D13_names_that_buckets_have(name: str) -> None:
 def test_D13_an_address_of_what_the_image_owns_is_refused(line: str, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text(f"einops\n{line}\n")
     (tmp_path / "more.txt").write_text("-r requirements.txt\ntorch==2.5.0\n")
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "flash_attn-2.8.3-cp312-cp312-linux_x86_64.whl").write_bytes(b"")
     image = next(it for it in images.IMAGES if it.line == "gpu")
     faults = list(requirement_faults(tmp_path / "requirements.txt", image))
     assert len(faults) == 1

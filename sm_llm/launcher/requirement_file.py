@@ -1,0 +1,223 @@
+"""A program's requirements.txt as pip reads it, before it is packed: lines that pip could not install in the job."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
+from sm_llm.contract.program_tree import ProgramTree
+from sm_llm.errors import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from sm_llm.launcher.images import Image
+
+_COMMENT = re.compile(r"(?:^|\s+)#.*$")
+_TRAILING_OPTIONS = re.compile(r"\s--")
+"""Options behind a requirement, such as --hash."""
+_EGG = re.compile(r"#egg=([A-Za-z0-9][A-Za-z0-9._-]*)")
+_ARCHIVE = re.compile(
+    r"^(?:[^@]*/)?([A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z][A-Za-z0-9._]*)*)-\d[^/]*\.(?:whl|tar\.gz|zip)$"
+)
+"""A wheel or source archive, in a folder or behind an address: ``…/torch-2.5.0-cp311-….whl``."""
+_ARCHIVES = (".whl", ".tar.gz", ".zip")
+_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+_SHORT = {"-r": "--requirement", "-c": "--constraint", "-e": "--editable", "-i": "--index-url", "-f": "--find-links"}
+_OTHER = (
+    "--index-url", "--extra-index-url", "--find-links", "--trusted-host", "--no-binary", "--only-binary",
+    "--use-feature", "--no-index", "--pre", "--prefer-binary", "--require-hashes",
+)  # fmt: skip
+_FILES = ("--requirement", "--constraint")
+_EDITABLE = "--editable"
+_PROJECTS = ("pyproject.toml", "setup.py")
+"""One of them makes a folder something that pip can install."""
+
+
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Number and text of every line that asks for something: continued lines joined, comments left out.
+
+    A line that ends with a backslash goes on in the next one, unless it is a comment (pip's "Requirements File
+    Format").
+    """
+    first = 0
+    parts: list[str] = []
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        is_comment = line.lstrip().startswith("#")
+        first = first if parts else number
+        parts.append(f" {line}" if is_comment else line)
+        if line.endswith("\\") and not is_comment:
+            parts[-1] = line.rstrip("\\")
+            continue
+        whole, parts = _COMMENT.sub("", "".join(parts)).strip(), []
+        if whole:
+            yield first, whole
+
+
+def requirement_faults(
+    file: Path, image: Image | None, files: Mapping[str, Path] | None = None, name: str = REQUIREMENTS
+) -> Iterator[Fault]:
+    """Requirements that pip could not read or find in the job, and such as would replace what the image owns.
+
+    ``files`` are those that go with the program, by name; without them those that the program's tree in the folder of
+    ``file`` holds. ``name`` is the file's own among them. Files that it names are read as well.
+    """
+    yield from _Program(image, file.parent, files).faults(name, file, ())
+
+
+class _Program:
+    """The files of a program, for the requirements in them."""
+
+    def __init__(self, image: Image | None, folder: Path, files: Mapping[str, Path] | None) -> None:
+        self._image = image
+        self._tree = ProgramTree(folder)
+        self._files = files
+
+    def _file(self, name: str) -> Path | None:
+        if name.startswith(".."):
+            return None
+        if self._files is not None:
+            return self._files.get(name)
+        return self._tree.root / name if self._tree.holds(name) else None
+
+    def _has_folder(self, name: str) -> bool:
+        if name == "." or name.startswith(".."):
+            return name == "."
+        if self._files is not None:
+            return any(it.startswith(f"{name}/") for it in self._files)
+        return (self._tree.root / name).is_dir() and not self._tree.leaves_out(name)
+
+    def faults(self, name: str, file: Path, above: tuple[str, ...]) -> Iterator[Fault]:
+        path = f"task.source/{name}"
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            yield Fault(path, f"cannot be read: {error}", str(file), "Write it as UTF-8 text")
+            return
+        for number, line in logical_lines(text):
+            if line.startswith("-"):
+                yield from self._option(name, number, line, (*above, name))
+            else:
+                yield from self._requirement(path, number, _TRAILING_OPTIONS.split(line)[0].strip())
+
+    def _option(self, name: str, number: int, line: str, above: tuple[str, ...]) -> Iterator[Fault]:
+        path, (option, value) = f"task.source/{name}", _split(line)
+        if option in _FILES:
+            yield from self._named(name, number, option, value, above)
+        elif option == _EDITABLE:
+            check = self._requirement if "://" in value else self._place_faults
+            yield from check(path, number, value)
+        elif option not in _OTHER:
+            problem = f"line {number} has an option that pip does not take in such a file"
+            yield Fault(path, problem, line, f"Leave it out; known are {', '.join((*_FILES, _EDITABLE, *_OTHER))}")
+
+    def _named(self, name: str, number: int, option: str, value: str, above: tuple[str, ...]) -> Iterator[Fault]:
+        """Faults of a file that is named by another; constraints are no requirements, and install nothing."""
+        if "://" in value or "${" in value or value.startswith("/"):
+            return
+        wanted = posixpath.normpath(posixpath.join(posixpath.dirname(name), value))
+        file = self._file(wanted)
+        if file is None:
+            problem = f"line {number} names a file that does not go with the program"
+            yield Fault(f"task.source/{name}", problem, value, "Put it into task.source, or leave the line out")
+        elif option == "--requirement" and wanted not in above:
+            yield from self.faults(wanted, file, above)
+
+    def _requirement(self, path: str, number: int, line: str) -> Iterator[Fault]:
+        package, image = _package(line), self._image
+        if _is_local(line):
+            yield from self._place_faults(path, number, line)
+        elif not _is_requirement(line):
+            yield Fault(path, f"line {number} is no requirement", line, "Write for example einops>=0.8")
+            return
+        if is_owned(package, image.line if image else None) and not _is_met(line, package, image):
+            held = f" ({package} {image.torch})" if image and package == "torch" else ""
+            problem = f"line {number} asks for {line}, which belongs to the image{held}"
+            remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"
+            yield Fault(path, problem, line, remedy)
+
+    def _place_faults(self, path: str, number: int, line: str) -> Iterator[Fault]:
+        """Faults of a folder or archive, relative to the program's folder, where pip runs."""
+        place = posixpath.normpath(re.sub(r"\[[^\]]*\]$", "", line.removeprefix("file:")))
+        if place.startswith("/") or "${" in place:
+            return  # in the image, perhaps
+        if place.endswith(_ARCHIVES):
+            if self._file(place) is None:
+                problem = f"line {number} names an archive that does not go with the program"
+                yield Fault(path, problem, line, "Put it into task.source, or name the package")
+        elif not self._has_folder(place):
+            problem = f"line {number} names a folder that does not go with the program"
+            yield Fault(path, problem, line, "Put it into task.source, or name the package")
+        elif not any(self._file(posixpath.normpath(f"{place}/{it}")) for it in _PROJECTS):
+            problem = f"line {number} asks pip to install a folder that has no {' and no '.join(_PROJECTS)}"
+            yield Fault(path, problem, line, "Write one, or leave the line out: the program finds its own modules")
+
+
+def _split(line: str) -> tuple[str, str]:
+    """The long name of an option and its value: ``-r x``, ``-rx``, ``--requirement x`` or ``--requirement=x``."""
+    if not line.startswith("--"):
+        return _SHORT.get(line[:2], line[:2]), _unquoted(line[2:].lstrip(" ="))
+    name, _, value = line.replace("=", " ", 1).partition(" ")
+    return name, _unquoted(value.strip())
+
+
+def _unquoted(value: str) -> str:
+    try:
+        return " ".join(shlex.split(value))
+    except ValueError:
+        return value
+
+
+def _package(line: str) -> str:
+    """The package that a line asks for: by its name, by a wheel or archive, or by ``#egg=``; empty for a folder."""
+    if egg := _EGG.search(line):
+        return normalised(egg[1])
+    if archive := _ARCHIVE.search(line):
+        return normalised(archive[1])
+    if line.startswith(("git+", "hg+", "svn+", "bzr+")):
+        return normalised(line.partition("#")[0].rpartition("/")[2].partition("@")[0].removesuffix(".git"))
+    match = _NAME.match(line)
+    return normalised(match[1]) if match else ""
+
+
+def _is_local(line: str) -> bool:
+    """Whether a line names a folder or an archive here: pip takes what has a slash, a leading dot or such an ending."""
+    if "://" in line or "@" in line:
+        return False
+    return line.startswith((".", "/", "file:")) or line.endswith(_ARCHIVES) or ("/" in line and ";" not in line)
+
+
+def _is_requirement(line: str) -> bool:
+    """Whether pip could read a line: names with versions are parsed, addresses are left to it."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    if "://" in line or "${" in line:
+        return True
+    try:
+        Requirement(line)
+    except InvalidRequirement:
+        return False
+    return True
+
+
+def _is_met(line: str, name: str, image: Image | None) -> bool:
+    """Whether what is asked for is what the image has already; known of torch alone."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return False
+    if requirement.url is not None:
+        return False  # what is behind an address is not what the image has
+    if not requirement.specifier:
+        return True
+    return name == "torch" and image is not None and bool(requirement.specifier.contains(_full(image.torch)))
+
+
+def _full(version: str) -> Any:
+    return version if version.count(".") > 1 else f"{version}.0"

@@ -1,0 +1,95 @@
+"""requirements.txt as pip reads it: continued lines, options, and files that do not go with the program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from sm_llm.launcher import images
+from sm_llm.launcher.plan import plan
+from sm_llm.launcher.requirement_file import logical_lines, requirement_faults
+from sm_llm.launcher.source_tree import source_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sm_llm.errors import Fault
+
+    Faults = Callable[..., list[Fault]]
+
+GPU = next(it for it in images.IMAGES if it.line == "gpu")
+
+
+def test_C12_continued_lines_are_joined_as_pip_does() -> None:
+    """Compared with pip's own reader of such files."""
+    text = "torch\\\n==2.1.0 \\\n  --hash=sha256:00\n# a comment \\\neinops  # why\nrich \\\n# ends it\nabc\\\n"
+    assert list(logical_lines(text)) == [(1, "torch==2.1.0   --hash=sha256:00"), (5, "einops"), (6, "rich"), (8, "abc")]
+    from pip._internal.req.req_file import preprocess
+
+    assert [(number, line.strip()) for number, line in preprocess(text)] == list(logical_lines(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("torch \\\n  ==2.1.0\n", "line 1 asks for torch   ==2.1.0, which belongs to the image"),
+        ("einops\n-c missing.txt\n", "line 2 names a file that does not go with the program"),
+        ("--constraint=missing.txt\n", "line 1 names a file"),
+        ("-r missing.txt\n", "line 1 names a file"),
+        ("-rmissing.txt\n", "line 1 names a file"),
+        ("-r ../outside.txt\n", "line 1 names a file"),
+        ("-r left_out.txt\n", "line 1 names a file"),
+        ("-r sub/more.txt\n", "task.source/sub/more.txt: line 1 names a file"),
+        ("-e .\n", "line 1 asks pip to install a folder that has no pyproject.toml"),
+        ("--editable ./bare\n", "line 1 asks pip to install a folder"),
+        ("-e gone\n", "line 1 names a folder"),
+        ("./gone\n", "line 1 names a folder"),
+        ("../outside\n", "line 1 names a folder"),
+        ("gone-1.0-py3-none-any.whl\n", "line 1 names an archive"),
+        ("--install-option=x\n", "line 1 has an option that pip does not take"),
+        ("-e ./torch-2.1.0.zip\n", "names an archive"),
+    ],
+)
+@pytest.mark.parametrize("bundled", [False, True])
+def test_C12_what_pip_could_not_install_in_the_job_is_refused(
+    text: str, words: str, bundled: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "src"
+    for name in ("bare/x.py", "sub/x.py", "left_out.txt"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    (root / ".smllmignore").write_text("left_out.txt\n")
+    (root / "sub" / "more.txt").write_text("-r gone.txt\n")
+    (tmp_path / "outside.txt").write_text("einops\n")
+    (root / "requirements.txt").write_text(text)
+    files = source_tree(root).files if bundled else None
+    found = list(requirement_faults(root / "requirements.txt", GPU, files))
+    assert found
+    assert words in str(found[0])
+
+
+def test_C12_what_pip_installs_is_not_refused(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "lib/setup.py", "wheels/a-1.0-py3-none-any.whl", "sub/limits.txt", "sub/more.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "sub" / "more.txt").write_text("-c limits.txt\neinops\n")
+    (tmp_path / "requirements.txt").write_text(
+        "-e .\n-e ./lib\n./lib\n.[extra]\n./wheels/a-1.0-py3-none-any.whl\n-r sub/more.txt\n-r requirements.txt\n"
+        "--extra-index-url https://example.com/simple\n-i https://example.com/simple\n--pre\n-c https://example.com/c\n"
+        "name @ git+https://example.com/name\nrich; python_version < '3.12'  # only there\n/opt/image/x.whl\n"
+    )
+    assert list(requirement_faults(tmp_path / "requirements.txt", GPU)) == []
+    assert list(requirement_faults(tmp_path / "requirements.txt", GPU, source_tree(tmp_path).files)) == []
+
+
+def test_C12_a_local_run_is_checked_alike(tmp_path: Path, faults: Faults) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "requirements.txt").write_text("einops \\\n  >=0.8\n-c missing.txt\n")
+    job = {"name": "x", "task": {"kind": "script", "entry": "train.py", "source": str(tmp_path)}}
+    (fault,) = faults(job)
+    assert "line 3 names a file" in fault.problem
+    (tmp_path / "missing.txt").write_text("")
+    (made,) = plan(job)
+    assert made.settings["installs"].startswith("einops   >=0.8")
