@@ -6,7 +6,8 @@
     ├── SpecError        the specification is wrong (all faults at once)
     ├── PlanError        the specification is well-formed, but cannot be planned
     ├── SubmitError      a backend refused or could not start the job
-    │   └── LaunchRefused    what was asked for does not fit the run as it is: nothing was started
+    │   ├── LaunchRefused    what was asked for does not fit the run as it is: nothing was started
+    │   └── RunNotFound      no run has the name, id or address that was given
     ├── RunFailed        a run ended without doing its job
     ├── StorageError     storage could not be read or written
     ├── CheckpointError  no usable checkpoint, or one that does not fit
@@ -100,6 +101,10 @@ class SubmitError(SmLlmError):
 
 class LaunchRefused(SubmitError):
     """What was asked for does not fit the run as it is; nothing was started or written."""
+
+
+class RunNotFound(SubmitError):
+    """No run has the name, id or address that was given; the message lists the places that were searched."""
 
 
 class RunFailed(SmLlmError):

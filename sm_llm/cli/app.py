@@ -8,10 +8,19 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sm_llm.errors import CheckpointError, ConversionRefused, LaunchRefused, PlanError, SmLlmError, SpecError
+from sm_llm.contract.states import EXIT_MEANINGS, USAGE_EXIT_CODE
+from sm_llm.errors import (
+    CheckpointError,
+    ConversionRefused,
+    LaunchRefused,
+    PlanError,
+    RunNotFound,
+    SmLlmError,
+    SpecError,
+)
 from sm_llm.terminal import clean_streams, say
 
-_REFUSALS = (SpecError, PlanError, LaunchRefused, CheckpointError, ConversionRefused)
+_REFUSALS = (SpecError, PlanError, LaunchRefused, RunNotFound, CheckpointError, ConversionRefused)
 """Errors of what was asked for; in this process all of them are raised before anything is started."""
 
 VERBS = {
@@ -43,6 +52,8 @@ VERBS = {
 }
 """Every verb and the Python function that does its work."""
 
+_EXIT_CODES = "\n".join(f"  {code:<3} {words}" for code, words in EXIT_MEANINGS.items())
+
 app = typer.Typer(
     name="sm-llm",
     no_args_is_help=True,
@@ -50,7 +61,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    help="""Train large language models from one job specification.
+    help=f"""Train large language models from one job specification.
 
 \b
 Begin here:
@@ -79,8 +90,7 @@ Proof that a broken job goes on exactly:
 
 \b
 Exit codes, also in scripts:
-  0 done, 1 failed, 2 wrong usage, specification or plan, 3 trained but not published (sm-llm finish),
-  4 stopped without a checkpoint, 75 interrupted and resumable (the same command continues it)
+{_EXIT_CODES}
 
 \b
 Shell completion:
@@ -111,8 +121,6 @@ def whole(
 
 def main() -> NoReturn:
     """Entry point of ``sm-llm``: the user's faults become one message and an exit code, never a traceback."""
-    from sm_llm.contract.states import USAGE_EXIT_CODE
-
     clean_streams()
     gc.set_threshold(100_000)  # modules that are being loaded are no garbage: looking for it takes 5% of `plan`
     try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Fault
 from sm_llm.spec.classes import FieldClass
 from sm_llm.spec.leaves import Difference, leaves
+from sm_llm.spec.yaml_text import to_typed
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -188,20 +189,20 @@ def length_fault(task: TrainTask, total_steps: int | None, step: int, *, may_equ
 
 
 def _model_fault(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Fault:
-    of = f"was {it.before} when the checkpoint was saved"
+    of = f"was {to_typed(it.before)} when the checkpoint was saved"
     if is_own:
         problem = f"{of} (step {step} of {ways.run}): it is a state of another model"
         anew = f"begin another run: {ways.anew}; task.start.pretrained=FOLDER begins it with published weights"
     else:
         problem = f"{of} that this run starts from (step {step} of {ways.run}): it is a state of another model"
         anew = "begin without it: task.start=scratch, or task.start.pretrained=FOLDER with published weights"
-    return Fault(it.name, problem, it.now, f"Set it to {it.before}, or {anew}")
+    return Fault(it.name, problem, it.now, f"Set it to {to_typed(it.before)}, or {anew}")
 
 
 def _order_fault(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Fault:
-    of = f"was {it.before} when the checkpoint was saved (step {step} of {ways.run})"
+    of = f"was {to_typed(it.before)} when the checkpoint was saved (step {step} of {ways.run})"
     is_content = it.name in (DATA_CONTENT, TOKENIZER_CONTENT, ROWS)
-    back = "Continue with the same data" if is_content else f"Set it to {it.before}"
+    back = "Continue with the same data" if is_content else f"Set it to {to_typed(it.before)}"
     other = f"in a new run: {ways.with_other_data}" if is_own else "with task.start.allow_other_data=true"
     anew = ways.anew if is_own else "task.start=scratch"
     remedy = f"{back}, or train on with other data {other}, or begin from step 0: {anew}"

@@ -38,6 +38,16 @@ EXIT_CODES: dict[RunState, int] = {
     RunState.STOPPED: 4,
     RunState.INTERRUPTED: 75,  # EX_TEMPFAIL of sysexits.h: try the same command again
 }
-"""Exit code of ``sm-llm fit`` and of a worker for each final state; 2 is a usage, spec or plan error."""
+"""Exit code of ``sm-llm fit`` and of a worker for each final state."""
 
 USAGE_EXIT_CODE = 2
+
+EXIT_MEANINGS: dict[int, str] = {
+    0: "done: the run has its result, or was left in the background",
+    1: "failed; of other verbs: an error, in one line",
+    USAGE_EXIT_CODE: "wrong usage, specification or plan, no such run, or one that cannot go on like this",
+    3: "trained, but the result was not published: sm-llm finish RUN",
+    4: "stopped before there was a checkpoint",
+    75: "interrupted and resumable: the same command continues it",
+}
+"""What an exit code means, for every verb."""

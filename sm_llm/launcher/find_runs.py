@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.run_paths import RUN_RECORD
 from sm_llm.contract.states import RunState
-from sm_llm.errors import StorageError, SubmitError
+from sm_llm.errors import RunNotFound, StorageError
 from sm_llm.launcher.backends.registry import BACKENDS, backend
-from sm_llm.launcher.homes import assert_storage, homes_below, read_records, storage_root
+from sm_llm.launcher.homes import assert_storage, find_home, homes_below, read_records, storage_root
 from sm_llm.launcher.run import Run
 from sm_llm.spec.job import DEFAULT_STORAGE
 from sm_llm.storage.s3_options import S3Options
@@ -64,7 +64,7 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     (``local://host/process``, ``sagemaker://region/job`` or that job's ARN), a specification's YAML file (the newest
     run of that specification, in the storage that it names), or None: the newest run. Names, ids and None are looked
     for below ``storage``; without it below the user's default storage and ``./runs``. A name means its newest run.
-    Raises ``SubmitError`` naming where it looked, and what is there.
+    Raises ``RunNotFound`` naming where it looked, and what is there.
     """
     if run is not None and (found := _by_uri(str(run), storage)):
         return found
@@ -75,7 +75,7 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     wanted = [it for found in records.values() for it in found if run is None or str(run) in (it[1].run_id, it[1].name)]
     if wanted:
         return Run(max(wanted, key=_by_age)[0])
-    raise SubmitError(_not_found("no run yet" if run is None else f"no run {str(run)!r}", records))
+    raise RunNotFound(_not_found("no run yet" if run is None else f"no run {str(run)!r}", records))
 
 
 def _by_spec(file: Path, storage: str | Path | None) -> Run:
@@ -89,7 +89,7 @@ def _by_spec(file: Path, storage: str | Path | None) -> Run:
     wanted = [it for it in records if it[1].name == loaded.spec.name and differences_to(it[1], loaded) == []]
     if wanted:
         return Run(max(wanted, key=_by_age)[0])
-    raise SubmitError(_not_found(f"no run of the specification {file} as it is now", {place: records}))
+    raise RunNotFound(_not_found(f"no run of the specification {file} as it is now", {place: records}))
 
 
 def differences_to(record: RunRecord, loaded: Loaded) -> list[Difference] | None:
@@ -132,8 +132,20 @@ def _by_uri(run: str, storage: str | Path | None) -> Run | None:
     if separator and scheme in BACKENDS:
         return _by_native_job(run, scheme, rest, storage)
     if separator:
-        return Run(run)
+        return _at(run)
     return Run(run) if (Path(run).expanduser() / RUN_RECORD).is_file() else None
+
+
+def _at(uri: str) -> Run:
+    """The run at an address. Raises ``RunNotFound`` naming the runs beside it, where there is none."""
+    home = find_home(uri)
+    if home.exists():
+        return Run(home)
+    above = home.uri.rpartition("/")[0]
+    beside = run_records(above) if above.rstrip("/") not in ("", "s3:") else []
+    raise RunNotFound(
+        _not_found(f"no run {home.uri}: there is no {RUN_RECORD} below this address. Searched", {above: beside})
+    )
 
 
 def _by_native_job(uri: str, scheme: str, rest: str, storage: str | Path | None) -> Run:
@@ -150,7 +162,7 @@ def _by_native_job(uri: str, scheme: str, rest: str, storage: str | Path | None)
         if target.native_uri(attempt) == uri
     ]
     if not matching:
-        raise SubmitError(
+        raise RunNotFound(
             f"no run with the native job {uri} is alive on this machine or recorded in {' or '.join(places)}"
         )
     return Run(max(matching, key=lambda it: it[0])[1])  # process ids are used again: the newest holder of this one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.states import RunState
 from sm_llm.launcher.lines import STATE_STYLES, big, duration, moment, size
 from sm_llm.spec.machines import groups, smallest_gpu
+from sm_llm.spec.yaml_text import to_typed
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -297,12 +297,8 @@ def origins_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
     table = _columns("key", "value", "from")
     for path, value, origin in rows:
         style = "dim" if origin == "default" else ""
-        _add(table, *(Text(text, style) for text in (path, _scalar(value), origin)))
+        _add(table, *(Text(text, style) for text in (path, to_typed(value), origin)))
     return table
-
-
-def _scalar(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 METRIC_COLUMNS = ("step", "loss", "validation_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import read_events
-from sm_llm.spec.yaml_text import to_yaml
+from sm_llm.spec.yaml_text import to_typed
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -36,13 +36,14 @@ def training_command(account: dict[str, Any], result: str) -> str:
     data = {"format": "rows", "seq_length": account["seq_length"], "train": f"{result}/train"}
     if "validation" in account["splits"]:
         data["validation"] = f"{result}/validation"
-    changes = {
-        "task.data": to_yaml(data),
+    changes: dict[str, Any] = {
+        "task.data": data,
         "task.tokenizer": f"{result}/tokenizer",
         "task.model.config.vocab_size": account["tokenizer"]["vocab_size"],
         "task.model.config.max_position_embeddings": account["seq_length"],
     }
-    return f"sm-llm fit {quoted(RECIPE, *(f'{name}={value}' for name, value in changes.items()))}"
+    typed = (f"{name}={to_typed(value)}" for name, value in changes.items())
+    return f"sm-llm fit {quoted(RECIPE, *typed)}"
 
 
 def _count(number: int, name: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Fault
 from sm_llm.launcher.sagemaker.limits import known_values, value_faults
 from sm_llm.launcher.sdk_overrides import hyperparameter_faults, is_variable, shown
+from sm_llm.spec.yaml_text import to_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -98,7 +99,7 @@ def _trial_faults(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str,
             path = fault.path.removeprefix("hyperparameters.")
             name = next((it for it in values if _overlap(it, path)), None)
             if name is None:
-                trial = ", ".join(f"{key}={value}" for key, value in values.items())
+                trial = ", ".join(f"{key}={to_typed(value)}" for key, value in values.items())
                 yield replace(fault, path="hyperparameter_ranges", problem=f"a trial has {trial}: {fault}")
             else:
                 yield replace(fault, path=f"hyperparameter_ranges.{name}", seen=values[name])

@@ -12,7 +12,7 @@ from sm_llm.spec.derive import derive_task
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.leaves import spec_differences
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.spec.yaml_text import to_yaml
+from sm_llm.spec.yaml_text import to_typed
 from sm_llm.storage.s3_options import S3Options
 from sm_llm.terminal import quoted, say
 
@@ -61,7 +61,7 @@ def _free_changes(record: RunRecord, loaded: Loaded) -> list[str]:
     if record.spec_digest == loaded.digest:
         return []
     named = spec_differences(record.load_spec(), loaded.spec, only_free=True)
-    return [f"{it.name}={to_yaml(it.now)}" for it in named if it.is_settable and it.field_class is not FieldClass.RUN]
+    return [f"{it.name}={to_typed(it.now)}" for it in named if it.is_settable and it.field_class is not FieldClass.RUN]
 
 
 def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:
@@ -78,19 +78,23 @@ def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:
         told = f"{run.id} is {state.value}, without a checkpoint, and of another specification: a new run begins"
         say(told, err=True)
         return
-    raise UnfinishedRun(run, _text(run, state, step, found, loaded))
+    raise UnfinishedRun(run, _text(run, state, step, found, loaded, done))
 
 
-def _text(run: Run, state: RunState, step: int | None, found: Sequence[Difference] | None, loaded: Loaded) -> str:
+def _text(
+    run: Run, state: RunState, step: int | None, found: Sequence[Difference] | None, loaded: Loaded, done: Sequence[str]
+) -> str:
+    """``done``: steps of a workflow that have their result, and take no changes any more."""
     at = "" if step is None else f" at step {step}"
     lines = [f"{run.id} is unfinished ({state.value}){at}, and this specification differs from its own:"]
     lines += [f"  - {it}" for it in found] if found is not None else ["  - another release wrote its record"]
     if not state.is_final:
         lines.append(f"Stop it first:                sm-llm stop {quoted(run.uri)}")
     lines.append(f"Continue it as it is:         sm-llm resume {quoted(run.uri)}")
-    is_never = found is None or bool({it.field_class for it in found} & _NEVER_CONTINUED)
+    is_done = any(it.name.startswith(f"steps.{name}.") for it in found or () for name in done)
+    is_never = found is None or is_done or bool({it.field_class for it in found} & _NEVER_CONTINUED)
     if found is not None and not is_never and not _is_passed(loaded, step):
-        changes = [f"{it.name}={to_yaml(it.now)}" for it in found if it.is_settable]
+        changes = [f"{it.name}={to_typed(it.now)}" for it in found if it.is_settable]
         lines.append(f"Continue it with the changes: sm-llm resume {quoted(run.uri, *changes)}")
     lines.append("Begin another run:            the same command with --new (in Python: new=True)")
     return "\n".join(lines)

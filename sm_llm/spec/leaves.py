@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.classes import Declared, FieldClass
 from sm_llm.spec.schema import child_blocks
+from sm_llm.spec.yaml_text import to_typed
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -106,5 +107,5 @@ def _value(leaf: Leaf | None) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = "null" if value is None else str(value)
+    text = to_typed(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -11,7 +11,7 @@ from sm_llm.spec.faults import did_you_mean
 from sm_llm.spec.job import JobSpec, StepSpec
 from sm_llm.spec.schema import dotted_paths, knows
 from sm_llm.spec.tree import Path, Tree, from_python
-from sm_llm.spec.yaml_text import from_typed, to_yaml
+from sm_llm.spec.yaml_text import from_typed, to_typed
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -87,9 +87,10 @@ def is_override(text: str) -> bool:
 
 
 def texts(overrides: Sequence[Override], fields: Mapping[str, Any]) -> list[str]:
-    """Changes as a record lists them."""
+    """Changes as a record lists them, and as they can be typed again."""
     given = [*(it for it in overrides if isinstance(it, Mapping)), fields]
-    return [*(str(it) for it in overrides if isinstance(it, str)), *(f"{k}={v}" for it in given for k, v in it.items())]
+    typed = (f"{key}={to_typed(value)}" for it in given for key, value in it.items())
+    return [*(str(it) for it in overrides if isinstance(it, str)), *typed]
 
 
 def without_step(overrides: Sequence[Override], step: str) -> list[Override]:
@@ -156,5 +157,5 @@ def _from_mapping(text: str) -> str:
     except SpecError:
         value = None
     given = {} if not isinstance(value, Mapping) else {key: it for key, it in value.items() if it is not None}
-    changes = quoted(*(f"{key}={to_yaml(it)}" for key, it in given.items()))
+    changes = quoted(*(f"{key}={to_typed(it)}" for key, it in given.items()))
     return f"Write {changes}" if changes else "For example task.max_steps=100"

@@ -62,10 +62,11 @@ def _block(kind: type[SpecModel], value: dict[str, Any], annotation: Any) -> Ite
 
 def _entry(name: str, value: Any, annotation: Any) -> Iterator[str]:
     """``name: value``, over several lines for a mapping that holds something."""
+    key = to_yaml(name)
     if not (isinstance(value, dict) and value):
-        yield f"{name}: {to_yaml(value)}"
+        yield f"{key}: {to_yaml(value)}"
         return
-    yield f"{name}:"
+    yield f"{key}:"
     block = block_for(annotation, value)
     yield from _indented(_block(block, value, annotation) if block else _entries(value, annotation))
 

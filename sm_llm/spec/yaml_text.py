@@ -8,6 +8,7 @@ stand for, so that no text takes longer than a moment.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sm_llm.errors import Fault, SpecError
-from sm_llm.spec.tree import Path, Size, Tree
+from sm_llm.spec.tree import Path, Size, Tree, from_python
 
 if TYPE_CHECKING:
     from pathlib import Path as FilePath
 
 _CORE = "tag:yaml.org,2002:"
+_YAML_1_1: Any = yaml.SafeLoader("")
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 
@@ -165,19 +167,44 @@ def _typed(text: str, origin: str) -> Tree:
     return builder.tree
 
 
+def to_typed(value: Any) -> str:
+    """What to type as the value of an override that means ``value``: text as it stands where that is read as text."""
+    plain = from_python(value, "").value
+    if not isinstance(plain, str):
+        return to_yaml(plain)
+    try:
+        is_itself = from_typed(plain, "").value == plain
+    except SpecError:
+        is_itself = False
+    return plain if is_itself else to_yaml(plain)
+
+
 def to_yaml(value: Any) -> str:
-    """One line of YAML that ``from_yaml`` and ``from_typed`` read back as the same plain value."""
+    """One line of YAML that ``from_yaml`` and ``from_typed`` read back as the same plain value.
+
+    YAML 1.1, which PyYAML's own loader speaks, reads it so, too: ``no`` is quoted, and a float has a point.
+    """
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_quoted(str(key))}: {to_yaml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_yaml, value)) + "]"
     if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and _resolves_to_text(value) else _quoted(value)
-    return json.dumps(value, allow_nan=False)
+        return str(value) if _PLAIN.fullmatch(value) and _resolves_to_text(value) else _quoted(value)
+    if isinstance(value, float):
+        return _number(value)
+    return json.dumps(value)
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    digits, exponent, power = json.dumps(value).partition("e")
+    return f"{digits}{'' if '.' in digits else '.0'}{exponent}{power}"
 
 
 def _resolves_to_text(value: str) -> bool:
-    return not any(re.match(pattern, value) for _, pattern, _, _ in _SCALARS)
+    is_text = not any(re.match(pattern, value) for _, pattern, _, _ in _SCALARS)
+    return is_text and _YAML_1_1.resolve(yaml.ScalarNode, value, (True, False)) == f"{_CORE}str" and value != "..."
 
 
 def _quoted(text: str) -> str:

@@ -84,7 +84,14 @@ def test_HP14_hydra_overrides(tmp_path: Path) -> None:
 def test_the_file_style_passes_a_file(tmp_path: Path) -> None:
     import yaml
 
-    args = {"a": {"b": [1, "x,y", None]}, "flag": False, "text": "line\nbreak"}
+    args = {
+        "a": {"b": [1, "x,y", None]},
+        "flag": False,
+        "text": "line\nbreak",
+        "no": "on",
+        "rate": 1e-05,
+        "day": "2024-01-01",
+    }
     (path,) = argv(tmp_path, args=args, args_style="file")
     with open(path) as stream:
         assert yaml.safe_load(stream) == args

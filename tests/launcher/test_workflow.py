@@ -12,11 +12,12 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.contract.run_home import FolderHome, RunHome
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.states import RunState
-from sm_llm.errors import CheckpointError, StorageError, SubmitError
+from sm_llm.errors import CheckpointError, PlanError, StorageError, SubmitError
 from sm_llm.launcher import api, processes, workflow
 from sm_llm.launcher.backends.local import LocalBackend
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
+from sm_llm.launcher.unfinished import UnfinishedRun
 from sm_llm.spec.load import load
 
 if TYPE_CHECKING:
@@ -120,6 +121,30 @@ def test_an_end_that_the_storage_did_not_take_at_first_is_recorded_as_it_was(
         assert it.record.outcome is RunState.COMPLETED, it.record.attempts
         ends = [event for event in read_events(it.paths.events) if event["kind"] == "attempt_ended"]
         assert [event["state"] for event in ends] == ["completed"]
+
+
+def test_A3_a_step_that_has_its_result_takes_no_changes(
+    fakes: Fakes, turn: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = {**flow(fakes), "steps": {**flow(fakes)["steps"], "three": flow(fakes)["steps"]["two"]}}
+    monkeypatch.setitem(globals(), "flow", lambda fakes: three)
+    run = turn("put(None) if job.run_id.endswith('-two') else sys.exit(1)")
+    before = run.record
+    assert [step.result is not None for step in run.steps.values()] == [True, True, False]
+    for change in ("steps.one.task.seed=3", "steps.two.task.optim.learning_rate=0.001"):
+        with pytest.raises(PlanError, match="has no effect: this step has its result") as raised:
+            run.resume(change)
+        assert [fault.path for fault in raised.value.faults] == [change.partition("=")[0]]
+        with pytest.raises(UnfinishedRun) as unfinished:
+            api.launch(three, change)
+        assert change.partition("=")[0] in str(unfinished.value)
+        assert "Continue it with the changes" not in str(unfinished.value), "a resume would refuse them"
+        assert f"sm-llm resume {run.uri}" in str(unfinished.value)
+    with pytest.raises(
+        UnfinishedRun, match=r"with the changes: sm-llm resume \S+ steps.three.task.optim.learning_rate="
+    ):
+        api.launch(three, "steps.three.task.optim.learning_rate=0.001")
+    assert run.record == before
 
 
 def test_an_interrupt_between_steps_starts_no_other(turn: Callable[..., Run]) -> None:

@@ -34,7 +34,7 @@ def test_the_defaults_in_its_comments_are_the_defaults(name: str, tmp_path: Path
             bare = bare.replace("# ", "", 1)
         lines.append(bare if _is_field(bare) else line)
     text = "\n".join(lines)
-    assert "eps: 1e-08" in text.replace("# ", "")
+    assert "eps: 1.0e-08" in text.replace("# ", "")
     file = tmp_path / "job.yaml"
     file.write_text(text)
     environ = {"HOME": str(tmp_path)}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.yaml_text import from_typed, from_yaml, to_yaml
+from sm_llm.spec.classes import FieldClass
+from sm_llm.spec.leaves import Difference
+from sm_llm.spec.overrides import parse_overrides, texts
+from sm_llm.spec.yaml_text import from_typed, from_yaml, to_typed, to_yaml
 from tests.fixtures.sampling import number
 
 SCALARS = st.one_of(
@@ -105,6 +109,42 @@ def test_what_is_written_is_read_back(value: object) -> None:
     text = to_yaml(value)
     assert from_typed(text, "o").value == value
     assert from_yaml(f"key: {text}", "f").value == {"key": value}
+    assert same(yaml.safe_load(f"key: {text}")["key"], value), "other programs read YAML 1.1"
+
+
+AMBIGUOUS = st.sampled_from(
+    ["no", "On", "~", "null", "None", "True", "1e-4", "1_0", "0x1f", "2024-01-01", "1:30", "...", ".", "<<", "=", "- a",
+     ".inf", "{a: 1}", "[1]", '"q"', "'q'", "a: b", "a #b", " a", "a\n", "!!int 1", "&a", "*a", "{}", "1.", "0o7", "y"]
+)  # fmt: skip
+ANY = st.recursive(
+    SCALARS | AMBIGUOUS | st.floats(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS | AMBIGUOUS, inner, max_size=4),
+)
+
+
+def same(first: object, second: object) -> bool:
+    """Equal in value and type; NaN is itself."""
+    return repr(first) == repr(second)
+
+
+@settings(max_examples=number(100, whole=500), deadline=None)
+@given(ANY)
+def test_what_is_printed_to_be_typed_means_the_same_value(value: object) -> None:
+    assert same(from_typed(to_typed(value), "o").value, value)
+    assert same(from_yaml(f"key: {to_yaml(value)}", "f").value["key"], value)
+    assert same(yaml.safe_load(f"key: {to_yaml(value)}")["key"], value)
+
+
+@settings(max_examples=number(100, whole=500), deadline=None)
+@given(ANY)
+def test_changes_of_a_record_and_of_a_printed_command_can_be_typed_again(value: object) -> None:
+    recorded = [*texts([{"task.x": value}], {"task.y": value})]
+    parsed, faults = parse_overrides(recorded)
+    assert faults == []
+    assert [(path, repr(tree.value)) for path, tree in parsed] == [(("task", it), repr(value)) for it in "xy"]
+    difference = Difference(FieldClass.SCHEDULE, "task.x", value, value)
+    shown = str(difference).removeprefix("task.x: ").partition(" -> ")[0]
+    assert shown.endswith("…") or " -> " in to_typed(value) or same(from_typed(shown, "o").value, value)
 
 
 @settings(max_examples=number(60, whole=200), deadline=None)
