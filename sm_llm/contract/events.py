@@ -25,6 +25,7 @@ from sm_llm.contract.published import (
     PublicationLate,
 )
 from sm_llm.contract.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
+from sm_llm.owned import make_folders, opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -265,8 +266,8 @@ class EventWriter:
     """
 
     def __init__(self, path: Path, attempt: int, clock: Callable[[], float] = time.time) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        make_folders(path.parent)
+        self._descriptor = opener(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         self._attempt = attempt
         self._clock = clock
         self._lock = threading.Lock()

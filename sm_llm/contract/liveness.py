@@ -6,17 +6,21 @@ import fcntl
 import os
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.errors import StorageError
+from sm_llm.owned import make_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _LOOKS = 5
+_LOCKS = Path("/proc/locks")
 _LOOK_SECONDS = 0.01
+_LOCK_MODE = 0o600
+"""Whoever may open a file, if only to read it, may lock it for ever."""
 
 
 class RunLock:
@@ -63,6 +67,8 @@ def is_anyone_alive(run_root: Path) -> bool:
     path = RunPaths(run_root).lock
     if not path.exists():
         return False
+    if not os.access(path, os.W_OK):
+        return _is_locked(path)
     # Looking takes the lock for an instant, so two who look at once could each take the other for the run.
     for look in range(_LOOKS):
         if look:
@@ -79,7 +85,7 @@ def starting(run_root: Path) -> Iterator[bool]:
 
     Yields False if another launcher is doing just that.
     """
-    run_root.mkdir(parents=True, exist_ok=True)
+    make_folders(run_root)
     with _try_exclusive(RunPaths(run_root).starting_lock) as mine:
         yield mine
 
@@ -89,6 +95,8 @@ def is_starting(run_root: Path) -> bool:
     path = RunPaths(run_root).starting_lock
     if not path.exists():
         return False
+    if not os.access(path, os.W_OK):
+        return _is_locked(path)
     with _try_exclusive(path) as free:
         return not free
 
@@ -102,6 +110,16 @@ def exclusive(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process of this machine holds a lock, as the kernel lists it for those who may not take it."""
+    found = path.stat()
+    name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        return any(name in line.split() for line in _LOCKS.read_text().splitlines())
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -122,8 +140,12 @@ def _try_exclusive(path: Path) -> Iterator[bool]:
 
 def _open(path: Path) -> int:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        make_folders(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _LOCK_MODE)
+        found = os.fstat(descriptor)
+        if found.st_mode & 0o077 and found.st_uid == os.geteuid():  # of an earlier release
+            os.fchmod(descriptor, _LOCK_MODE)
+        return descriptor
     except OSError as error:
         raise StorageError(f"{path}: cannot be opened for locking: {error}") from error
 

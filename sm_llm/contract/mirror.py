@@ -12,6 +12,7 @@ from sm_llm.contract.liveness import exclusive
 from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.segments import Segment, files_of, segment_key
 from sm_llm.errors import StorageError
+from sm_llm.owned import make_folders, opener
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.swap import read_tagged
 
@@ -66,13 +67,13 @@ class Mirror:
     def _fetch(self, name: str, segments: list[Segment], held: list[Segment]) -> list[Segment]:
         """Write what differs from ``held``; returns what the file consists of now."""
         path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         same = 0
         size = self._size(name)
         while same < min(len(segments), len(held)) and segments[same] == held[same] and held[same].end <= size:
             same += 1
         found = segments[:same]
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = opener(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             for segment in segments[same:]:
                 now = read_tagged(self._store, segment_key(name, segment.begin))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sm_llm.contract.run_paths import RUN_RECORD, RunPaths
 from sm_llm.contract.run_record import RunRecord, exists_already
 from sm_llm.errors import StorageError, SubmitError
+from sm_llm.owned import GROUP_READABLE, PRIVATE, make_folders
 from sm_llm.storage.uri import open_store, parse
 
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ class FolderHome:
         return RunRecord.read(self.paths.record)
 
     def create(self, record: RunRecord) -> None:
+        shared = (record.spec.get("storage_options") or {}).get("shared_with_group")
+        make_folders(self.root.parent)
+        self.root.mkdir(GROUP_READABLE if shared else PRIVATE, exist_ok=True)
         if not self.store.put_if_absent(RUN_RECORD, record.to_text().encode()):
             raise exists_already(self.uri)
 

@@ -6,13 +6,13 @@ import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.mirror import Mirror
 from sm_llm.contract.run_paths import RUN_RECORD, RunPaths
 from sm_llm.contract.run_record import RunRecord, exists_already
 from sm_llm.errors import StorageError, SubmitError
+from sm_llm.owned import cache_folder, make_folders, private_folder
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.swap import Tagged, change, read_tagged, swap
@@ -20,6 +20,7 @@ from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from sm_llm.contract.run_record import Attempt
     from sm_llm.storage.s3_options import S3Options
@@ -35,9 +36,8 @@ CONFIG: dict[str, Any] = {
 
 def workspace(uri: str, environ: Mapping[str, str]) -> Path:
     """``$XDG_CACHE_HOME/sm_llm/runs/<run-id>-<8 hex digits of the URI's SHA-256>``."""
-    caches = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
     digest = hashlib.sha256(uri.encode()).hexdigest()[:8]
-    return Path(caches).absolute() / "sm_llm" / "runs" / f"{uri.rpartition('/')[2]}-{digest}"
+    return cache_folder(environ) / "runs" / f"{uri.rpartition('/')[2]}-{digest}"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class S3Home:
 
         self.update(begun)
         if attempt.is_claim:  # a job that has its id already runs elsewhere, and its files are no originals of ours
-            self.paths.attempt_dir(attempt.number).mkdir(parents=True, exist_ok=True)
+            make_folders(self.paths.attempt_dir(attempt.number))
 
     def unclaim(self, number: int) -> None:
         self.update(lambda record: record.without_attempt(number))
@@ -132,6 +132,7 @@ class S3Home:
     def _remember(self, body: bytes) -> None:
         """Keep a copy, which tells how the store is reached next time. Nothing else is ever read from it."""
         try:
+            private_folder(self.root.parent.parent)
             if not self.paths.record.is_file() or self.paths.record.read_bytes() != body:
                 write_atomically(self.paths.record, body)
         except OSError as error:

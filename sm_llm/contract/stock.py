@@ -9,12 +9,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sm_llm.owned import PRIVATE, opener, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -24,7 +27,6 @@ LOCK_FILE = "sm_llm_lock.txt"
 WHEELHOUSE = "SM_LLM_WHEELHOUSE"
 """Environment variable with an S3 prefix of wheels to install from; without it pip asks its index."""
 _NEEDED = ("pydantic", "yaml")
-_DONE = ".complete"
 
 
 def settle(
@@ -36,8 +38,11 @@ def settle(
     """
     lock = Path(script).resolve().with_name(LOCK_FILE)
     if lock.is_file():
-        text = lock.read_bytes()
-        folder = Path(tempfile.gettempdir()) / f"sm_llm-packages-{hashlib.sha256(text).hexdigest()[:16]}"
+        try:
+            own = temporary_folder()
+        except PermissionError as error:
+            raise SystemExit(f"sm_llm: {error}. Set TMPDIR to a folder of your own") from None
+        folder = own / f"packages-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
         _install_once(lock, folder, environ, run)
         sys.path.insert(0, str(folder))
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), environ.get("PYTHONPATH")]))
@@ -50,13 +55,30 @@ def settle(
 
 
 def _install_once(lock: Path, folder: Path, environ: MutableMapping[str, str], run: Callable[..., object]) -> None:
-    """The node's first process installs, the others wait for it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as held:
+    """The node's first process installs, the others wait for it. What is not as it was installed is installed anew."""
+    installed = folder.with_suffix(".digest")
+    with open(folder.with_suffix(".lock"), "w", opener=opener) as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        if not (folder / _DONE).exists():
+        if not installed.is_file() or not folder.is_dir() or installed.read_text(encoding="utf-8") != _digest(folder):
+            installed.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(PRIVATE)
             _install(lock, folder, environ.get(WHEELHOUSE), run)
-            (folder / _DONE).touch()
+            with open(installed, "w", encoding="utf-8", opener=opener) as stream:
+                stream.write(_digest(folder))
+
+
+def _digest(folder: Path) -> str:
+    """SHA-256 over owners, names and contents of all files, but those that Python compiles as it runs."""
+    whole = hashlib.sha256()
+    for path in sorted(it for it in folder.rglob("*") if it.parent.name != "__pycache__"):
+        whole.update(f"{path.relative_to(folder)}\0{path.lstat().st_uid}\0".encode("utf-8", "surrogateescape"))
+        if path.is_symlink():
+            whole.update(os.fsencode(os.readlink(path)))
+        elif path.is_file():
+            with path.open("rb") as stream:
+                whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()
 
 
 def _install(lock: Path, folder: Path, wheelhouse: str | None, run: Callable[..., object]) -> None:

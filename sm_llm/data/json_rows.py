@@ -9,9 +9,7 @@ import hashlib
 import json
 import re
 import shutil
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
@@ -26,9 +24,11 @@ from sm_llm.data.files import is_hidden
 from sm_llm.data.peek import LINE_SUFFIXES, line_paths
 from sm_llm.data.rows_writer import RowsWriter
 from sm_llm.errors import DataError
+from sm_llm.owned import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 Ids = npt.NDArray[np.int64]
 
@@ -46,11 +46,14 @@ def convert(folder: Path, seq_length: int, vocab_size: int, scratch: Path | None
     Every line is an object with ``input_ids`` and, if some of it is padding, ``attention_mask`` of equal length.
     Shorter lines are padded to ``seq_length`` with mask 0; longer ones are cut into several rows, so no token is
     lost. A mask must be ones, then zeros: attention itself does not see it. The result is kept under ``scratch``
-    (default: the temporary folder), made by the first process of a node that asks and shared by the others.
+    (default: this user's temporary folder), made by the first process of a node that asks and shared by the others.
     Raises ``DataError`` naming file and line.
     """
     files = line_files(folder)
-    scratch = scratch or Path(tempfile.gettempdir()) / "sm-llm"
+    try:
+        scratch = scratch or temporary_folder()
+    except PermissionError as error:
+        raise DataError(f"{folder}: cannot be converted: {error}. Set TMPDIR to a folder of your own") from None
     scratch.mkdir(parents=True, exist_ok=True)
     target = scratch / f"json-rows-{_digest(folder, files, seq_length, vocab_size)}"
     with _locked(target.with_suffix(".lock")):

@@ -63,6 +63,15 @@ def storage_faults(job: JobSpec) -> list[Fault]:
     ]
 
 
+def storage_warnings(job: JobSpec) -> list[str]:
+    """What a setting of the storage cannot do there."""
+    if not job.storage_options.shared_with_group or local_folder(job.storage) is not None:
+        return []
+    return [
+        f"storage_options.shared_with_group has no effect on {job.storage}: the bucket's policy decides who reads it"
+    ]
+
+
 def _missing_inputs(task: TrainTask) -> list[Fault]:
     faults = []
     for path in ("task.data.train", "task.data.validation", "task.tokenizer"):

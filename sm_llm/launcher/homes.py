@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.run_home import FolderHome, home_of
 from sm_llm.contract.run_paths import RUN_RECORD
 from sm_llm.contract.s3_home import CONFIG, S3Home, workspace
-from sm_llm.errors import StorageError
+from sm_llm.errors import LaunchRefused, StorageError
+from sm_llm.owned import own_user
 from sm_llm.redaction import redact
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3 import S3Store
@@ -98,6 +99,27 @@ def _is_own_record(home: RunHome) -> bool:
     return home.paths.record.stat().st_uid == os.getuid()
 
 
+def assert_own_folder(home: RunHome) -> None:
+    """Raise ``LaunchRefused`` for a run in a folder of somebody else, who could change what an attempt executes.
+
+    An own folder that others may write is closed to them.
+    """
+    if isinstance(home, S3Home) or not home.root.is_dir():
+        return
+    try:
+        own, mode = own_user(home.root), home.root.stat().st_mode
+        strange = next((it for it in (home.root, *home.root.iterdir()) if it.lstat().st_uid != own), None)
+        if strange is None and mode & 0o022:
+            home.root.chmod(mode & 0o755)
+    except OSError as error:
+        raise StorageError(f"{home.uri}: this run's folder cannot be written: {error}") from error
+    if strange is not None:
+        raise LaunchRefused(
+            f"{strange}: belongs to another user, who could change what an attempt of this run executes. Begin a run "
+            f"of your own from it: sm-llm branch {quoted(home.uri)} storage=./runs (or rerun, without a checkpoint)"
+        )
+
+
 def launch_folder(home: RunHome, record: RunRecord) -> Path | None:
     """The folder that relative inputs of a run are relative to: where its user stood at the launch.
 
@@ -122,7 +144,6 @@ def remember_launch(home: RunHome, record: RunRecord) -> None:
     folder that it was launched from."""
     if isinstance(home, S3Home):
         options = {name: value for name, value in asdict(home.store.options).items() if value is not None}
-        home.root.mkdir(parents=True, exist_ok=True)
         write_atomically(home.root / _REACHED, json.dumps({**options, _FOLDER: record.host["folder"]}))
 
 

@@ -22,10 +22,12 @@ from sm_llm.contract.stop_request import ask_to_stop
 from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.attempt import python_path, request_file
 from sm_llm.launcher.heartbeat import SILENT_SECONDS, Heartbeat, silence
-from sm_llm.launcher.homes import launch_folder
+from sm_llm.launcher.homes import assert_own_folder, launch_folder
 from sm_llm.launcher.logs import last_lines
 from sm_llm.launcher.rehearsal import upload
 from sm_llm.launcher.results import has_final
+from sm_llm.owned import make_folders, opener
+from sm_llm.storage.files import write_atomically
 from sm_llm.storage.swap import change
 from sm_llm.terminal import quoted
 
@@ -57,8 +59,7 @@ def write_submission(submission: Submission) -> None:
     """job.json and the request, as the attempt reads them here, and in S3 a copy of both."""
     home, attempt = job_home(submission.job), submission.job.attempt
     request = request_file(home.paths, attempt)
-    request.parent.mkdir(parents=True, exist_ok=True)
-    request.write_text(json.dumps(submission.request, indent=2) + "\n", encoding="utf-8")
+    write_atomically(request, json.dumps(submission.request, indent=2) + "\n")
     submission.job.write(home.paths.job_file)
     upload(submission)
     if isinstance(home, S3Home):
@@ -77,6 +78,7 @@ def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = 
     Raises ``SubmitError`` if the run is alive or is just being started, here or elsewhere, or if the supervisor dies
     at once.
     """
+    assert_own_folder(home)
     with starting(home.root) as mine:
         record = home.record()
         if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):
@@ -132,10 +134,10 @@ def running_message(home: RunHome, record: RunRecord) -> str:
 def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
     """Start the supervisor. It works where this process does: ``folder`` is data, nothing runs there."""
     log = home.paths.logs(attempt) / "supervisor.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(log.parent)
     reader, writer = os.pipe()
     try:
-        with log.open("ab") as output:
+        with open(log, "ab", opener=opener) as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", SUPERVISOR, home.uri, str(writer), _options(home), str(folder)],
                 env={**os.environ, **python_path(os.environ)},
@@ -224,7 +226,7 @@ def stop(home: RunHome, pid: int, *, now: bool = False) -> None:
         if isinstance(home, S3Home):
             ask_to_stop(home.store, last.number)
         else:
-            home.paths.stop_file.touch()
+            home.paths.stop_file.touch(0o600)
         return
     signal_supervisor(home, pid)
     if now:

@@ -13,6 +13,7 @@ from sm_llm.launcher.checks import (
     check_prepare,
     check_train,
     storage_faults,
+    storage_warnings,
     train_warnings,
 )
 from sm_llm.launcher.data_warnings import data_warnings
@@ -166,7 +167,7 @@ def plan_job(
     follows = isinstance(job.task, TrainTask) and faults and not plan.total_flops
     if found := [*faults, *(_own(review.faults) if follows else review.faults)]:
         raise PlanError(found)
-    warnings = (*plan.warnings, *random_token_warnings(job), *review.warnings)
+    warnings = (*plan.warnings, *random_token_warnings(job), *storage_warnings(job), *review.warnings)
     return replace(plan, warnings=warnings, facts=review.facts)
 
 

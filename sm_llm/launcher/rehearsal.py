@@ -7,12 +7,10 @@ place of /opt/ml. The toolkit fetches the code bundle and runs torchrun itself.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import sys
-import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_CHANNEL
+from sm_llm.contract.liveness import exclusive
 from sm_llm.contract.run_paths import ContainerPaths
 from sm_llm.errors import Fault, StorageError
 from sm_llm.launcher.local_places import local_folder
 from sm_llm.launcher.sagemaker.addresses import channel_faults
+from sm_llm.owned import temporary_folder
 from sm_llm.spec.backends import SageMakerBackend as SageMakerOptions
 from sm_llm.spec.inputs import S3Input
 from sm_llm.storage.uri import parse
@@ -238,12 +238,11 @@ def upload(submission: Submission) -> None:
 
 @contextmanager
 def fixed_port(count: int) -> Iterator[None]:
-    """Wait for other rehearsals of several hosts: the toolkit gives torchrun one port, always the same."""
+    """Wait for this user's other rehearsals of several hosts: the toolkit gives torchrun one port, always the same."""
     if count == 1:
         yield
         return
-    with (Path(tempfile.gettempdir()) / "sm_llm-rehearsal.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with exclusive(temporary_folder() / "rehearsal.lock"):
         yield
 
 

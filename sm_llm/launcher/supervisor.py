@@ -20,6 +20,7 @@ from sm_llm.contract.states import EXIT_CODES
 from sm_llm.launcher.attempt import run_attempt
 from sm_llm.launcher.local_run import READY
 from sm_llm.launcher.processes import Interrupts, adopt_orphans
+from sm_llm.owned import UMASK_ENVIRONMENT, close_to_others
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     """Supervise the run at ``arguments[0]``; returns the exit code of its final state."""
     home, descriptor = home_of(arguments[0], json.loads(arguments[2])), int(arguments[1])
     folder = Path(arguments[3])
+    os.environ[UMASK_ENVIRONMENT] = f"{close_to_others(home.root):03o}"
     interrupts = Interrupts()
     interrupts.install()
     adopt_orphans()

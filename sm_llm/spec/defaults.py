@@ -46,6 +46,7 @@ _VARIABLES: dict[str, Path] = {
     "SM_LLM_BUCKET": ("bucket",),
     "SM_LLM_STORAGE": ("storage",),
     "SM_LLM_ENDPOINT_URL": ("storage_options", "endpoint_url"),
+    "SM_LLM_SHARED_WITH_GROUP": ("storage_options", "shared_with_group"),
     "SM_LLM_SUBNETS": ("vpc", "subnets"),
     "SM_LLM_SECURITY_GROUP_IDS": ("vpc", "security_group_ids"),
     "SM_LLM_RECORD_GIT_DIFF": ("record_git_diff",),
@@ -78,7 +79,7 @@ def read_defaults(environ: Mapping[str, str], config_file: FilePath | None = Non
 
 
 def _from_variable(path: Path, text: str, origin: str) -> Tree:
-    if path == ("record_git_diff",):
+    if path[-1] in ("record_git_diff", "shared_with_group"):
         return from_typed(text, origin)
     return Tree([part.strip() for part in text.split(",") if part.strip()] if path[0] == "vpc" else text, {(): origin})
 

@@ -8,7 +8,8 @@ from sm_llm.spec.base import SpecModel
 
 
 class StorageOptions(SpecModel):
-    """Access to S3 and how objects are written there; null leaves a thing to AWS's own settings. Folders need none.
+    """Access to S3 and how objects are written there; null leaves a thing to AWS's own settings. Of a folder, who may
+    read it.
 
     Credentials are no part of a specification: they come from AWS's own chain of variables, profiles and roles.
     """
@@ -23,3 +24,5 @@ class StorageOptions(SpecModel):
     """Storage class of what is written, for example INTELLIGENT_TIERING."""
     expected_bucket_owner: str | None = Field(default=None, pattern=r"^\d{12}$")
     """AWS account id that must own the bucket; a bucket of anyone else is refused."""
+    shared_with_group: bool | None = None
+    """Whether the group of this user may read folders of runs; null and false keep them to the user. Not for S3."""

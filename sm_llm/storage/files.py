@@ -8,6 +8,8 @@ import secrets
 import shutil
 from pathlib import Path
 
+from sm_llm.owned import make_folders, opener
+
 _LONGEST_NAME = 205
 """Bytes; the file systems of Linux take 255."""
 
@@ -73,7 +75,7 @@ def temporary_name(path: Path) -> Path:
 
 def write_new(path: Path, body: bytes) -> None:
     """Create a file that must not exist and flush its bytes. Raises ``FileExistsError`` or another ``OSError``."""
-    with path.open("xb") as stream:
+    with open(path, "xb", opener=opener) as stream:
         stream.write(body)
         stream.flush()
         os.fsync(stream.fileno())
@@ -84,7 +86,7 @@ def write_atomically(path: Path, body: bytes | str) -> None:
 
     Text is written as UTF-8; missing parent folders are made. Raises ``OSError``.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     temporary = temporary_name(path)
     try:
         write_new(temporary, body.encode("utf-8") if isinstance(body, str) else body)

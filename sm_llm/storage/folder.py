@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from sm_llm.errors import StorageError
+from sm_llm.owned import make_folders, opener
 from sm_llm.storage.base import SMALL_BYTES, MissingObjectError, StoredObject, TooLargeError
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_file
 from sm_llm.storage.files import fsync_path, temporary_name, write_new
@@ -42,7 +43,7 @@ class FolderStore:
         target = self._path(key)
         with self._told("create", key):
             aside = self.root / _TEMPORARY / temporary_name(target).name
-            aside.parent.mkdir(parents=True, exist_ok=True)
+            make_folders(aside.parent)
             try:
                 write_new(aside, body)
                 return self._link(aside, target)
@@ -201,7 +202,7 @@ def _make_folders(folder: Path) -> None:
     missing = [folder] if not folder.is_dir() else []
     while missing and not missing[-1].parent.is_dir():
         missing.append(missing[-1].parent)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     for made in missing:
         fsync_path(made.parent)
 
@@ -209,7 +210,7 @@ def _make_folders(folder: Path) -> None:
 def _copy(source: Path, target: Path) -> str:
     """Copy to a new file and flush it; returns the CRC64NVME of the bytes sent."""
     crc = Crc64()
-    with source.open("rb", buffering=0) as reader, target.open("xb") as writer:
+    with source.open("rb", buffering=0) as reader, open(target, "xb", opener=opener) as writer:
         try:
             while chunk := reader.read(CHUNK_BYTES):
                 crc.update(chunk)

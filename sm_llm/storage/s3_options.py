@@ -18,6 +18,8 @@ class S3Options:
     kms_key_id: str | None = None
     storage_class: str | None = None
     expected_bucket_owner: str | None = None
+    shared_with_group: bool | None = None
+    """Of folders alone."""
 
     @property
     def owner(self) -> dict[str, str]:

@@ -10,13 +10,14 @@ import hashlib
 import json
 import os
 from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from sm_llm.owned import cache_folder, opener, private_folder
 from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from sm_llm.storage.base import StoredObject
 
@@ -29,9 +30,8 @@ class SyncMemory:
     """
 
     def __init__(self, folder: Path, uri: str, environ: Mapping[str, str] = os.environ) -> None:
-        home = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
         name = hashlib.sha256(f"{folder.absolute()}\n{uri}".encode()).hexdigest()[:32]
-        self._file = Path(home, "sm_llm", "sync", f"{name}.json")
+        self._file = cache_folder(environ) / "sync" / f"{name}.json"
         found = self._read()
         self._entries: dict[str, list[str]] = found.get("equal", {})
         self.begun: set[str] = set(found.get("begun", ()))
@@ -39,6 +39,7 @@ class SyncMemory:
 
     def _read(self) -> dict[str, Any]:
         try:
+            private_folder(self._file.parents[1])  # nobody else may say what was verified
             found = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
@@ -60,18 +61,18 @@ class SyncMemory:
 
     @contextmanager
     def _locked(self, kind: int) -> Iterator[bool]:
-        stream: IO[str] | None = None
+        lock: int | None = None
         try:
-            stream = self._file.with_suffix(".lock").open("w")
-            fcntl.flock(stream, kind | fcntl.LOCK_NB)
+            lock = opener(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
             locked = True
         except OSError:
             locked = False
         try:
             yield locked
         finally:
-            if stream is not None:
-                stream.close()
+            if lock is not None:
+                os.close(lock)
 
     def are_equal(self, remote: StoredObject, local: StoredObject) -> bool:
         """Whether both are as they were when they were equal."""
@@ -91,6 +92,7 @@ class SyncMemory:
     def save(self) -> None:
         """Keep it; where that cannot be done the next sync compares by content."""
         try:
+            private_folder(self._file.parents[1])
             write_atomically(self._file, json.dumps({"equal": self._entries, "begun": sorted(self.begun)}))
         except OSError:
             return

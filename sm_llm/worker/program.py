@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from sm_llm.contract.failure import last_error_line
 from sm_llm.errors import RunFailed
+from sm_llm.owned import UMASK_ENVIRONMENT
 from sm_llm.parent import end_with_parent
 from sm_llm.worker.failure import ProgramFailed
 
@@ -42,6 +43,7 @@ class Program:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                umask=int(environ.get(UMASK_ENVIRONMENT, "-1"), 8),  # its files elsewhere are as open as its user's
                 preexec_fn=partial(end_with_parent, os.getpid()),
             )
         except OSError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.run_paths import CONTAINER_BASE
 from sm_llm.errors import RunFailed
+from sm_llm.owned import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,15 +31,21 @@ def scratch_folder(
     A pretended node keeps its files below its own base. Raises ``RunFailed`` for a disk that cannot be used, or that
     lies where the platform archives or copies what it finds.
     """
-    own = Path("sm-llm", run_id, f"node-{node}")
     if told := environ.get(DISK_ENVIRONMENT):
         _check(Path(told), container)
-        return Path(told) / own
+        return _own(Path(told), run_id, node)
     if str(container.base) != CONTAINER_BASE:
         return container.scratch
     usable = [path for path in map(Path, disks) if path.is_dir() and os.access(path, os.W_OK)]
     best = max(usable, key=_size, default=container.base)
-    return best / own if _size(best) > _size(container.base) else container.scratch
+    return _own(best, run_id, node) if _size(best) > _size(container.base) else container.scratch
+
+
+def _own(disk: Path, run_id: str, node: int) -> Path:
+    try:
+        return private_folder(disk / "sm-llm") / run_id / f"node-{node}"
+    except OSError as error:
+        raise RunFailed(f"{error}. Name a folder of your own with {DISK_ENVIRONMENT}") from error
 
 
 def _size(path: Path) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.hyperparameters import TOOLKIT_ENVIRONMENT
 from sm_llm.errors import RunFailed
+from sm_llm.owned import make_folders, opener
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, MutableMapping
@@ -98,8 +99,8 @@ def _parent(process: str) -> int | None:
 
 def redirect_output(log: Path) -> None:
     """Print into ``log`` from now on: whoever read our output is gone, and a broken pipe is an error at every line."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    make_folders(log.parent)
+    descriptor = opener(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
             os.dup2(descriptor, stream.fileno())

@@ -61,7 +61,7 @@ def watched(run: Run, fakes: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(("nodes", "processes"), [(1, 2), (2, 1)])
-def test_9_a_training_listens_on_loopback_only(fakes: Any, preloaded: Any, nodes: int, processes: int) -> None:
+def test_9_a_training_listens_on_loopback_only(fakes: Any, nodes: int, processes: int) -> None:
     compute = {"instance_count": nodes, "processes_per_instance": processes}
     run = api.launch({**SYNTHETIC, "storage": str(fakes.storage), "compute": compute})
     seen = watched(run, fakes)
@@ -69,7 +69,7 @@ def test_9_a_training_listens_on_loopback_only(fakes: Any, preloaded: Any, nodes
     assert not [it for it in seen if not ipaddress.ip_address(it).is_loopback], seen
 
 
-def test_9_a_script_job_of_two_processes_listens_on_loopback_only(fakes: Any, preloaded: Any, tmp_path: Path) -> None:
+def test_9_a_script_job_of_two_processes_listens_on_loopback_only(fakes: Any, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.py").write_text(
         "import os, time\nassert os.environ['GLOO_SOCKET_IFNAME'] == os.environ['NCCL_SOCKET_IFNAME']\n"

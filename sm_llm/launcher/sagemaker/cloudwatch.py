@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import weakref
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sm_llm.launcher.sagemaker.account import Account, told
+from sm_llm.owned import make_folders, opener
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,7 +39,7 @@ class LogMirror:
 
     def __post_init__(self) -> None:
         weakref.finalize(self, self._open.close)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self.folder)
         for earlier in self.folder.glob("node-*.log"):  # maybe of another job of the same attempt
             earlier.unlink(missing_ok=True)
 
@@ -61,7 +63,8 @@ class LogMirror:
 
     def _log(self, node: int, new: Path) -> BinaryIO:
         if node not in self._logs:
-            self._logs[node] = self._open.enter_context((new / f"node-{node}.log").open("wb"))
+            descriptor = opener(new / f"node-{node}.log", os.O_WRONLY | os.O_CREAT)
+            self._logs[node] = self._open.enter_context(os.fdopen(descriptor, "wb"))
         return self._logs[node]
 
     def _streams(self) -> list[str]:
