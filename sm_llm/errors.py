@@ -15,7 +15,7 @@
     │   └── ConversionRefused    source, degrees or destination do not fit: nothing was written
     └── DataError        text, rows or a tokenizer are unusable
 
-A message says what is wrong, where, the value seen and what to do. The command line prints
+A message states what is wrong, where, the value seen and what to do. The command line prints
 these without a traceback; any other exception is our own mistake.
 """
 

@@ -16,23 +16,23 @@ CLOSE_SECONDS = 30.0
 
 
 class Courier:
-    """Does ``duties`` in rounds. What goes wrong is told once, and so is that it goes well again; nothing is raised.
+    """Runs ``duties`` periodically. A failure is reported once, and so is its end; nothing is raised.
 
     ``last`` is done after the last round, and tried again until it succeeds or ``close`` has waited long enough.
-    ``what`` is what the store learns of it, in words.
+    ``what`` names what is stored, in words.
     """
 
     def __init__(
         self,
         duties: Sequence[Callable[[], None]],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         *,
         last: Callable[[], None] = lambda: None,
-        what: str = "how things stand",
+        what: str = "events and logs",
         round_seconds: float = ROUND_SECONDS,
     ) -> None:
         self._duties = duties
-        self._tell = tell
+        self._report = report
         self._last = last
         self._what = what
         self._round_seconds = round_seconds
@@ -72,11 +72,11 @@ class Courier:
             try:
                 with self._working:
                     duty()
-            except Exception as error:  # a store can fail in every way, and training goes on all the same
+            except Exception as error:  # a store can fail in every way, and training continues all the same
                 faults.append(error)
         if faults and not self._in_trouble:
-            self._tell(f"the run's storage cannot be told {self._what}: {faults[0]}")
+            self._report(f"the run's storage does not take {self._what}: {faults[0]}")
         elif not faults and self._in_trouble:
-            self._tell(f"the run's storage answers again and is told {self._what}")
+            self._report(f"the run's storage answers again and takes {self._what}")
         self._in_trouble = bool(faults)
         return not faults

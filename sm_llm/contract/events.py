@@ -97,7 +97,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Logged:
-    """Numbers of one step that a user's own program has told by name."""
+    """Numbers of one step that a user's own program has logged by name."""
 
     step: int
     values: dict[str, float]
@@ -170,7 +170,7 @@ class Account:
 
 @dataclass(frozen=True)
 class TrackerOpened:
-    """An experiment tracker takes this run's numbers under ``id``; later attempts go on under the same."""
+    """An experiment tracker takes this run's numbers under ``id``; later attempts continue under the same."""
 
     tracker: str
     id: str

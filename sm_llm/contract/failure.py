@@ -13,7 +13,7 @@ LONGEST_MESSAGE = 600
 """Characters of a one-line cause; SageMaker shows the first 1,024 of ``output/failure``."""
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAMES = ("Framework Error:", "ExecuteUserScriptError:")
-"""What the training toolkit writes in front of a traceback; it says nothing."""
+"""What the training toolkit writes in front of a traceback; it holds no information."""
 _RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 _ERROR_LINE = re.compile(r"(?:\[rank ?(\d+)\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
 _OF_TORCHRUN = "ChildFailedError"
@@ -36,7 +36,7 @@ class Cause(StrEnum):
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it only tells that something else, somewhere else, went wrong first."""
+        """Whether it only reports that something else, somewhere else, failed first."""
         return self is Cause.LOST_PEER
 
 
@@ -146,7 +146,7 @@ def line_in(text: str, cause: Cause) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """One line for an exception. Ours say all there is to say; others need their type."""
+    """One line for an exception. Ours are complete; others need their type."""
     text = str(error)
     return one_line(text if isinstance(error, SmLlmError) and text else f"{type(error).__name__}: {text}")
 

@@ -39,7 +39,7 @@ def spelt(value: Any) -> str:
 def read_hyperparameters(path: Path, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """Name -> text of every hyperparameter that a container was started with, the platform's own among them.
 
-    ``path`` is ``input/config/hyperparameters.json``; without it, ``SM_HPS`` or else the ``SM_HP_…`` variables tell.
+    ``path`` is ``input/config/hyperparameters.json``; without it, ``SM_HPS`` else the ``SM_HP_…`` variables are read.
     Arguments (``--key value``, ``--key=value``, ``key=value``) come on top of it, unless the toolkit wrote them.
     Raises ``SpecError`` for a file that is none, or for arguments that are not written that way.
     """

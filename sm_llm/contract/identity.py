@@ -105,7 +105,7 @@ def _add_derived(found: Identity, derived: Derived) -> None:
 
 
 def recorded_identity(meta: Mapping[str, Any]) -> Identity:
-    """The identity in a commit's ``meta``; of a checkpoint that has none, what its fingerprint (``job``) tells."""
+    """The identity in a commit's ``meta``; of a checkpoint that has none, what its fingerprint (``job``) holds."""
     if isinstance(recorded := meta.get(IDENTITY), dict):
         return recorded
     found: Identity = {}

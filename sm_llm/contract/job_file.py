@@ -1,4 +1,4 @@
-"""job.json: everything the launcher tells the worker, as one validated file."""
+"""job.json: everything the launcher hands to the worker, as one validated file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SETTLED = ("name", "backend", "compute", "storage", "inputs", "task.kind", "tas
 """Fields, and what is below them, that the request, the code bundle or the channels were made from."""
 
 RUN_FOLDER_ENVIRONMENT = "SM_LLM_RUN_FOLDER"
-"""Environment variable that names the folder in which a launcher on this machine keeps and ships the files of a run."""
+"""Environment variable with the folder from which a launcher on this machine uploads the files of a run."""
 
 STORE_SECRET_ENVIRONMENT = "SM_LLM_STORE_SECRET"
 """Environment variable with a value that only this attempt's processes know: names in their common store hold it."""
@@ -62,7 +62,7 @@ class JobFile(BaseModel):
     """Input channels the backend mounts: name -> source URI."""
     resume: int | Literal["newest"] | None = None
     """A resume that somebody asked for: this attempt must continue from this run's own checkpoint, the one of exactly
-    this step or the newest, and fail where there is none. None: as ``task.start`` says."""
+    this step or the newest, and fail where there is none. None: by ``task.start``."""
     trackers: dict[str, str] = Field(default_factory=dict)
     """Tracker -> id that earlier attempts of this run were given there."""
 

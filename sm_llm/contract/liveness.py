@@ -69,7 +69,7 @@ def is_anyone_alive(run_root: Path) -> bool:
         return False
     if not os.access(path, os.W_OK):
         return _is_locked(path)
-    # Looking takes the lock for an instant, so two who look at once could each take the other for the run.
+    # A check takes the lock for an instant, so two checks at once could each take the other for the run.
     for look in range(_LOOKS):
         if look:
             time.sleep(_LOOK_SECONDS)
@@ -81,7 +81,7 @@ def is_anyone_alive(run_root: Path) -> bool:
 
 @contextmanager
 def starting(run_root: Path) -> Iterator[bool]:
-    """Held by a launcher from looking whether a run is alive until its first process holds the run's lock.
+    """Held by a launcher from the check whether a run is alive until its first process holds the run's lock.
 
     Yields False if another launcher is doing just that.
     """

@@ -51,7 +51,7 @@ def step_of(name: str) -> int | None:
 
 
 def command(task: ScriptTask, folder: Path) -> list[str]:
-    """The argv of the program, byte for byte what the specification says. ``folder`` is where it runs.
+    """The argv of the program, byte for byte as in the specification. ``folder`` is where it runs.
 
     A mapping in style ``file`` is written there.
     """

@@ -38,7 +38,7 @@ class NothingDone:
 
 @dataclass(frozen=True)
 class PublicationLate:
-    """Publishing checkpoints lags or fails; training goes on.
+    """Publishing checkpoints lags or fails; training continues.
 
     ``step`` is the last one published (or that training continued from; None: none yet), ``age_seconds`` how long ago
     that was (None: since training began), ``waiting_step`` the newest save that is not published yet and

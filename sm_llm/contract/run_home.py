@@ -47,7 +47,7 @@ class RunHome(Protocol):
 
     @property
     def poll_seconds(self) -> float:
-        """How long whoever follows the run waits between two looks."""
+        """How long whoever follows the run waits between two checks."""
 
     def below(self, *parts: str) -> RunHome:
         """The home of a run inside this one: a workflow's step."""
@@ -126,7 +126,7 @@ class FolderHome:
 
 
 def home_of(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> RunHome:
-    """The home of the run at ``uri``; touches nothing. ``options`` tell how S3 is reached, as for ``open_store``.
+    """The home of the run at ``uri``; touches nothing. ``options`` hold how S3 is reached, as for ``open_store``.
 
     Raises ``StorageError`` for what cannot be the address of a run.
     """

@@ -1,4 +1,4 @@
-"""Every place inside a run's folder, in one object, for both wings and every store.
+"""Every place inside a run's folder, in one object, for launcher, worker and every store.
 
 ::
 

@@ -30,7 +30,7 @@ class _Block(BaseModel):
 
 
 class AttemptStart(_Block):
-    """Where an attempt's training began, as its worker told: ``scratch``, ``pretrained`` or ``checkpoint``."""
+    """Where an attempt's training began, as its worker reported: ``scratch``, ``pretrained`` or ``checkpoint``."""
 
     source: str
     step: int
@@ -68,7 +68,7 @@ class Attempt(_Block):
     billable_seconds: int | None = None
     """Seconds that the platform bills, of all nodes together; None where nothing is billed, or not yet known."""
     used_seconds: int | None = None
-    """Seconds that its nodes ran, all of them together, where the platform tells; spot bills fewer."""
+    """Seconds that its nodes ran, all of them together, where the platform reports it; spot bills fewer."""
     start: AttemptStart | None = None
     request: str | None = None
     """The request as it was sent: its file, relative to the run's folder."""
@@ -129,7 +129,7 @@ class RunRecord(_Block):
     """In US dollars, once the backend's time is priced; None until then."""
     attempts: tuple[Attempt, ...] = ()
     outcome: RunState | None = None
-    """The final state, once there is one; None while the run goes on or can be continued."""
+    """The final state, once there is one; None while the run lasts or can be continued."""
 
     def load_spec(self) -> JobSpec | WorkflowSpec:
         """The specification as an object. Raises ``pydantic.ValidationError`` if this release has other fields."""
@@ -141,7 +141,7 @@ class RunRecord(_Block):
         return self._of(sorted((*others, attempt), key=lambda it: it.number))
 
     def attempt(self, number: int) -> Attempt | None:
-        """The attempt of this number; None if it is not there, or was taken back."""
+        """The attempt of this number; None if it is not there, or was rolled back."""
         return next((it for it in self.attempts if it.number == number), None)
 
     def without_attempt(self, number: int) -> RunRecord:
@@ -182,7 +182,7 @@ class RunRecord(_Block):
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
-        """Read and validate. Raises ``StorageError`` that says what is wrong with the file."""
+        """Read and validate. Raises ``StorageError`` with what is wrong with the file."""
         try:
             body = path.read_bytes()
         except FileNotFoundError as error:

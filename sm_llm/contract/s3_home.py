@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
     "read_timeout": 10,
     "retries": {"mode": "standard", "total_max_attempts": 4},
 }
-"""Small objects, and people who wait: a store that does not answer is told within three quarters of a minute."""
+"""Small objects, and people who wait: a store that does not answer is reported within three quarters of a minute."""
 
 
 def workspace(uri: str, environ: Mapping[str, str]) -> Path:
@@ -97,7 +97,7 @@ class S3Home:
             return record.with_attempt(attempt)
 
         self.update(begun)
-        if attempt.is_claim:  # a job that has its id already runs elsewhere, and its files are no originals of ours
+        if attempt.is_claim:  # a job that has its id already runs elsewhere, and its files here are not originals
             make_folders(self.paths.attempt_dir(attempt.number))
 
     def unclaim(self, number: int) -> None:
@@ -130,7 +130,7 @@ class S3Home:
         return RunRecord.parse(found.body, self._name)
 
     def _remember(self, body: bytes) -> None:
-        """Keep a copy, which tells how the store is reached next time. Nothing else is ever read from it."""
+        """Keep a copy: the next command reads from it how the store is reached, and nothing else."""
         try:
             private_folder(self.root.parent.parent)
             if not self.paths.record.is_file() or self.paths.record.read_bytes() != body:

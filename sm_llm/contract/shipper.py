@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.s3 import S3Store
 
 FOLDERS = ("events/", "logs/")
-"""What is shipped of a run's folder."""
+"""What is uploaded of a run's folder."""
 _ROUND_SEGMENTS = 64
 """Uploads of one round, so that a file that grows fast does not hold up the rest."""
 
@@ -35,9 +35,9 @@ class _Sent:
 
 
 class Shipper:
-    """Ships the files below ``root`` that ``chosen`` names. Each has one writer, in all the world.
+    """Uploads the files below ``root`` that ``chosen`` names. Each has one writer, anywhere.
 
-    A file that the store holds already goes on where that ends, so a process that was killed loses nothing.
+    A file that the store holds already is continued where that ends, so a process that was killed loses nothing.
     """
 
     def __init__(self, root: Path, store: S3Store, chosen: Callable[[str], bool] = lambda name: True) -> None:
@@ -48,9 +48,9 @@ class Shipper:
         self._given_up: set[str] = set()
 
     def ship(self) -> None:
-        """Store what is new. Raises ``StorageError`` if the store does not answer; the next call goes on from there.
+        """Store what is new. Raises ``StorageError`` if the store does not answer; the next call continues from there.
 
-        A file that somebody else writes too is left to him, and told by the error, once.
+        A file that somebody else writes too is left alone, and reported by the error, once.
         """
         if self._sent is None:
             self._sent = dict(self._stored())
@@ -60,7 +60,7 @@ class Shipper:
                 budget -= 1
 
     def ship_all(self) -> None:
-        """Ship until nothing is left."""
+        """Upload until nothing is left."""
         while not self.is_done():
             self.ship()
 

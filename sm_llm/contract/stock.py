@@ -34,7 +34,7 @@ def settle(
 ) -> None:
     """Make the packages of the lock beside ``script`` importable, here and in all programs that this one starts.
 
-    Ends the process with one line that says what to do, where they cannot be installed or are still missing.
+    Ends the process with one line that names the remedy, where they cannot be installed or are still missing.
     """
     lock = Path(script).resolve().with_name(LOCK_FILE)
     if lock.is_file():

@@ -29,7 +29,7 @@ def _body(attempt: int) -> bytes:
 
 
 class StopRequest:
-    """Looks for the request; ``on_asked`` is called once."""
+    """Checks for the request; ``on_asked`` is called once."""
 
     def __init__(self, store: S3Store, attempt: int, on_asked: Callable[[], None]) -> None:
         self._store = store

@@ -1,6 +1,6 @@
-"""output/stopped: that a job ended because it was asked to, and from where it can go on.
+"""output/stopped: that a job ended because it was asked to, and from where it can continue.
 
-torchrun exits with 1 after SIGTERM whatever its workers return, so the resumable state is told by this file.
+torchrun exits with 1 after SIGTERM whatever its workers return, so this file holds the resumable state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StopRecord(BaseModel):
     step: int | None = None
     """The last step that was finished, the same on all processes; None before the first."""
     checkpoint: int | None = None
-    """Step of the newest committed checkpoint, from which the run goes on; None if there is none."""
+    """Step of the newest committed checkpoint, from which the run continues; None if there is none."""
     detail: str = ""
     """Why no checkpoint of the last step was saved, where none was."""
 

@@ -1,4 +1,4 @@
-"""The events of a job that stops, fails, stalls or goes on again (a part of ``contract.events``)."""
+"""The events of a job that stops, fails, stalls or continues (a part of ``contract.events``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Stopped:
-    """All processes stopped after ``step`` because ``reason`` asked them to; ``checkpoint`` is what goes on."""
+    """All processes stopped after ``step`` because ``reason`` asked them to; ``checkpoint`` is where it continues."""
 
     step: int
     reason: str

@@ -22,7 +22,7 @@ class Line:
 
 @contextmanager
 def whole_gzip(path: Path) -> Iterator[Line]:
-    """Turn whatever a truncated, altered or foreign file raises into a ``DataError`` that says how far it was read.
+    """Turn whatever a truncated, altered or foreign file raises into a ``DataError`` that states how far it was read.
 
     The block keeps ``Line.number`` up to date.
     """

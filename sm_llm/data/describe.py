@@ -17,7 +17,7 @@ ROWS_INFO = "rows.json"
 
 @dataclass(frozen=True)
 class RowsInfo:
-    """Facts of one split. What a foreign folder does not say is None.
+    """Facts of one split. What a foreign folder does not state is None.
 
     ``tokens`` counts real tokens without padding; ``max_id`` is the largest token id that occurs. ``repeated`` rows are
     all the same row.

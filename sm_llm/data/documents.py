@@ -106,7 +106,7 @@ class Collector:
 
 
 def usable(value: Any) -> tuple[int, str | None]:
-    """(UTF-8 bytes, None), or (0, reason why this is no document)."""
+    """(UTF-8 bytes, None), or (0, reason why this is not a document)."""
     if value is None:
         return 0, "null"
     if not isinstance(value, str):

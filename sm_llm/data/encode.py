@@ -76,7 +76,7 @@ class Tokenizer:
         if token is None or token not in self.vocabulary:
             raise DataError(
                 f"{self.folder}: the tokenizer names no end token of its vocabulary (eos_token is {token!r}); "
-                "documents could not be told apart. Set eos_token in tokenizer_config.json"
+                "documents could not be distinguished. Set eos_token in tokenizer_config.json"
             )
         return token, self.vocabulary[token]
 

@@ -43,7 +43,7 @@ class SourceFile:
 def find_files(sources: list[str], notice: Callable[[str], None]) -> list[SourceFile]:
     """Every readable file of the sources, folders walked recursively in order of path.
 
-    Files of other kinds inside a folder are left out and told through ``notice``; a source with nothing readable
+    Files of other kinds inside a folder are left out and reported through ``notice``; a source with nothing readable
     is a ``DataError`` that lists what was found and what can be read.
     """
     return [file for source in sources for file in _of_source(source, notice)]

@@ -99,8 +99,8 @@ def left_out(folder: Path) -> list[str]:
     hidden = sum(is_hidden(path, folder) for path in paths)
     others = sum(not is_hidden(path, folder) and not path.name.endswith(LINE_SUFFIXES) for path in paths)
     found = [(hidden, "hidden files (names that begin with . or _)"), (others, "files of other kinds")]
-    told = [f"{folder}: {count} {what} left out" for count, what in found if count]
-    return [*told, runs_sentence(folder, folder, runs)] if runs else told
+    reports = [f"{folder}: {count} {what} left out" for count, what in found if count]
+    return [*reports, runs_sentence(folder, folder, runs)] if runs else reports
 
 
 class Places:

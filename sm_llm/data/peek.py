@@ -39,7 +39,7 @@ def repeats_one_row(folder: Path, seq_length: int) -> int | None:
         if first is None or (count == 1 and len(json.loads(first)["input_ids"]) > seq_length):
             return None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError):
-        return None  # the worker says what is wrong with it, by file and line
+        return None  # the worker reports what is wrong with it, by file and line
     return count
 
 

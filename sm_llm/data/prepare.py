@@ -282,7 +282,7 @@ def _read(
 
 
 def _clear(output: Path) -> None:
-    """Make room for a new result: what an earlier, killed attempt left must not be mixed in."""
+    """Clear the place of a new result: what an earlier, killed attempt left must not be mixed in."""
     output.mkdir(parents=True, exist_ok=True)
     (output / ACCOUNT).unlink(missing_ok=True)
     _remove(output / "train", output / "validation", output / "tokenizer")

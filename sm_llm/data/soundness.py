@@ -52,7 +52,7 @@ def warnings(source: Source) -> list[str]:
 
 
 def _repeated(source: RowsSource) -> str:
-    """A sentence about data of one row; "" for others. Two rows tell most data apart, and no more are read then."""
+    """A sentence about data of one row; "" for others. Two rows are enough for most data, and no more are read then."""
     for chosen in (np.arange(min(source.count, 2)), np.linspace(0, source.count - 1, _ROWS_AT_ONCE).astype(np.int64)):
         numbers = np.unique(chosen)
         ids = source.rows(numbers).input_ids
@@ -60,8 +60,8 @@ def _repeated(source: RowsSource) -> str:
             return ""
     if source.count == 1:
         return "the data hold a single row"
-    looked = f"all {source.count:,}" if len(numbers) == source.count else f"{len(numbers)} of {source.count:,}"
-    return f"{looked} rows of the data are the same row"
+    compared = f"all {source.count:,}" if len(numbers) == source.count else f"{len(numbers)} of {source.count:,}"
+    return f"{compared} rows of the data are the same row"
 
 
 def rows_of_step(source: Source, step: int, global_batch_size: int) -> Ints:

@@ -57,7 +57,7 @@ class TextStream:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stream goes on: documents emitted of the block at ``place``, then tokens to skip."""
+    """Where a stream continues: documents emitted of the block at ``place``, then tokens to skip."""
 
     place: Place
     emitted: int
@@ -187,9 +187,9 @@ def _checked_tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
 def _position(state: dict[str, Any], identity: dict[str, Any]) -> Position:
     changed = [key for key, value in identity.items() if state.get(key) != value]
     if changed:
-        told = ", ".join(f"{key} was {state.get(key)!r}, is {identity[key]!r}" for key in changed)
+        changes = ", ".join(f"{key} was {state.get(key)!r}, is {identity[key]!r}" for key in changed)
         raise DataError(
-            f"task.data: the saved position belongs to another stream ({told}). A stream continues exactly only "
+            f"task.data: the saved position belongs to another stream ({changes}). A stream continues exactly only "
             "with the same data and the same number of data-parallel ranks; change it back, or start a new run"
         )
     return Position(Place(**state["place"]), state["emitted"], state["skip"])

@@ -120,7 +120,7 @@ class _Cursor:
 
     def place(self) -> Place:
         if self._documents == self._start.documents:
-            return self._start  # before its first row the library still tells the state of an earlier iteration
+            return self._start  # before its first row the library still returns the state of an earlier iteration
         return Place(self._start.epoch, self._documents, self._dataset.state_dict() if self._tracks else None)
 
     def __iter__(self) -> _Cursor:

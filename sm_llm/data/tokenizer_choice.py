@@ -34,7 +34,7 @@ def obtain_tokenizer(
     """Put the task's tokenizer into ``folder`` and open it. Raises ``DataError`` if it is unusable.
 
     Training reads at most ``max_bytes`` of text that is not held out for validation; a result smaller than asked
-    is told in ``notices``.
+    is reported in ``notices``.
     """
     if task.tokenizer is not None:
         return _copy(Path(task.tokenizer), folder)

@@ -36,7 +36,7 @@ def report(home: RunHome, attempt: int) -> list[Courier]:
     requests = StopRequest(home.store, attempt, lambda: _stop(home, attempt))
     return [
         Courier([requests.look, shipper.ship], tell, last=shipper.ship_all),
-        Courier([heartbeat.beat], tell, what="that the run is alive"),
+        Courier([heartbeat.beat], tell, what="heartbeats"),
     ]
 
 

@@ -93,7 +93,7 @@ def both_spellings(config: Config) -> dict[str, Any]:
     """The canonical config plus the fields transformers 4 reads: for ``config.json`` and for ``AutoConfig``.
 
     ``rope_theta``, ``rope_scaling`` and ``torch_dtype`` repeat ``rope_parameters`` and ``dtype``, so that
-    transformers 4.44 and 5.x build the same function, except where ``misread_by_transformers_444`` says otherwise.
+    transformers 4.44 and 5.x build the same function, except where ``misread_by_transformers_444`` returns a reason.
     """
     found = normalise(config)
     found.update(rope.legacy(found["rope_parameters"]))
@@ -183,7 +183,7 @@ def _identity_faults(kind: Family, config: Config) -> list[Fault]:
 
 
 def _dtype(config: Config) -> str | None:
-    """The number format without torch's prefix, or None if the config does not say."""
+    """The number format without torch's prefix, or None if the config does not have it."""
     return next((_plain_dtype(config[name]) for name in _DTYPES if config.get(name) is not None), None)
 
 

@@ -96,7 +96,7 @@ class Field:
     """Of whole numbers. What is counted one by one, such as layers, has a smaller one."""
 
     def fault(self, name: str, value: Any) -> Fault | None:
-        """What is wrong with ``value``, if anything (a bool is no number, an integer is a float)."""
+        """What is wrong with ``value``, if anything (a bool is not a number, an integer is a float)."""
         if value is None and self.optional:
             return None
         if isinstance(value, bool) != (self.types == (bool,)) or not isinstance(value, self.types):
@@ -214,7 +214,7 @@ class Family(ABC):
         return sum(tensor.size for tensor in self.tensors(config).values())
 
     def non_embedding_parameter_count(self, config: Config) -> int:
-        """Parameters that take part in a token's arithmetic: all but the looked-up table.
+        """Parameters that take part in a token's arithmetic: all but the embedding table.
 
         A tied table is counted, because the output head multiplies by it.
         """
@@ -226,7 +226,7 @@ class Family(ABC):
         return self.non_embedding_parameter_count(config)
 
     def flops_per_token(self, config: Config, seq_length: int) -> float:
-        """Floating-point operations of one token's forward and backward pass, as ``flops_formula`` says.
+        """Floating-point operations of one token's forward and backward pass, by ``flops_formula``.
 
         6 per weight: a multiply-add, once forward and twice backward (Kaplan et al. 2020, section 2.1). 12 per
         attention score and channel (PaLM, Chowdhery et al. 2022, appendix B), causality not deducted, as published

@@ -34,7 +34,7 @@ class GatedDecoder(Family):
         return False
 
     def kv_heads(self, config: Config) -> int:
-        """Key and value heads; as many as query heads when the config does not say."""
+        """Key and value heads; as many as query heads when the config does not have it."""
         return int(self.value(config, "num_key_value_heads") or config["num_attention_heads"])
 
     def iterate_tensors(self, config: Config) -> Iterator[tuple[str, Tensor]]:

@@ -55,7 +55,7 @@ def _download(name: str, where: str) -> Path:
         )
     except ImportError:
         remedy = "pip install huggingface_hub, or give a local folder"
-        raise _error(where, "is no folder here, and huggingface_hub is not installed", name, remedy) from None
+        raise _error(where, "is not a folder here, and huggingface_hub is not installed", name, remedy) from None
     try:
         return Path(hf_hub_download(name, "config.json"))
     except HFValidationError:

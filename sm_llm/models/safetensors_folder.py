@@ -67,7 +67,7 @@ def stored_tensors(folder: Path) -> tuple[dict[str, Stored], list[Fault]]:
 
 
 def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of one file. Raises ``OSError``, or ``ValueError`` saying what is wrong with the file."""
+    """The tensors of one file. Raises ``OSError``, or ``ValueError`` with what is wrong with the file."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -173,14 +173,14 @@ def _ambiguous(folder: Path, index: Path, named: set[str]) -> Iterator[Fault]:
 
 
 def _misplaced(index: Path, names: Mapping[str, str], held: Mapping[str, Mapping[str, Stored]]) -> Iterator[Fault]:
-    """Tensors that are not in the file that the index says, or in several files."""
+    """Tensors that are not in the file that the index names, or in several files."""
     for name, file in names.items():
         places = [shard for shard, part in held.items() if name in part]
         if len(places) > 1:
             yield Fault(START, f"{name} is in several files: {', '.join(places)}", remedy=_REWRITE)
         elif file in held and places != [file]:
             elsewhere = f"; it is in {places[0]}" if places else ""
-            problem = f"{index.parent / file} does not hold {name}, as {index.name} says{elsewhere}"
+            problem = f"{index.parent / file} does not hold {name}, which {index.name} places there{elsewhere}"
             yield Fault(START, problem, remedy=_REWRITE)
 
 

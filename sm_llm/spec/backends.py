@@ -29,7 +29,7 @@ class LocalBackend(SpecModel):
     name: Annotated[Literal["local"], PLACEMENT] = "local"
     """The backend."""
     contract: Annotated[Literal["local", "sagemaker"], PLACEMENT] = "local"
-    """``sagemaker`` rehearses: what SageMaker would be sent runs here under its own training toolkit."""
+    """``sagemaker`` emulates SageMaker: the request that it would get runs here under its own training toolkit."""
     threads_per_process: Annotated[int | None, PLACEMENT] = Field(default=None, ge=1, le=1_024)
     """CPU threads of each process; null shares the machine's cores out evenly."""
     stop_seconds: float = Field(default=120.0, gt=0, le=86_400)
@@ -64,7 +64,7 @@ class SageMakerBackend(SpecModel):
     """Which image of the table: PyTorch's version, for Trainium that of the Neuron SDK; null takes the
     newest that we train with and whose address is published."""
     image_uri: Annotated[str | None, PLACEMENT] = None
-    """Image to run, whatever the table of images says; ``built`` needs it."""
+    """Image to run, in place of one from the table of images; ``built`` needs it."""
     wheelhouse: str | None = None
     """S3 prefix with wheels to install from; null asks the package index."""
     vpc: VpcSpec = Field(default_factory=VpcSpec)

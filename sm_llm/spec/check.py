@@ -97,7 +97,7 @@ def _body_faults(job: JobSpec) -> Iterator[Fault]:
         yield from _place_faults(path, place, hub=not path.endswith("start.checkpoint"))
     misfits = list(compute_faults(job)) or list(_strategy_faults(job))
     yield from misfits
-    compute = None if misfits else job.compute  # what is reckoned from wrong numbers would only say the same again
+    compute = None if misfits else job.compute  # what follows from wrong numbers would only repeat the issue
     task = job.task
     if isinstance(task, TrainTask):
         yield from _train_faults(task, compute)
@@ -266,14 +266,14 @@ def _stream_faults(dataset: str) -> Iterator[Fault]:
     match = _HUB.fullmatch(dataset)
     if not dataset.startswith("hf://datasets/") or match is None or match["path"]:
         remedy = "Write hf://datasets/org/name@revision, and files of it as data_files"
-        yield Fault("task.data.dataset", "is no data set on the hub", dataset, remedy)
+        yield Fault("task.data.dataset", "is not a data set on the hub", dataset, remedy)
 
 
 def _fetch_faults(task: FetchTask) -> Iterator[Fault]:
     if _HUB.fullmatch(task.source):
         return
     remedy = "Write hf://org/name@revision; files elsewhere are read where they are, or copied by sm-llm sync"
-    yield Fault("task.source", "is no address on the hub", task.source, remedy)
+    yield Fault("task.source", "is not an address on the hub", task.source, remedy)
 
 
 def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault]:
@@ -283,7 +283,7 @@ def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault
         yield Fault(path, "is empty", place)
     elif scheme and scheme[1] == "hf" and hub:
         if not _HUB.fullmatch(place):
-            yield Fault(path, "is no address on the hub", place, "Write hf://org/name@revision or hf://datasets/…")
+            yield Fault(path, "is not an address on the hub", place, "Write hf://org/name@revision or hf://datasets/…")
     elif scheme and scheme[1] not in _SCHEMES:
         known = ", ".join(f"{it}://" for it in (*_SCHEMES, *(["hf"] if hub else [])))
         yield Fault(path, f"{scheme[1]}:// is not supported", place, f"Give a folder, or one of {known}")

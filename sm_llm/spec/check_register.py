@@ -23,7 +23,7 @@ def register_faults(task: RegisterTask) -> Iterator[Fault]:
     """Every fault of the task's fields."""
     if not _MODEL.fullmatch(task.model):
         remedy = "Write steps.NAME.output, or s3://bucket/RUN/result"
-        yield Fault("task.model", "is no place of a model in S3", task.model, remedy)
+        yield Fault("task.model", "is not a place of a model in S3", task.model, remedy)
     if not _GROUP.fullmatch(task.group):
         valid = re.sub(r"[^A-Za-z0-9]+", "-", task.group).strip("-")[:63] or "models"
         yield Fault("task.group", "a group's name has 1 to 63 letters, digits and hyphens", task.group, f"Try {valid}")

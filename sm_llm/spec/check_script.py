@@ -25,7 +25,7 @@ def script_faults(task: ScriptTask) -> Iterator[Fault]:
     """Every fault of the entry, the arguments and the folders."""
     if not (_FILE.fullmatch(task.entry) or _MODULE.fullmatch(task.entry)) or ".." in task.entry.split("/"):
         remedy = "Write a .py or .sh file below source, or -m package.module"
-        yield Fault("task.entry", "is no program", task.entry, remedy)
+        yield Fault("task.entry", "is not a program", task.entry, remedy)
     if task.source is not None and task.source.lower().endswith(_ARCHIVES):
         remedy = "Unpack it, and give the folder"
         yield Fault("task.source", "is an archive; a program is read from its folder", task.source, remedy)
@@ -38,7 +38,7 @@ def script_faults(task: ScriptTask) -> Iterator[Fault]:
     for name in ("output_folder", "checkpoint_folder"):
         folder = getattr(task, name)
         if folder.startswith("/") or ".." in folder.split("/") or folder.strip("/.") == "":
-            problem = "is no folder below the program's working directory"
+            problem = "is not a folder below the program's working directory"
             yield Fault(f"task.{name}", problem, folder, "For example output")
     if task.output_folder.strip("/") == task.checkpoint_folder.strip("/"):
         problem = "is the output folder too: checkpoints would end up in the result"

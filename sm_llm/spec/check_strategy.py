@@ -52,7 +52,7 @@ def _smp_faults(smp: SmpSpec, world: int, processes: int, path: str) -> Iterator
     shard, tensor, context = smp.hybrid_shard_degree, smp.tensor_parallel_degree, smp.context_parallel_degree
     expert = smp.expert_parallel_degree
     whole = [world % degree == 0 for degree in (tensor, context, expert)]
-    room = world // (tensor * expert)
+    largest = world // (tensor * expert)
     if whole[0] and shard > world // tensor:
         problem = f"more than world size / tensor_parallel_degree = {world} / {tensor} = {world // tensor}"
         yield Fault(f"{path}.hybrid_shard_degree", problem, shard, f"Use at most {world // tensor}, or 0")
@@ -64,7 +64,7 @@ def _smp_faults(smp: SmpSpec, world: int, processes: int, path: str) -> Iterator
     product = max(shard, 1) * tensor * expert
     if all(whole) and shard <= world // tensor and world % product:
         problem = f"hybrid_shard_degree x tensor x expert = {product} does not divide the world size of {world}"
-        remedy = f"Use one of {listed(divisors(room))}" if room else "Use smaller degrees"
+        remedy = f"Use one of {listed(divisors(largest))}" if largest else "Use smaller degrees"
         yield Fault(f"{path}.hybrid_shard_degree", problem, shard, remedy)
     if tensor > processes:
         problem = f"more than the {processes} processes of a node: tensor parallelism would cross nodes"

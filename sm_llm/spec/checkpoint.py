@@ -19,7 +19,7 @@ class CheckpointSpec(SpecModel):
     async_save: bool = True
     """Write and publish in the background; false waits for each, at most ``max_blocking_seconds``."""
     max_blocking_seconds: float = Field(default=60.0, gt=0, le=2_419_200)
-    """Wait at most this long until an earlier save is on the local disk; then skip the new one and say so."""
+    """Wait at most this long until an earlier save is on the local disk; then skip the new one with a warning."""
     max_unpublished_seconds: float = Field(default=7200.0, gt=0, le=2_419_200)
     """A slow or failing store does not stop training until a save has waited this long to be published; then fail."""
 

@@ -14,7 +14,7 @@ class ComputeSpec(SpecModel):
     instance_type: str | None = None
     """Machine to rent, e.g. ml.p5.48xlarge; null on the local backend, which is what it is."""
     instance_count: int = Field(default=1, ge=1, le=10_000)
-    """Nodes (on the local backend: pretended nodes, each with its own torchrun)."""
+    """Nodes (on the local backend: simulated nodes, each with its own torchrun)."""
     processes_per_instance: int | None = Field(default=None, ge=1, le=1_024)
     """Processes a node runs; null means one per accelerator of the instance type, or one where there is none."""
 

@@ -1,4 +1,4 @@
-"""Checking a tree against its specification class, and saying in plain words what does not fit."""
+"""Checking a tree against its specification class, and describing in plain words what does not fit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
     Where something is wrong, the specification is that of the tree without the faulty parts (so that further
     checks can still look at the rest), or None if too little is left. ``tree`` is changed: numbers typed without
     quotes become text where text is wanted, ``1e6`` a whole number where one is wanted, and a block with nothing in
-    it the block's defaults; a block that does not say which of several it is becomes the one that is the default.
+    it the block's defaults; a block without the key that chooses one of several becomes the one that is the default.
     """
     _choose(kind, tree, ())
     too_large = _take_too_large(kind, tree)
@@ -58,11 +58,11 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
         for path, value in repairs:
             tree.replace(path, value)
         spec, places = _attempt(kind, tree)
-    told = {fault.path for fault in too_large}
+    reported = {fault.path for fault in too_large}
     found = [_fault(kind, tree, path, detail) for path, detail in places]
     for path, _ in places:
         tree.remove(path)
-    return spec or _rest(kind, tree), [*too_large, *(fault for fault in found if fault.path not in told)]
+    return spec or _rest(kind, tree), [*too_large, *(fault for fault in found if fault.path not in reported)]
 
 
 def _take_too_large(kind: type[Spec], tree: Tree) -> list[Fault]:
@@ -110,7 +110,7 @@ def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
 
 
 def _of_another(annotation: Any, tree: Tree, path: Path) -> str:
-    """What to say of a key that one of the other classes which may stand there has: ``backend.spot`` of a local job."""
+    """The message for a key of another class that may stand there: ``backend.spot`` of a local job."""
     key = tag(annotation)
     owners = [value for value, block in tag_values(annotation).items() if path[-1] in block.model_fields]
     if key is None or not owners:
@@ -159,7 +159,7 @@ def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) ->
     """Pydantic's location without the names of union members, which are not part of what the user wrote.
 
     Errors inside a pair of numbers, or inside one of several untagged alternatives, are those of the whole value; but
-    where its keys tell which alternative is meant, they are its own, and those of the others are None.
+    where its keys show which alternative is meant, they are its own, and those of the others are None.
     """
     annotation: Any = kind
     path: Path = ()

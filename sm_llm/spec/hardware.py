@@ -170,7 +170,7 @@ INSTANCES: tuple[Instance, ...] = (
 )
 """Columns: type, accelerator, count, GiB each, vCPU, GiB, network Gb/s, EFA cards, NVMe GB.
 
-Source: what EC2's DescribeInstanceTypes tells, as tabulated by Karpenter's reference page of instance types; P3 from
+Source: what EC2's DescribeInstanceTypes returns, as tabulated by Karpenter's reference page of instance types; P3 from
 EC2's P3 page; NeuronCores from the Neuron documentation (Trn2 at its default of 64 logical cores).
 """
 

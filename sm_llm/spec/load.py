@@ -105,8 +105,8 @@ def _merged(
         _with_hub_tokenizers(tree)
     concealed = conceal(tree)
     spec, type_faults = validate(kind, tree)
-    told = {fault.path for fault in concealed}
-    type_faults = [fault for fault in type_faults if fault.path not in told]
+    reported = {fault.path for fault in concealed}
+    type_faults = [fault for fault in type_faults if fault.path not in reported]
     further = _further_faults(spec, tree, [*type_faults, *concealed])
     faults += [*field_faults, *concealed, *type_faults]
     if spec is None or faults:
@@ -122,7 +122,7 @@ def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec]
     """Put changes into a tree, in order.
 
     A change of ``data.format`` alone takes the place of the source's values of another format, and its origin names
-    them; what other changes say stays, and is refused where it does not fit.
+    them; what other changes set stays, and is refused where it does not fit.
     """
     left_out = {path: tree.retag(path, value.value, kind) for path, value in dict(changes).items()}
     for path, value in changes:
@@ -185,7 +185,7 @@ def _further_faults(spec: JobSpec | WorkflowSpec | None, tree: Tree, faults: lis
 
 
 def _with_hub_tokenizers(tree: Tree) -> None:
-    """Write a tokenizer ``org/name`` that is no folder here as the hub's address, as ``model.path`` is understood."""
+    """Write a tokenizer ``org/name`` that is not a folder here as the hub's address, like ``model.path``."""
     steps = tree.value.get("steps")
     holders: list[Path] = [("steps", str(name)) for name in steps] if isinstance(steps, Mapping) else [()]
     for holder in holders:

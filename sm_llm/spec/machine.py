@@ -53,7 +53,7 @@ def with_local_gpus(tree: Tree, environ: Mapping[str, str]) -> None:
 
 
 def _uses_gpus(task: Any) -> bool:
-    """Whether a task runs once per process; the classes say the same (``tasks.starts_ranks``)."""
+    """Whether a task runs once per process; the classes agree (``tasks.starts_ranks``)."""
     if not isinstance(task, Mapping):
         return False
     return task.get("kind") == "train" or (task.get("kind") == "script" and not str(task.get("entry")).endswith(".sh"))

@@ -30,7 +30,7 @@ class NxdSpec(SpecModel):
     zero1: bool = True
     """Shard the optimiser state over data-parallel ranks (ZeRO-1)."""
     fuse_qkv: bool = True
-    """One matrix for query, key and value; converted checkpoints must say the same."""
+    """One matrix for query, key and value; converted checkpoints must have been made with the same."""
     flash_attention: bool = True
     """NKI flash attention."""
     activation_checkpointing: Literal["none", "selective", "full"] = "selective"

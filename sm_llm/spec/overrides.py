@@ -109,7 +109,7 @@ def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple
     """The whole path of a change to ``whole``, a job or workflow that is unchecked, and a fault if it has none.
 
     In a workflow ``task.x`` is that of the only step whose task has an x. Where several steps have it, or none, the
-    path stays and the fault says what to write.
+    path stays and the issue names what to write.
     """
     steps = whole.get("steps")
     if path[0] in kind.model_fields:

@@ -41,7 +41,7 @@ class FsdpSpec(SpecModel):
 
 
 def _with_strategy(block: Any) -> Any:
-    """A block that does not say which is fsdp's, so that single options can be set on their own."""
+    """A block without ``strategy`` is fsdp's, so that single options can be set on their own."""
     return {"strategy": "fsdp", **block} if isinstance(block, dict) else block
 
 

@@ -21,7 +21,7 @@ def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -
 
     Args:
         job: a job whose strings may be ``inputs.NAME[/sub]`` or ``steps.NAME.output[/sub]``.
-        inputs: where each input lies for the reader; an input not named here lies where ``job.inputs`` says.
+        inputs: where each input lies for the reader; an input not named here is at its place in ``job.inputs``.
         steps: where each earlier step published its output.
 
     Raises:

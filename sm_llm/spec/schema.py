@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation without ``None``; ``Annotated`` around a union is looked through."""
+    """The alternatives of an annotation without ``None``; ``Annotated`` around a union is removed."""
     if get_origin(annotation) is Annotated and _is_union(get_args(annotation)[0]):
         annotation = get_args(annotation)[0]
     if not _is_union(annotation):
@@ -38,7 +38,7 @@ def child_blocks(annotation: Any) -> tuple[type[SpecModel], ...]:
 
 
 def tag(annotation: Any) -> str | None:
-    """The key that tells the classes of a union apart (``kind``, ``format``), or None."""
+    """The key that distinguishes the classes of a union (``kind``, ``format``), or None."""
     classes = blocks(annotation)
     if len(classes) < 2:
         return None
@@ -59,7 +59,7 @@ def default_block(field: FieldInfo) -> type[SpecModel] | None:
 
 
 def block_for(annotation: Any, value: Any) -> type[SpecModel] | None:
-    """The class that a mapping at this place is meant to be, or None if it is none or cannot be told."""
+    """The class that a mapping at this place is meant to be, or None if it is none or not known."""
     classes = blocks(annotation)
     if len(classes) == 1:
         return classes[0]

@@ -25,8 +25,8 @@ _SECRET_NAME = re.compile(rf"(?:.*[_.-])?(?:{SECRET_WORDS}|pass|key)(?:_?[0-9]+)
 def conceal(tree: Tree) -> list[Fault]:
     """Take every secret that was typed into a specification out of it; one fault for each, without its value.
 
-    A secret is anything in the shape of a token wherever it stands, whatever ``secrets`` holds that is no reference,
-    and the value of an environment variable whose name says that it is one (``WANDB_API_KEY``).
+    A secret is anything in the shape of a token wherever it stands, whatever ``secrets`` holds that is not a reference,
+    and the value of an environment variable whose name marks it as one (``WANDB_API_KEY``).
     """
     faults = []
     keeper = "ssm" if tree.get(("backend", "name")) == "sagemaker" else "env"
@@ -43,7 +43,7 @@ def _problem(path: Path, value: Any) -> str:
         if not VARIABLE.fullmatch(entry[0]):
             return "not a name of an environment variable"
         is_reference = len(entry) == 1 and isinstance(value, str) and _REFERENCE.fullmatch(value)
-        return "" if is_reference else f"is no reference: expected {FORMS}"
+        return "" if is_reference else f"is not a reference: expected {FORMS}"
     if any(isinstance(it, str) and is_token_shaped(it) for it in (value, *path)):
         return "holds what looks like a token or password, and a specification is stored and shown"
     entry = _entry(path, "environment")

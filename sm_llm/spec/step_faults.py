@@ -1,4 +1,4 @@
-"""Faults of a workflow's steps by the names that the user gave: what a step has from its workflow is told once."""
+"""Faults of a workflow's steps by the names that the user gave: what a step has from its workflow is reported once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SHARED = ("name", "backend", "storage", "storage_options")
 
 
 def gathered(
-    workflow: WorkflowSpec, found: Mapping[str, Sequence[Fault]], told: Collection[str] = ()
+    workflow: WorkflowSpec, found: Mapping[str, Sequence[Fault]], reported: Collection[str] = ()
 ) -> Iterator[Fault]:
-    """Faults of the steps' jobs (step -> faults) as faults of the workflow, but none for the paths in ``told``.
+    """Faults of the steps' jobs (step -> faults) as faults of the workflow, but none for the paths in ``reported``.
 
     One of a field that all steps share names the steps that it is about, unless it is about all of them.
     """
@@ -28,7 +28,7 @@ def gathered(
             entry = kept.setdefault((named.path, named.problem, named.remedy), (named, []))
             entry[1].append(step)
     for fault, steps in kept.values():
-        if fault.path in told:
+        if fault.path in reported:
             continue
         some = not fault.path.startswith("steps.") and len(set(steps)) < len(workflow.steps)
         yield replace(fault, problem=f"{fault.problem} (step {', '.join(steps)})") if some else fault

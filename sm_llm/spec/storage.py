@@ -11,7 +11,7 @@ class StorageOptions(SpecModel):
     """Access to S3 and how objects are written there; null leaves a thing to AWS's own settings. Of a folder, who may
     read it.
 
-    Credentials are no part of a specification: they come from AWS's own chain of variables, profiles and roles.
+    Credentials are not part of a specification: they come from AWS's own chain of variables, profiles and roles.
     """
 
     endpoint_url: str | None = Field(default=None, pattern=r"^https?://[^/]")

@@ -125,7 +125,7 @@ class PrepareTask(SpecModel):
     text_field: str = "text"
     """Field or column that holds the text."""
     tokenizer: Source | None = None
-    """Folder of an existing tokenizer; null trains one as ``train_tokenizer`` says."""
+    """Folder of an existing tokenizer; null trains one with ``train_tokenizer``."""
     train_tokenizer: TrainTokenizer = Field(default_factory=TrainTokenizer)
     """The tokenizer to train where none is given."""
     seq_length: int = Field(ge=2, le=2**24)
@@ -180,7 +180,7 @@ class ConvertTask(SpecModel):
     kv_size_multiplier: int | None = Field(default=None, ge=1, le=65_536)
     """Copies of each key/value head; null derives tensor_parallel_degree / kv heads where that is more than 1."""
     qkv: Literal["split", "linear", "fused", "coalesced"] = "fused"
-    """How query, key and value are stored; as the training says (its fuse_qkv means ``fused``)."""
+    """How query, key and value are stored; as in the training (its fuse_qkv means ``fused``)."""
     layout: Literal["trn1", "trn2"] = "trn1"
     """Order of heads where key/value heads are copied."""
     xser: bool = True

@@ -71,7 +71,7 @@ class Tree:
         """Name another class of a tagged union (``data.format``): keys that only the class before has are left out.
 
         Returns their names. Keys that neither class has stay, so that they are refused; so does everything where
-        ``path`` is no tag or ``value`` names no class.
+        ``path`` is not a tag or ``value`` names no class.
         """
         holder, kind = self.get(path[:-1]), annotation
         for index, key in enumerate(path[:-1]):

@@ -8,7 +8,7 @@ from sm_llm.spec.base import SpecModel
 
 
 class WatchdogSpec(SpecModel):
-    """A stalled job tells where all its processes are, and ends."""
+    """A stalled job logs where all its processes are, and ends."""
 
     enabled: bool = True
     """Off: a stalled job runs on, e.g. under a debugger."""

@@ -93,8 +93,8 @@ def from_yaml(text: str, name: str) -> Tree:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}" if mark else name
         problem = getattr(error, "problem", None) or error
-        told = str(problem) if isinstance(error, _TooLarge) else f"not valid YAML: {problem}"
-        raise SpecError([Fault(where, told, remedy=_SMALLER if isinstance(error, _TooLarge) else "")]) from None
+        text = str(problem) if isinstance(error, _TooLarge) else f"not valid YAML: {problem}"
+        raise SpecError([Fault(where, text, remedy=_SMALLER if isinstance(error, _TooLarge) else "")]) from None
     if builder.faults:
         raise SpecError(builder.faults)
     return builder.tree
@@ -139,7 +139,7 @@ def _json(text: str) -> Any:
 
 
 def _refused(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

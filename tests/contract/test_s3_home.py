@@ -320,4 +320,4 @@ def test_a_courier_tells_trouble_once_and_its_end_and_does_the_last_duty_until_i
     courier.close(240)
     courier.close(240)
     assert done == [True]
-    assert [it.rpartition(" ")[2] for it in told] == ["answer", "stand", "answer", "stand", "answer", "stand"]
+    assert [it.rpartition(" ")[2] for it in told] == ["answer", "logs", "answer", "logs", "answer", "logs"]

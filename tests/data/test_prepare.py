@@ -162,7 +162,7 @@ def test_DT06_the_last_token_of_a_document_predicts_its_end_not_the_next_documen
     assert np.flatnonzero(labels == 0).tolist() == ends.tolist()
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "tokenizer.json").write_bytes((tokenizer / "tokenizer.json").read_bytes())
-    with pytest.raises(DataError, match="documents could not be told apart"):
+    with pytest.raises(DataError, match="documents could not be distinguished"):
         run_prepare(tmp_path / "a.jsonl", tokenizer=str(tmp_path / "bare"))
 
 

@@ -172,8 +172,8 @@ def test_but_no_place_to_write_to_and_no_run(overrides: list[str], path: str) ->
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("model", "./model", "is no place of a model in S3"),
-        ("model", "s3://bucket", "is no place of a model in S3"),
+        ("model", "./model", "is not a place of a model in S3"),
+        ("model", "s3://bucket", "is not a place of a model in S3"),
         ("group", "my_models", "Try my-models"),
         ("group", "g" * 64, "1 to 63"),
         ("image_uri", "an image", "no spaces"),
