@@ -33,7 +33,7 @@ ConfigFile = Annotated[
 ]
 
 Verify = Annotated[bool, typer.Option("--verify", help="Read back: all checksums, and the logits of the shards.")]
-Workers = Annotated[int | None, typer.Option("--workers", help="Threads that write. [default: CPUs, at most 8]")]
+Workers = Annotated[int | None, typer.Option("--workers", help="Threads that write. [default: 2 x CPUs, at most 8]")]
 
 
 @app.command()

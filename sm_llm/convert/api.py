@@ -57,7 +57,7 @@ def convert(
     To nxd, ``tensor_parallel_degree`` is required; the others default to 1 stage, derived copies of key/value heads,
     ``qkv="fused"``, ``layout="trn1"`` and ``xser=True``. To hf, the manifest beside the shards gives them all; without
     one, options do. ``config`` is a config.json (or its folder) for shards that have none beside them. ``workers``
-    threads write at once (default: one per CPU, at most 8). Memory is a few MiB per worker, whatever the model's size.
+    threads write at once (default: two per CPU, at most 8). Memory is a few MiB per worker, whatever the model's size.
     ``verify`` reads back what was written: every tensor's checksum, and the logits of the sharded model.
 
     An interrupted conversion is continued by the same call. Raises ``ConversionRefused`` before anything is written
@@ -94,7 +94,7 @@ def _target(destination: str | Path) -> Path:
 
 def _workers(workers: int | None) -> int:
     if workers is None:
-        return min(8, os.cpu_count() or 1)
+        return min(8, 2 * (os.cpu_count() or 1))  # while one waits for the disk, another computes
     if isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
         raise ConversionRefused([Fault("workers (--workers)", f"must be from 1 to {MOST_WORKERS}", workers)])
     return workers

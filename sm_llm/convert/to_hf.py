@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from sm_llm.convert.views import Raw, View
     from sm_llm.convert.work import Result
 
-FILE_BYTES = 2 << 30
-"""A safetensors file holds no more, unless one tensor is larger; several workers write several files."""
+FILE_BYTES = 4 << 30
+"""A safetensors file holds no more, unless one tensor is larger."""
+_SMALL_FILE_BYTES, _FILES_AT_ONCE = 256 << 20, 4
+"""A large model makes at least four files, so that several workers have something to do."""
 _SHOWN = 4
 
 
@@ -131,8 +133,10 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def hf_units(plan: ShardPlan, joined: Joined, destination: Path, *, file_bytes: int = FILE_BYTES) -> list[Unit]:
-    """One unit for each safetensors file, tensors in model order."""
+def hf_units(plan: ShardPlan, joined: Joined, destination: Path) -> list[Unit]:
+    """One unit for each safetensors file, tensors in model order; the same files however many workers there are."""
+    whole = sum(joined.size(name) for name in plan.shapes)
+    file_bytes = min(FILE_BYTES, max(_SMALL_FILE_BYTES, -(-whole // _FILES_AT_ONCE)))
     groups: list[list[str]] = [[]]
     filled = 0
     for name in plan.shapes:

@@ -1,0 +1,169 @@
+"""Memory and time of converting a Hugging Face model to shards of neuronx-distributed and back, beside a copy.
+
+    python benchmarks/convert.py [--model 1b|7b] [--rounds 3] [--workers N] [--folder PLACE]
+
+Writes a bf16 Llama below PLACE (1b: 2.2 GB of random bits; 7b: a sparse file of 13 GB, which is only converted) and
+runs in turn: cp and fsync of the bytes, conversion to tp 8, to tp 32 pp 2 with 4 copies, and back from both. Each
+conversion is a process of its own. Prints its anonymous memory above what its imports took, the wall time of each
+round, and the ratio of the medians. Needs three times the model's size on the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sm_llm.models.config import normalise
+from sm_llm.models.registry import family
+
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+MODELS = {"1b": (2048, 5632, 22, 32, 8, 32_000), "7b": (4096, 11_008, 32, 32, 8, 32_000)}
+WAYS = {
+    "tp 8": {"tensor_parallel_degree": 8},
+    "tp 32 pp 2": {"tensor_parallel_degree": 32, "pipeline_parallel_degree": 2},
+}
+_BLOCK = 1 << 24
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="1b")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--convert", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.convert is not None:
+        return convert(json.loads(options.convert))
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        size = write_model(Path(place) / "source", options.model)
+        print(f"{options.model}: {size / 1e9:.2f} GB in bf16")
+        measure(Path(place), options, size)
+    return None
+
+
+def measure(place: Path, options: argparse.Namespace, size: int) -> None:
+    seconds: dict[str, list[float]] = {}
+    for _ in range(options.rounds):
+        if options.model == "1b":
+            seconds.setdefault("cp + fsync", []).append(copy(place / "source", place / "copy"))
+        for name, degrees in WAYS.items():
+            shards, back = place / "shards", place / "back"
+            for way, given in (
+                (
+                    f"to nxd, {name}",
+                    {"source": str(place / "source"), "destination": str(shards), "to": "nxd", **degrees},
+                ),
+                (f"to hf, {name}", {"source": str(shards), "destination": str(back), "to": "hf"}),
+            ):
+                told = run({**given, "workers": options.workers})
+                seconds.setdefault(way, []).append(told["seconds"])
+                ratio = told["written"] / size
+                print(
+                    f"{way}: {told['seconds']:.2f} s wall, {told['cpu_seconds']:.2f} s CPU, {told['files']} files, "
+                    f"{ratio:.2f} x the model written, {told['anonymous'] / 2**20:.1f} MiB anonymous above the imports",
+                    flush=True,
+                )
+            shutil.rmtree(shards)
+            shutil.rmtree(back)
+    plain = statistics.median(seconds.get("cp + fsync", [float("nan")]))
+    for way, found in seconds.items():
+        middle = statistics.median(found)
+        print(f"{way}: median {middle:.2f} s ({middle / plain:.2f} of cp); rounds {[round(it, 2) for it in found]}")
+
+
+def copy(source: Path, target: Path) -> float:
+    began = time.monotonic()
+    subprocess.run(["cp", "-r", str(source), str(target)], check=True)
+    subprocess.run(["sync", *(str(it) for it in target.iterdir())], check=True)
+    took = time.monotonic() - began
+    shutil.rmtree(target)
+    return took
+
+
+def run(given: dict[str, Any]) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--convert", json.dumps(given)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def convert(given: dict[str, Any]) -> None:
+    """One conversion in this process; prints what it took as JSON."""
+    import sm_llm
+    import sm_llm.convert.api
+    from sm_llm.storage.checksum import crc64_bytes
+
+    crc64_bytes(b"")  # the library behind it is loaded on first use
+    before = peak = anonymous()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not is_over.wait(0.005):
+            peak = max(peak, anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = time.monotonic()
+    report = sm_llm.convert(given.pop("source"), given.pop("destination"), **given)
+    seconds = time.monotonic() - began
+    is_over.set()
+    watcher.join()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    told = {"seconds": seconds, "anonymous": peak - before, "files": report.files, "written": report.size}
+    print(json.dumps({**told, "cpu_seconds": usage.ru_utime + usage.ru_stime}))
+
+
+def anonymous() -> int:
+    """Bytes of this process that no file backs (Linux)."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/smaps_rollup has no line Anonymous")
+
+
+def write_model(folder: Path, name: str) -> int:
+    """A model of random bits, or of zeros that take no room; returns its bytes."""
+    folder.mkdir()
+    config = normalise({"model_type": "llama", **dict(zip(_SIZES, MODELS[name], strict=True)), "dtype": "bfloat16"})
+    (folder / "config.json").write_text(json.dumps(config))
+    header, place = {}, 0
+    for tensor, it in family(config).tensors(config).items():
+        header[tensor] = {"dtype": "BF16", "shape": list(it.shape), "data_offsets": [place, place + 2 * it.size]}
+        place += 2 * it.size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    block = os.urandom(_BLOCK)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        if name != "1b":
+            file.truncate(8 + len(text) + place)
+            return place
+        for begin in range(0, place, _BLOCK):
+            # Shifted, so that no two blocks are the same.
+            file.write((block[begin // _BLOCK :] + block[: begin // _BLOCK])[: place - begin])
+        os.fsync(file.fileno())
+    return place
+
+
+if __name__ == "__main__":
+    main()
