@@ -48,7 +48,7 @@ def draw(rows: Sequence[MetricRow], title: str) -> Figure:
     # A Figure without pyplot: no global state, no display, usable from any thread.
     figure = Figure(figsize=(10, 7.2), layout="constrained")
     axes: dict[str, Axes] = figure.subplot_mosaic([["loss", "loss"], ["rate", "speed"]], height_ratios=[1.75, 1])
-    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK)
+    figure.suptitle(title, parse_math=False, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK)
     _draw_loss(axes["loss"], rows)
     _draw_rate(axes["rate"], rows)
     _draw_speed(axes["speed"], rows)

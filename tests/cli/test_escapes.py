@@ -164,6 +164,13 @@ def test_s14_a_warning_and_a_traceback_are_printed_clean(sm_llm: Any, monkeypatc
     assert b"\x1b" not in out + err
 
 
+def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path: Path) -> None:
+    from sm_llm.launcher.plot import draw
+
+    row = {"step": 1, "loss": 1.0, "learning_rate": 0.1}
+    draw([row], "run $\\no_such_command{$ x").savefig(tmp_path / "plot.png")  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("verb", ["status", "resume", "branch"])
 def test_s19_a_run_in_a_folder_with_any_name_is_named_so_that_it_can_be_pasted(
     sm_llm: Any, evil_run: Path, verb: str, tmp_path: Path
