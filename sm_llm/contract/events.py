@@ -14,9 +14,11 @@ import os
 import re
 import threading
 import time
+from collections.abc import Mapping  # noqa: TC003 - read as a type by ``event_fields``
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from sm_llm.contract.event_fields import checked
 from sm_llm.contract.published import (
     CheckpointPublished,
     FinalPublished,
@@ -24,16 +26,20 @@ from sm_llm.contract.published import (
     ProfilePublished,
     PublicationLate,
 )
+from sm_llm.contract.run_paths import RunPaths
 from sm_llm.contract.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
 from sm_llm.owned import make_folders, opener
+from sm_llm.storage.reports import report_once, report_unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 EXACT = ("loss", "validation_loss", "learning_rate", "grad_norm")
 _TWIN = "_hex"
-_FILE_NAME = re.compile(r"attempt-(\d+)-(.+)\.jsonl")
+_FILE_NAME = re.compile(r"attempt-([0-9]+)-(.+)\.jsonl")
+_LONGEST_LINE = 16 << 20
+"""Bytes of a line that is read as an event: stacks and samples are the longest, and far shorter."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,8 @@ class Logged:
     """Numbers of one step that a user's own program has logged by name."""
 
     step: int
-    values: dict[str, float]
+    values: Mapping[str, float | None]
+    """None stands for NaN or an infinity, in a log that is read."""
     kind: str = "logged"
 
 
@@ -196,6 +203,10 @@ class AttemptEnded:
     kind: str = "attempt_ended"
 
 
+class NoEvent(ValueError):
+    """A whole line of JSON that is not an event: nothing of ours wrote it, or another release did."""
+
+
 Event = (
     AttemptStarted
     | StartChosen
@@ -246,17 +257,26 @@ def _finite(value: Any) -> Any:
     return value
 
 
+KINDS: dict[str, type[Event]] = {it.kind: it for it in get_args(Event)}
+
+
 def decode(line: str) -> dict[str, Any]:
-    """The event of one line, with floats restored from their hexadecimal twins. Raises ``ValueError``."""
+    """The event of one line, with floats restored from their hexadecimal twins, and every field of its class.
+
+    Raises ``NoEvent`` for JSON that is not an event, and ``ValueError`` for anything else.
+    """
     record = json.loads(line)
     if not isinstance(record, dict) or "kind" not in record:
-        raise ValueError("an event is a JSON object with a kind")
+        raise NoEvent("an event is a JSON object with a kind")
     for twin in [name for name in record if name.endswith(_TWIN) and name.removesuffix(_TWIN) in record]:
         try:
             record[twin.removesuffix(_TWIN)] = float.fromhex(record.pop(twin))
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"{twin} is not a float in hexadecimal") from error
-    return record
+        except (TypeError, ValueError, OverflowError) as error:
+            raise NoEvent(f"{twin} is not a float in hexadecimal") from error
+    try:
+        return checked(record, KINDS.get(record["kind"]) if isinstance(record["kind"], str) else None)
+    except ValueError as error:
+        raise NoEvent(str(error)) from error
 
 
 class EventWriter:
@@ -289,25 +309,37 @@ class EventWriter:
 
 
 def read_file(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Whole events from byte ``offset`` on, each with the offset behind it; a partial last line is left for later."""
+    """Whole events from byte ``offset`` on, each with the offset behind it; a partial last line is left for later.
+
+    Other lines are passed over: silently where a killed process left half of one, else with one warning per file.
+    """
     with path.open("rb") as stream:
         stream.seek(offset)
-        for raw in stream:
+        while raw := stream.readline(_LONGEST_LINE):
             if not raw.endswith(b"\n"):
-                return
+                if len(raw) < _LONGEST_LINE:
+                    return
+                offset += len(raw)
+                continue  # the rest of it cannot be read as an event either
             offset += len(raw)
             try:
                 yield offset, decode(raw.decode("utf-8"))
+            except NoEvent as error:
+                report_once(str(path), f"passed over a line that is not an event of this release ({error})")
             except (ValueError, RecursionError):
                 continue
 
 
 def event_files(folder: Path) -> list[tuple[int, str, Path]]:
-    """(attempt, writer, path) of every event file, in numeric order of attempts."""
-    found = []
-    for path in folder.glob("attempt-*.jsonl") if folder.is_dir() else ():
-        if match := _FILE_NAME.fullmatch(path.name):
+    """(attempt, writer, path) of every event log, in numeric order of attempts; other names are reported once."""
+    found, unknown = [], []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _FILE_NAME.fullmatch(path.name)
+        if match and RunPaths.is_growing(f"events/{path.name}") and path.is_file():
             found.append((int(match[1]), match[2], path))
+        else:
+            unknown.append(path.name)
+    report_unknown(str(folder), unknown)
     return sorted(found)
 
 

@@ -14,8 +14,10 @@ LONGEST_MESSAGE = 600
 _TRACEBACK = "Traceback (most recent call last)"
 _FRAMES = ("Framework Error:", "ExecuteUserScriptError:")
 """What the training toolkit writes in front of a traceback; it holds no information."""
-_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
-_ERROR_LINE = re.compile(r"(?:\[rank ?(\d+)\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))")
+_RANK = re.compile(r"rank ([0-9]{1,9}): (.*)", re.DOTALL)
+_ERROR_LINE = re.compile(
+    r"(?:\[rank ?([0-9]{1,9})\]:?\s*)*([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*|$))"
+)
 _OF_TORCHRUN = "ChildFailedError"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -14,16 +13,16 @@ from sm_llm.contract.segments import Segment, files_of, segment_key
 from sm_llm.errors import StorageError
 from sm_llm.owned import make_folders, opener
 from sm_llm.storage.files import write_atomically
+from sm_llm.storage.reports import report_unknown
 from sm_llm.storage.swap import read_tagged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from sm_llm.storage.s3 import S3Store
 
 _INDEX = ".mirror.json"
-_LOG = logging.getLogger(__name__)
 
 
 class Mirror:
@@ -32,7 +31,6 @@ class Mirror:
     def __init__(self, root: Path, store: S3Store) -> None:
         self._root = root
         self._store = store
-        self._reported: set[str] = set()
 
     def refresh(self, prefix: str, wanted: Callable[[str], bool]) -> None:
         """Make every file below ``prefix`` that is ``wanted`` what the store has now: one listing, then what changed.
@@ -42,7 +40,7 @@ class Mirror:
         """
         listed = files_of(self._store.list(prefix))
         files = {name: it for name, it in listed.items() if RunPaths.is_growing(name) and wanted(name)}
-        self._report(name for name in listed if not RunPaths.is_growing(name))
+        report_unknown(self._store.uri, (name for name in listed if not RunPaths.is_growing(name)))
         if not files:
             return
         with exclusive(self._root / f"{_INDEX}.lock"):
@@ -53,13 +51,6 @@ class Mirror:
             if changed:
                 text = json.dumps({name: [asdict(it) for it in segments] for name, segments in index.items()})
                 write_atomically(self._root / _INDEX, text)
-
-    def _report(self, names: Iterable[str]) -> None:
-        """Warn once of what lies among a run's files and is none of them; nothing of it is fetched."""
-        if new := sorted({*names} - self._reported):
-            self._reported.update(new)
-            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
-            _LOG.warning("%s: ignored %r%s: not a file of a run", self._store.uri, new[0], more)
 
     def _is_same(self, name: str, segments: list[Segment], held: list[Segment] | None) -> bool:
         return segments == held and self._size(name) == (segments[-1].end if segments else -1)

@@ -7,22 +7,79 @@ import os
 import platform
 import socket
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sm_llm.contract.git_state import GitState
 from sm_llm.contract.liveness import exclusive
 from sm_llm.contract.states import RunState
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.storage.files import write_atomically
+from sm_llm.storage.base import SMALL_BYTES
+from sm_llm.storage.files import read_regular, write_atomically
+from sm_llm.storage.names import name_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 VERSION = 1
+MOST_ATTEMPTS = 999_999_999
+"""The largest number of an attempt: names of event logs and log folders have nine digits for it."""
+LATEST = 253_402_300_799
+"""The last second of the year 9999, since the epoch: what a calendar can show."""
+
+
+def _plain_name(name: str) -> str:
+    """Names in a record become folders: of steps, of copies on this machine."""
+    if fault := "it holds a slash" if "/" in name else name_fault(name):
+        raise ValueError(f"{name!r} cannot be a name: {fault}")
+    return name
+
+
+def _usable_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """What reading a run needs of its specification. The rest may be another release's."""
+    if not isinstance(spec.get("backend"), dict) or not isinstance(spec["backend"].get("name"), str):
+        raise ValueError("backend.name must be text")
+    if "steps" in spec:
+        if not isinstance(spec["steps"], dict) or not spec["steps"]:
+            raise ValueError("steps must be a mapping with at least one step")
+        for step in spec["steps"]:
+            _plain_name(step)
+    elif not isinstance(spec.get("task"), dict) or not isinstance(spec["task"].get("kind"), str):
+        raise ValueError("task.kind must be text")
+    options = spec.get("storage_options")
+    if options is not None and not (isinstance(options, dict) and all(_is_text_or_none(it) for it in options.values())):
+        raise ValueError("storage_options must be a mapping of texts")
+    return spec
+
+
+def _usable_plan(plan: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is shown of a plan where its run begins or continues."""
+    for step in plan:
+        if not _is_text_or_none(step.get("step")):
+            raise ValueError("step must be text")
+        for name in ("settings", "facts"):
+            values = step.get(name, {})
+            if not isinstance(values, dict) or not all(isinstance(it, str) for it in values.values()):
+                raise ValueError(f"{name} must be a mapping of texts")
+        warnings = step.get("warnings", [])
+        if not isinstance(warnings, list) or not all(isinstance(it, str) for it in warnings):
+            raise ValueError("warnings must be a list of texts")
+    return plan
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+_Name = Annotated[str, AfterValidator(_plain_name)]
+_Moment = Annotated[float, Field(ge=0, le=LATEST)]
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Number = Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)]
+_Spec = Annotated[dict[str, Any], AfterValidator(_usable_spec)]
+_Plan = Annotated[list[dict[str, Any]], AfterValidator(_usable_plan)]
 
 
 class _Block(BaseModel):
@@ -33,7 +90,7 @@ class AttemptStart(_Block):
     """Where an attempt's training began, as its worker reported: ``scratch``, ``pretrained`` or ``checkpoint``."""
 
     source: str
-    step: int
+    step: _Count
     uri: str | None = None
     digest: str | None = None
 
@@ -46,8 +103,8 @@ class InputManifest(_Block):
     """
 
     uri: str
-    files: int
-    bytes: int
+    files: _Count
+    bytes: _Count
     digest: str
     of: Literal["content", "listing"]
 
@@ -55,19 +112,19 @@ class InputManifest(_Block):
 class Attempt(_Block):
     """One start of the run. Times in seconds since the epoch; an attempt without ``state`` has not ended yet."""
 
-    number: int = Field(ge=1)
+    number: _Number
     native_id: str
     """Empty while a launcher has only claimed the attempt."""
     host: str | None = None
-    started: float
-    ended: float | None = None
+    started: _Moment
+    ended: _Moment | None = None
     state: RunState | None = None
     reason: str | None = None
-    rank: int | None = None
+    rank: _Count | None = None
     """The first failing rank, where it is known."""
-    billable_seconds: int | None = None
+    billable_seconds: _Count | None = None
     """Seconds that the platform bills, of all nodes together; None where nothing is billed, or not yet known."""
-    used_seconds: int | None = None
+    used_seconds: _Count | None = None
     """Seconds that its nodes ran, all of them together, where the platform reports it; spot bills fewer."""
     start: AttemptStart | None = None
     request: str | None = None
@@ -86,29 +143,36 @@ class Attempt(_Block):
         return any((it.number, it.native_id, it.state) == mine for it in record.attempts)
 
 
+def _ascending(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    numbers = [it.number for it in attempts]
+    if numbers != sorted(set(numbers)):
+        raise ValueError(f"attempts must be in ascending order, got {numbers[:20]}")
+    return attempts
+
+
 class Asked(_Block):
     """What a run was asked for: its specification, and what follows from it."""
 
-    spec: dict[str, Any]
+    spec: _Spec
     spec_digest: str
     origins: dict[str, str] = Field(default_factory=dict)
-    plan: list[dict[str, Any]] = Field(default_factory=list)
+    plan: _Plan = Field(default_factory=list)
 
 
 class RunRecord(_Block):
     """The record of one run; see the field texts. Written by the launcher only."""
 
     version: int = VERSION
-    run_id: str
-    name: str
-    created: float
+    run_id: _Name
+    name: _Name
+    created: _Moment
     """Seconds since the epoch."""
-    spec: dict[str, Any]
+    spec: _Spec
     """The merged specification, as JSON; ``load_spec`` gives the object."""
     spec_digest: str
     origins: dict[str, str] = Field(default_factory=dict)
     """Dotted path of a value -> where it came from."""
-    plan: list[dict[str, Any]] = Field(default_factory=list)
+    plan: _Plan = Field(default_factory=list)
     """The plan the run was started with, one summary per step (one for a job)."""
     git: GitState | None = None
     versions: dict[str, str] = Field(default_factory=dict)
@@ -119,15 +183,15 @@ class RunRecord(_Block):
     """The launching machine; ``folder`` is what relative inputs are relative to."""
     made_from: str | None = None
     """The run that this one repeats or branches from."""
-    changes: dict[int, tuple[str, ...]] = Field(default_factory=dict)
+    changes: dict[_Number, tuple[str, ...]] = Field(default_factory=dict)
     """Attempt -> the overrides it was resumed with; ``spec`` has them merged in."""
     before: Asked | None = None
     """While an attempt with changes runs: what it takes the place of, in case its worker refuses the changes."""
     trackers: dict[str, str] = Field(default_factory=dict)
     """Experiment tracker -> the run's id there, the same in all attempts."""
-    cost: float | None = None
+    cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """In US dollars, once the backend's time is priced; None until then."""
-    attempts: tuple[Attempt, ...] = ()
+    attempts: Annotated[tuple[Attempt, ...], AfterValidator(_ascending)] = ()
     outcome: RunState | None = None
     """The final state, once there is one; None while the run lasts or can be continued."""
 
@@ -184,7 +248,7 @@ class RunRecord(_Block):
     def read(cls, path: Path) -> RunRecord:
         """Read and validate. Raises ``StorageError`` with what is wrong with the file."""
         try:
-            body = path.read_bytes()
+            body = read_regular(path, SMALL_BYTES)
         except FileNotFoundError as error:
             raise StorageError(f"{path}: there is no run record here. Is this a run's folder?") from error
         except OSError as error:
@@ -196,13 +260,13 @@ class RunRecord(_Block):
         """Validate the bytes of run.json, which messages call ``name``. Raises ``StorageError``."""
         try:
             value = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StorageError(f"{name}: cannot read the run record: {error}") from error
         version = value.get("version") if isinstance(value, dict) else None
-        if version != VERSION:
+        if type(version) is not int or version != VERSION:
             raise StorageError(f"{name}: record version {version!r} is not known to this release (which has {VERSION})")
         try:
-            return cls.model_validate(value)
+            return cls.model_validate_json(body, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             raise StorageError(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

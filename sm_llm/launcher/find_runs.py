@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.run_paths import RUN_RECORD
 from sm_llm.contract.states import RunState
-from sm_llm.errors import RunNotFound, StorageError
+from sm_llm.errors import CheckpointError, RunNotFound, StorageError
 from sm_llm.launcher.backends.registry import BACKENDS, backend
 from sm_llm.launcher.homes import assert_storage, find_home, homes_below, read_records, storage_root
 from sm_llm.launcher.run import Run
@@ -190,14 +190,22 @@ def ls(storage: str | Path | None = None) -> list[Listed]:
     found = [(home, it) for home, it in read_records(homes_below(place)) if it is not None]
     if not found and place != storage_address(DEFAULT_STORAGE):
         assert_storage(place)
-    return sorted((_listed(home, it) for home, it in found), key=lambda it: (it.created or 0.0, it.run_id))
+    return sorted((_row(home, it) for home, it in found), key=lambda it: (it.created or 0.0, it.run_id))
 
 
-def _listed(home: RunHome, record: RunRecord | StorageError) -> Listed:
+def _row(home: RunHome, record: RunRecord | StorageError) -> Listed:
+    """What cannot be read of one run costs its own row. A store that does not answer was met before, by the listing."""
+    try:
+        if isinstance(record, StorageError):
+            raise record
+        return _listed(home, record)
+    except (StorageError, CheckpointError) as error:
+        return Listed(home.uri.rpartition("/")[2], home.uri, "unknown", RunState.UNKNOWN, str(error))
+
+
+def _listed(home: RunHome, record: RunRecord) -> Listed:
     from sm_llm.launcher.metrics import glance
 
-    if isinstance(record, StorageError):
-        return Listed(home.uri.rpartition("/")[2], home.uri, "unknown", RunState.UNKNOWN, str(record))
     run = Run(home)
     state, reason = run.describe()
     now = glance(run.job.events)

@@ -10,6 +10,7 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.run_record import MOST_ATTEMPTS
 from sm_llm.errors import StorageError
 from sm_llm.storage.s3 import S3Store
 from sm_llm.storage.s3_client import AnswerError, code_of, header, told
@@ -88,6 +89,7 @@ class Heartbeat:
 
 def _attempt_in(body: bytes) -> int:
     try:
-        return int(json.loads(body)["attempt"])
-    except (ValueError, KeyError, TypeError):
+        number = json.loads(body)["attempt"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return 0
+    return number if type(number) is int and number <= MOST_ATTEMPTS else 0

@@ -26,6 +26,8 @@ STATE_STYLES = {
 
 def duration(seconds: float) -> str:
     """``95`` -> ``1m35s``."""
+    if not math.isfinite(seconds):
+        return "an unknown time"
     whole = max(0, round(seconds))
     hours, minutes = whole // 3600, whole // 60 % 60
     if hours >= 48:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 _BLOCK_BYTES = 65_536
+_NODE_LOG = re.compile(r"node-[0-9]{1,6}\.log")
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,8 @@ def read_logs(
 
 
 def _followers(paths: RunPaths, attempt: int, wanted: LogFilter, known: dict[Path, _Follower]) -> list[_Follower]:
-    logs = paths.logs(attempt).glob("node-*.log" if wanted.node is None else f"node-{wanted.node}.log")
-    for log in logs:
-        if log not in known:
+    for log in paths.logs(attempt).glob("node-*.log" if wanted.node is None else f"node-{wanted.node}.log"):
+        if log not in known and _NODE_LOG.fullmatch(log.name) and log.is_file():
             known[log] = _Follower(log, wanted)
     followers = [known[log] for log in sorted(known, key=_node)]
     for follower in followers:

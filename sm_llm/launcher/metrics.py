@@ -18,6 +18,8 @@ MetricRow = dict[str, Any]
 
 _KINDS = ("step", "throughput", "validation")
 _ENVELOPE = ("kind", "time", "attempt")
+_KEYS = ("step", "attempt")
+"""What a row is known by: values that a program logs under these names do not replace them."""
 _RENAMED = {("validation", "tokens"): "validation_tokens"}
 """A step's event and a validation's both say ``tokens``: those of the step keep the name."""
 
@@ -32,7 +34,9 @@ def metric_rows(events_folder: Path) -> list[MetricRow]:
             row.update((_RENAMED.get((kind, it), it), value) for it, value in event.items() if it not in _ENVELOPE)
     for event in events:
         if event["kind"] == "logged":
-            rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]}).update(event["values"])
+            rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]}).update(
+                (name, value) for name, value in event["values"].items() if name not in _KEYS
+            )
     return [rows[step] for step in sorted(rows)]
 
 

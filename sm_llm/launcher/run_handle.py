@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from sm_llm.contract.events import EventWriter, StopRequested
 from sm_llm.contract.run_paths import STEPS
 from sm_llm.contract.s3_home import S3Home
-from sm_llm.errors import SubmitError
+from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.homes import find_home, launch_folder, with_recorded_options
 from sm_llm.launcher.metrics import MetricRow, metric_rows
 from sm_llm.launcher.results import RESULT_LINK, result_place
@@ -99,9 +99,12 @@ class RunHandle:
     @property
     def backend(self) -> Backend:
         """Where the run runs."""
-        from sm_llm.launcher.backends.registry import backend
+        from sm_llm.launcher.backends.registry import BACKENDS, backend
 
-        return backend(str(self._created_from.spec["backend"]["name"]))
+        name = self._created_from.spec["backend"]["name"]
+        if name not in BACKENDS:
+            raise StorageError(f"{self.uri}: its record names the backend {name!r}. Known: {', '.join(BACKENDS)}")
+        return backend(name)
 
     @property
     def launch_folder(self) -> Path | None:

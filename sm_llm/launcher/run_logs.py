@@ -6,7 +6,9 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import SmLlmError
+from pydantic import ValidationError
+
+from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.launcher.follow import has_begun_in
 from sm_llm.launcher.logs import LogFilter
 from sm_llm.spec.compute import ComputeSpec
@@ -62,7 +64,12 @@ def _own_lines(run: RunHandle, wanted: LogFilter, follow: bool, attempt: int | N
         raise SmLlmError(f"{run.id} has no attempt {attempt}; there are: {', '.join(map(str, numbers)) or 'none'}")
     if not numbers:
         return
-    compute = ComputeSpec.model_validate(record.spec["compute"])
+    try:
+        compute = ComputeSpec.model_validate(record.spec.get("compute"))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("spec", "compute", *first["loc"])))
+        raise StorageError(f"{run.uri}: its record cannot be used: {where}: {first['msg']}") from error
     yield from run.backend.logs(
         run.home,
         attempt or numbers[-1],

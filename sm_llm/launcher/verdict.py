@@ -7,11 +7,12 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.events import read_file
+from sm_llm.contract.events import event_files, read_file
 from sm_llm.contract.failure import Cause, Failure, cause_in, last_error_line, one_line
 from sm_llm.contract.run_paths import ContainerPaths
 from sm_llm.contract.states import RunState
 from sm_llm.contract.stopped import StopRecord
+from sm_llm.contract.trouble import Failed
 from sm_llm.launcher.logs import last_lines
 from sm_llm.launcher.results import has_checkpoint, has_final
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher.processes import Ended
 
 _LINES = 600
-_SUMMARY = re.compile(r"\s*rank\s+: (\d+) \(local_rank: \d+\)\s+exitcode\s+: -(\d+) ")
+_FAILURE_LOG = re.compile(r"rank[0-9]+-failure")
+_SUMMARY = re.compile(r"\s*rank\s+: ([0-9]{1,9}) \(local_rank: [0-9]+\)\s+exitcode\s+: -([0-9]{1,4}) ")
 """A process that a signal ended, in torchrun's own summary."""
 _ASKED = (signal.SIGTERM, signal.SIGINT)
 """What torchrun sends to the others of a node once one has failed: no cause of anything."""
@@ -100,9 +102,11 @@ def told_failure(paths: RunPaths, job: JobFile, nodes: int) -> Failure | None:
 
 def failures_in_events(paths: RunPaths, attempt: int) -> Iterator[tuple[float, Failure]]:
     """Every failure that a process of an attempt told in the event log, with its time in seconds since the epoch."""
-    for log in paths.events.glob(f"attempt-{attempt}-rank*-failure.jsonl"):
-        for _, event in read_file(log):
-            yield event["time"], Failure(Cause(event["cause"]), event["message"], event["rank"], event["node"])
+    for number, writer, log in event_files(paths.events):
+        if number == attempt and _FAILURE_LOG.fullmatch(writer):
+            for event in (it for _, it in read_file(log) if it["kind"] == Failed.kind):
+                cause = Cause(event["cause"]) if event["cause"] in list(Cause) else Cause.OTHER
+                yield event["time"], Failure(cause, event["message"], event["rank"], event["node"])
 
 
 def killed(paths: RunPaths, job: JobFile, nodes: int) -> Failure | None:

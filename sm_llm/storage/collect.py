@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.storage.find import Examined, commit_keys, examine
-from sm_llm.storage.layout import COMMITS, FINAL, Slot, save_of_key
+from sm_llm.storage.layout import COMMITS, FINAL, Slot, save_of_key, slot_of_commit
+from sm_llm.storage.names import usable
 from sm_llm.storage.pins import pinned
+from sm_llm.storage.reports import report_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -71,7 +73,8 @@ def collect_garbage(
 
 
 def _store_time(store: Store) -> float:
-    return max((it.modified or 0.0 for it in store.list(COMMITS)), default=0.0)
+    commits = (it for it in store.list(COMMITS) if slot_of_commit(it.key) is not None)
+    return max((it.modified or 0.0 for it in commits), default=0.0)
 
 
 def _examine_all(store: Store, run_id: str) -> list[Examined]:
@@ -106,7 +109,7 @@ def _recheck(store: Store, run_id: str, valid: Sequence[int], kept: set[int], ke
 def _delete_save(store: Store, item: Examined) -> int:
     assert item.commit is not None
     objects = store.list(item.slot.save_prefix(item.commit.save_id))
-    store.delete(it.key for it in objects)
+    store.delete(usable((it.key for it in objects), store.uri))
     return sum(it.size for it in objects)
 
 
@@ -130,7 +133,7 @@ def _delete_orphans(
     gone, size = [], 0
     for (slot, save_id), objects in _saves(store).items():
         if is_orphan(slot, save_id, objects):
-            store.delete(it.key for it in objects)
+            store.delete(usable((it.key for it in objects), store.uri))
             gone.append(save_id)
             size += sum(it.size for it in objects)
     return tuple(gone), size
@@ -138,7 +141,11 @@ def _delete_orphans(
 
 def _saves(store: Store) -> dict[tuple[Slot, str], list[StoredObject]]:
     saves: dict[tuple[Slot, str], list[StoredObject]] = defaultdict(list)
+    unknown = []
     for item in (*store.list("ckpt/step-"), *store.list(FINAL.prefix)):
         if place := save_of_key(item.key):
             saves[place[0], place[1]].append(item)
+        else:
+            unknown.append(item.key)
+    report_unknown(store.uri, unknown)
     return saves

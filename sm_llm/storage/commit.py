@@ -16,6 +16,7 @@ from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.files import fsync_path, fsync_tree
 from sm_llm.storage.manifest import CommitManifest, FileEntry, PartManifest, Save, decode, encode
+from sm_llm.storage.names import usable
 from sm_llm.storage.transfer import default_transfer
 
 if TYPE_CHECKING:
@@ -217,6 +218,6 @@ def discard(store: Store, save: Save) -> None:
     Only for the process that would have written the commit: nobody else knows that there is none.
     """
     try:
-        store.delete(it.key for it in store.list(save.slot.save_prefix(save.save_id)))
+        store.delete(usable((it.key for it in store.list(save.slot.save_prefix(save.save_id))), store.uri))
     except StorageError:
         return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
 import shutil
+import stat
 from pathlib import Path
 
 from sm_llm.owned import make_folders, opener
@@ -71,6 +73,20 @@ def extensible(name: str) -> str:
 def temporary_name(path: Path) -> Path:
     """A fresh name beside ``path``."""
     return path.with_name(f".{extensible(path.name)}.{secrets.token_hex(8)}.tmp")
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file of at most ``most`` bytes.
+
+    Raises ``OSError``, also for a pipe or a device, which could keep a reader waiting for ever, and for a larger file.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+        if not stat.S_ISREG(mode := os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "it is not a regular file", str(path))
+        body = stream.read(most + 1)
+    if len(body) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, which are too many to be read", str(path))
+    return body
 
 
 def write_new(path: Path, body: bytes) -> None:

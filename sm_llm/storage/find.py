@@ -9,6 +9,7 @@ from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.base import TooLargeError
 from sm_llm.storage.layout import COMMITS, FINAL, Slot, slot_of_commit
 from sm_llm.storage.manifest import CommitManifest, decode
+from sm_llm.storage.reports import report_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +68,8 @@ class Examined:
 
 def commit_keys(store: Store) -> list[tuple[Slot, str]]:
     """Every checkpoint commit, by ascending step number; of two names of one number the padded one comes last."""
-    slots = ((slot_of_commit(it.key), it.key) for it in store.list(COMMITS))
+    slots = [(slot_of_commit(it.key), it.key) for it in store.list(COMMITS)]
+    report_unknown(store.uri, (key for slot, key in slots if slot is None))
     steps = [(slot, key) for slot, key in slots if slot is not None and slot.step is not None]
     return sorted(steps, key=lambda it: (it[0].step or 0, it[1] == it[0].commit_key, it[1]))
 

@@ -13,7 +13,7 @@ from sm_llm.errors import StorageError
 from sm_llm.owned import make_folders, opener
 from sm_llm.storage.base import SMALL_BYTES, MissingObjectError, StoredObject, TooLargeError
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_file
-from sm_llm.storage.files import fsync_path, temporary_name, write_new
+from sm_llm.storage.files import fsync_path, read_regular, temporary_name, write_new
 from sm_llm.storage.names import path_below
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ class FolderStore:
         with self._told("read", key):
             self._require_root()
             try:
-                with path.open("rb") as stream:
-                    body = stream.read(SMALL_BYTES + 1)
+                return read_regular(path, SMALL_BYTES)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return None
-        if len(body) > SMALL_BYTES:
-            raise TooLargeError(f"{self.uri}: {key!r} has more than {SMALL_BYTES:,} bytes; such an object is not read")
-        return body
+            except OSError as error:
+                if error.errno != errno.EFBIG:
+                    raise
+                raise TooLargeError(f"{self.uri}: {key!r}: {error.strerror}") from error
 
     def put_file(self, source: Path, key: str) -> StoredObject:
         """Copy, flush, then read back from the device. Raises ``StorageError`` if the key exists or bytes differ."""

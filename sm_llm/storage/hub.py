@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.names import name_fault
+from sm_llm.storage.names import name_fault, paths_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 SCHEME = "hf://"
 CONTROL_FOLDER = ".fetch"
@@ -106,7 +106,7 @@ def look_up(address: HubAddress) -> HubSnapshot:
         tree = api.list_repo_tree(
             address.repository, recursive=True, revision=info.sha, repo_type=address.kind
         )  # fmt: skip
-        return HubSnapshot(address, checked_commit(info.sha), tuple(_file(it) for it in tree if hasattr(it, "blob_id")))
+        return snapshot_of(address, info.sha, (_file(it) for it in tree if hasattr(it, "blob_id")))
 
     with told(address):
         return patiently(ask)
@@ -127,7 +127,15 @@ def checked_file(path: Any, size: Any, checksum: Any) -> HubFile:
     return HubFile(path, size, checksum)
 
 
-def checked_commit(commit: Any) -> str:
+def snapshot_of(address: HubAddress, commit: Any, files: Iterable[HubFile]) -> HubSnapshot:
+    """Raises ``StorageError`` for a commit that is none, and for files that cannot lie in one folder."""
+    found = tuple(files)
+    if fault := paths_fault(it.path for it in found):
+        raise StorageError(f"it lists files that cannot lie in one folder: {fault}")
+    return HubSnapshot(address, _checked_commit(commit), found)
+
+
+def _checked_commit(commit: Any) -> str:
     """The id of a commit: 40 hex digits. Raises ``StorageError`` for anything else."""
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise StorageError(f"it names the commit {commit!r}, expected 40 hex digits")

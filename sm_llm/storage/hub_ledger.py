@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.hub import HubSnapshot, checked_commit, checked_file, look_up, parse_hub
+from sm_llm.storage.hub import HubSnapshot, checked_file, look_up, parse_hub, snapshot_of
 from sm_llm.storage.manifest import FileEntry
 
 if TYPE_CHECKING:
@@ -56,17 +56,22 @@ class Ledger:
         if body is None:
             return None
         try:
-            return FileEntry.model_validate_json(body)
+            found = FileEntry.model_validate_json(body)
+            fault = "" if (found.path, found.size) == (file.path, file.size) else f"it is of {found.path!r}"
         except ValidationError as error:
-            raise StorageError(
-                f"{self.store.uri}/{self._key(file)}: cannot be used ({error.errors()[0]['msg']})"
-            ) from None
+            fault = str(error.errors()[0]["msg"])
+        if fault:
+            raise StorageError(f"{self.store.uri}/{self._key(file)}: cannot be used ({fault})")
+        return found
 
     def once(self, key: str, value: str) -> str:
         """``value``, or what an earlier call for ``key`` gave."""
         place = f"{self.prefix}{key}"
         self.store.put_if_absent(place, value.encode())
-        return (self.store.get(place) or value.encode()).decode()
+        try:
+            return (self.store.get(place) or value.encode()).decode()
+        except UnicodeDecodeError as error:
+            raise StorageError(f"{self.store.uri}/{place}: cannot be used ({error})") from error
 
     def _key(self, file: HubFile) -> str:
         return f"{self.prefix}stored/{hashlib.sha256(file.path.encode()).hexdigest()[:32]}.json"
@@ -91,9 +96,9 @@ def _encode(snapshot: HubSnapshot) -> bytes:
 def _decode(body: bytes | None, place: str) -> HubSnapshot:
     try:
         record = json.loads(body or b"")
-        if record["version"] != _VERSION:
+        if type(record["version"]) is not int or record["version"] != _VERSION:
             raise ValueError(f"its version {record['version']!r} is not known")
-        files = tuple(checked_file(it["path"], it["size"], it["checksum"]) for it in record["files"])
-        return HubSnapshot(parse_hub(record["uri"]), checked_commit(record["commit"]), files)
+        files = [checked_file(it["path"], it["size"], it["checksum"]) for it in record["files"]]
+        return snapshot_of(parse_hub(record["uri"]), record["commit"], files)
     except (KeyError, TypeError, ValueError, RecursionError, StorageError) as error:
         raise StorageError(f"{place}: cannot be used ({error}). Remove it to pin the source anew") from error

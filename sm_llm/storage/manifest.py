@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.layout import Slot
-from sm_llm.storage.names import name_fault
+from sm_llm.storage.names import name_fault, paths_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,13 +26,8 @@ def _plain_path(path: str) -> str:
 
 def _distinct(files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
     """No path twice, and none that is a folder of another: whoever fetches them would overwrite one."""
-    paths = {it.path for it in files}
-    if len(paths) < len(files):
-        raise ValueError("a path is named twice")
-    for path in paths:
-        parts = path.split("/")
-        if any("/".join(parts[:depth]) in paths for depth in range(1, len(parts))):
-            raise ValueError(f"{path!r} lies below a file")
+    if fault := paths_fault(it.path for it in files):
+        raise ValueError(fault)
     return files
 
 
@@ -87,7 +82,7 @@ class CommitManifest(_Manifest):
     save: Save
     nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
     """Drawn by the writer of this commit, who recognises it after a lost answer."""
-    time: float
+    time: float = Field(ge=0, lt=1e11)
     files: Annotated[tuple[FileEntry, ...], AfterValidator(_distinct)]
     meta: dict[str, Any] = Field(default_factory=dict)
     """Whatever a restore needs beyond files: degrees, library versions, data position, scheduler. A JSON value."""

@@ -7,6 +7,8 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sm_llm.storage.reports import report_unknown
+
 if TYPE_CHECKING:
     from sm_llm.storage.base import Store
 
@@ -44,5 +46,6 @@ def pin(store: Store, step: int) -> Pin:
 def pinned(store: Store, now: float) -> set[int]:
     """The steps that are kept at ``now``, by the store's clock in seconds since the epoch. Raises ``StorageError``."""
     oldest = now - PIN_DAYS * 86400
-    recent = (_PIN.fullmatch(it.key) for it in store.list(_WANTED) if (it.modified or now) >= oldest)
-    return {int(match[1]) for match in recent if match}  # what else lies there is not a pin of ours
+    found = [(it, _PIN.fullmatch(it.key)) for it in store.list("ckpt/wanted/")]
+    report_unknown(store.uri, (it.key for it, match in found if match is None))
+    return {int(match[1]) for it, match in found if match and (it.modified or now) >= oldest}

@@ -65,9 +65,12 @@ def bring_back(store: Store, *, label: str) -> None:
     """Undo the retirements under ``label``, before anybody went on without them. Raises ``StorageError``."""
     folder = f"{RETIRED}{label}/"
     for found in store.list(folder):
+        key = COMMITS + found.key.removeprefix(folder)
+        if slot_of_commit(key) is None:
+            continue  # nothing of ours
         body = store.get(found.key)
         if body is not None:
-            store.put_if_absent(COMMITS + found.key.removeprefix(folder), body)
+            store.put_if_absent(key, body)
         store.delete([found.key])
 
 

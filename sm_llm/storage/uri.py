@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}?|\}")
-_STEP = re.compile(r"[0-9]+")
+_STEP = re.compile(r"[0-9]{1,18}")
 _SLASHES = re.compile("/{2,}")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.published import NothingDone
 from sm_llm.errors import RunFailed
 from sm_llm.storage.hub_ledger import LEDGERS
+from sm_llm.storage.names import usable
 from sm_llm.storage.publish import find_final
 from sm_llm.storage.result import POINTER, RESULT, leave_pointer
 from sm_llm.storage.retire import retire_all
@@ -24,7 +25,8 @@ def begin_anew(context: WorkerContext, reason: str) -> None:
     """
     other = str(context.replaced_job).rpartition("/")[2]
     found = retire_all(context.store, label=other)
-    context.store.delete([f"{RESULT}/{POINTER}", *(it.key for it in context.store.list(LEDGERS))])
+    ledgers = usable((it.key for it in context.store.list(LEDGERS)), context.store.uri)
+    context.store.delete([f"{RESULT}/{POINTER}", *ledgers])
     told = f"This run begins anew; the commits of what {other} published ({found}) are in ckpt/retired/{other}"
     context.notice(f"{reason}. {told}", "warning")
 

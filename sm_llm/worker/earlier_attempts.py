@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.events import event_files, read_file
 from sm_llm.contract.published import CheckpointPublished
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sm_llm.contract.run_home import RunHome
-
-_MARK = f'"{CheckpointPublished.kind}"'.encode()
 
 
 def published_before(home: RunHome) -> int | None:
@@ -20,26 +16,10 @@ def published_before(home: RunHome) -> int | None:
 
     Raises ``StorageError`` if the storage does not answer.
     """
-    steps = [_newest_step(path) for path in _event_files(home)]
+    home.refresh("events/")
+    events = (event for _, _, path in event_files(home.paths.events) for _, event in read_file(path))
+    steps = [event["step"] for event in events if event["kind"] == CheckpointPublished.kind]
     if home.exists():
         starts = (attempt.start for attempt in home.record().attempts)
         steps += [start.step for start in starts if start is not None and start.source == "checkpoint"]
-    return max((step for step in steps if step is not None), default=None)
-
-
-def _event_files(home: RunHome) -> list[Path]:
-    home.refresh("events/")
-    return sorted(home.paths.events.glob("attempt-*.jsonl"))
-
-
-def _newest_step(path: Path) -> int | None:
-    """Of one event log; lines that cannot be read count for nothing."""
-    steps = []
-    with path.open("rb") as stream:
-        for line in stream:
-            if _MARK in line:
-                try:
-                    steps.append(int(json.loads(line)["step"]))
-                except (ValueError, KeyError, TypeError, RecursionError):
-                    continue
     return max(steps, default=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.events import Progress
+from sm_llm.errors import CheckpointError
 from sm_llm.storage.restore import fetch
 
 if TYPE_CHECKING:
@@ -57,10 +58,17 @@ def wanted_by_node(context: WorkerContext, commit: CommitManifest) -> Wanted | N
     reads, place = commit.meta.get("reads"), context.place
     if reads is None or commit.meta.get("layout") != layout(context):
         return None
+    if not _is_of_all_ranks(reads, place.world_size):
+        raise CheckpointError(f"step {commit.step}: its commit does not name the files that each process reads")
     first = place.rank - place.local_rank
     ranks = range(first, first + place.local_world_size)
     paths = {rank_file(rank) for rank in ranks} | {path for rank in ranks for path in reads[rank]}
     return Wanted(frozenset(paths | {_METADATA}))
+
+
+def _is_of_all_ranks(reads: Any, world_size: int) -> bool:
+    lists = isinstance(reads, list) and len(reads) == world_size and all(isinstance(it, list) for it in reads)
+    return lists and all(isinstance(path, str) for paths in reads for path in paths)
 
 
 def fetcher(context: WorkerContext, store: Store) -> Callable[[CommitManifest, Path], object]:

@@ -57,7 +57,11 @@ def test_values_json_does_not_know_survive_in_any_field(value: float) -> None:
         assert json.loads(line, parse_constant=pytest.fail)[name] is None
         read = decode(line)[name]
         assert read == value or (math.isnan(read) and math.isnan(value))
-    assert decode(encode(Account({"mean": [value, 1]}), attempt=1, at=0.0))["account"] == {"mean": [None, 1]}
+    rows = {"rows": 1, "documents": 1, "mean": value}
+    account = {"documents": {"used": 1}, "splits": {"train": rows}, "tokenizer": {"vocab_size": 3}}
+    account |= {"seq_length": 4, "tokens_in": 5, "tokens_kept": 4}
+    found = decode(encode(Account(account), attempt=1, at=0.0))["account"]
+    assert found == {**account, "splits": {"train": {**rows, "mean": None}}}
 
 
 def test_exact_fields_keep_a_readable_number_beside_the_hexadecimal_one() -> None:

@@ -26,7 +26,7 @@ def record(spec: Any = None, **changes: Any) -> RunRecord:
         "run_id": "tiny-1",
         "name": "tiny",
         "created": 1753000000.125,
-        "spec": {} if spec is None else spec.model_dump(mode="json"),
+        "spec": (spec or JobSpec.model_validate({"name": "tiny", "task": PREPARE})).model_dump(mode="json"),
         "spec_digest": "ab" * 32,
         "origins": {"task.kind": "job.yaml:3"},
         "plan": [{"world_size": 2}],

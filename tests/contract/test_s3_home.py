@@ -25,7 +25,8 @@ from sm_llm.storage.swap import folders, read_tagged, swap
 if TYPE_CHECKING:
     from pathlib import Path
 
-RECORD = RunRecord(run_id="job-1", name="job", created=1.0, spec={"task": {}}, spec_digest="d")
+SPEC = {"backend": {"name": "local"}, "task": {"kind": "train"}}
+RECORD = RunRecord(run_id="job-1", name="job", created=1.0, spec=SPEC, spec_digest="d")
 
 
 def attempt(number: int, **facts: Any) -> Attempt:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import time
 from typing import Any
 
@@ -18,6 +20,7 @@ from sm_llm.storage.hub_fetch import fetch
 from sm_llm.storage.layout import COMMITS, Slot, save_of_key, slot_of_commit
 from sm_llm.storage.manifest import CommitManifest, _checksum, decode
 from sm_llm.storage.pins import pin, pinned
+from sm_llm.storage.publish import restore, upload_part
 from sm_llm.storage.retire import retire_damaged
 
 Hub = Any
@@ -52,6 +55,10 @@ def spoil(bench: Any, step: int, how: str) -> None:
         rewrite(bench, step, files=[{**files[0], "size": str(files[0]["size"])}, *files[1:]])
     elif how == "a huge number":
         path.write_text('{"version": ' + "1" * 10_000 + "}")
+    elif how == "a file that another one is while it is fetched":
+        rewrite(bench, step, files=[*files, {**files[0], "path": f"{files[0]['path']}.part"}])
+    elif how == "an impossible time":
+        rewrite(bench, step, time=1e300)
     else:
         path.write_text('{"version": 1, "time": NaN}')
 
@@ -59,6 +66,7 @@ def spoil(bench: Any, step: int, how: str) -> None:
 HOWS = [
     "too deep", "too large", "a path twice", "a file below a file", "a path that climbs out",
     "a version that is no integer", "a size that is no integer", "a huge number", "not a number",
+    "an impossible time",
 ]  # fmt: skip
 
 
@@ -74,6 +82,62 @@ def test_a_commit_that_cannot_be_right_is_passed_over_by_every_verb(bench: Any, 
     assert [(it.step, it.valid) for it in list_checkpoints(bench.store)] == [(1, True), (2, True), (3, False)]
     assert collect_garbage(bench.store, run_id=bench.run_id, keep_last=1).steps == (1,)
     assert retire_damaged(bench.store, {3}, run_id=bench.run_id, label="x") in ([], [3])
+
+
+def test_a_commit_with_a_name_of_a_file_in_the_making_is_passed_over_by_a_restore(bench: Any, tmp_path: Any) -> None:
+    for step in (1, 2):
+        bench.publish(step)
+    spoil(bench, 2, "a file that another one is while it is fetched")
+    body = bench.store.get(f"{COMMITS}step-00000002.json")
+    commit = decode(body, CommitManifest)
+    twin = bench.root / commit.save.data_prefix / f"{commit.files[0].path}.part"
+    twin.write_bytes((bench.root / commit.save.data_prefix / commit.files[0].path).read_bytes())
+    restored = restore(
+        bench.store, tmp_path / "out", run_id=bench.run_id, leader=True, fetches=True, gather=lambda it: [it]
+    )
+    assert restored is not None
+    assert restored.commit.step == 1
+    assert "while it is fetched" in str(restored.rejected[0])
+
+
+@pytest.mark.parametrize("name", ["data/x\ny", "data/\x1b[2J", "data/a\\b", "other", "data/nul"])
+def test_s12_a_foreign_object_in_a_save_stops_no_collection(
+    bench: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves = [bench.publish(step).commit.save for step in (1, 2)]
+    foreign = bench.root / saves[0].slot.save_prefix(saves[0].save_id) / name
+    foreign.write_text("foreign")
+    (bench.root / "ckpt" / "step-x").mkdir()
+    (bench.root / "ckpt" / "step-x" / "y").write_text("foreign")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            collected = collect_garbage(bench.store, run_id=bench.run_id, keep_last=1)
+    assert [it.step for it in list_checkpoints(bench.store)] == [2]
+    assert collected.refused == ""
+    assert foreign.exists() == (name != "other")
+    told = [it.getMessage() for it in caplog.records]
+    assert len(told) == len(set(told)) == (1 if name == "other" else 2)
+
+
+def test_s12_an_unknown_name_among_commits_is_reported_once(bench: Any, caplog: pytest.LogCaptureFixture) -> None:
+    bench.publish(1)
+    (bench.root / COMMITS / "notes\x1b[2J.txt").write_text("foreign")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert find_newest(bench.store, run_id=bench.run_id).commit is not None
+    assert [it.getMessage() for it in caplog.records] == [
+        f"{bench.root}: ignored {COMMITS + 'notes' + chr(27) + '[2J.txt'!r}: not a file of a run"
+    ]
+
+
+def test_s12_the_time_of_a_foreign_file_makes_no_save_old(bench: Any) -> None:
+    bench.publish(1)
+    young = bench.save(1)
+    upload_part(bench.store, young, bench.sealed({"x": b"y"}), 0)
+    foreign = bench.root / COMMITS / "notes.txt"
+    foreign.write_text("foreign")
+    os.utime(foreign, (4e9, 4e9))
+    assert collect_garbage(bench.store, run_id=bench.run_id, keep_last=1).orphans == ()
 
 
 class Changing:

@@ -13,12 +13,14 @@ from sm_llm.worker.earlier_attempts import published_before
 if TYPE_CHECKING:
     from pathlib import Path
 
+SPEC = {"backend": {"name": "local"}, "task": {"kind": "train"}}
+
 
 def record(*starts: AttemptStart | None) -> RunRecord:
     attempts = tuple(
         Attempt(number=number, native_id="1", started=1.0, start=start) for number, start in enumerate(starts, 1)
     )
-    facts: dict[str, Any] = {"spec": {"task": {}}, "spec_digest": "d", "attempts": attempts}
+    facts: dict[str, Any] = {"spec": SPEC, "spec_digest": "d", "attempts": attempts}
     return RunRecord(run_id="job-1", name="job", created=1.0, **facts)
 
 

@@ -177,7 +177,8 @@ class LocalBackend:
         """Signal the supervisor, which passes it on to every node; from another machine, leave a stop file."""
         from sm_llm.launcher.local_run import stop
 
-        stop(home, int(attempt.native_id or 0), now=now)
+        pid = attempt.native_id
+        stop(home, int(pid) if pid.isascii() and pid.isdigit() else 0, now=now)
 
     def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
         """None: a local run has no container to enter."""

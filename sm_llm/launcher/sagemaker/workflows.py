@@ -14,7 +14,7 @@ from sm_llm.contract.run_record import Attempt
 from sm_llm.contract.s3_home import S3Home
 from sm_llm.contract.states import RunState
 from sm_llm.contract.stop_request import ask_to_stop
-from sm_llm.errors import SubmitError
+from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher import pipelines
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.homes import launch_folder
@@ -102,12 +102,17 @@ def step_home(home: RunHome, step: str) -> RunHome:
     """Where a step of the newest attempt has its run: what the pipeline was told, which equal steps share."""
     record = home.record()
     kept = record.attempts[-1].request if record.attempts else None
-    definition = json.loads(home.store.get(kept) or b"{}") if kept else {}
-    for it in definition.get("Steps", []):
-        if it["Name"] == step:
-            tags = {tag["Key"]: tag["Value"] for tag in it["Arguments"]["Tags"]}
-            return home_of(tags[RUN_TAG], record.spec.get("storage_options"))
-    return home.below(STEPS, step)
+    if kept is None:
+        return home.below(STEPS, step)
+    try:
+        definition = json.loads(home.store.get(kept) or b"{}")
+        found = [it for it in definition.get("Steps", []) if it["Name"] == step]
+        tags = {tag["Key"]: tag["Value"] for it in found for tag in it["Arguments"]["Tags"]}
+        uri = tags[RUN_TAG] if found else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StorageError(f"{home.uri}/{kept}: cannot be used ({type(error).__name__}: {error})") from error
+    # Reached as the workflow is: neither its record nor a definition in its storage chooses where requests go.
+    return home.below(STEPS, step) if uri is None else home_of(uri, getattr(home.store, "options", None))
 
 
 def state_of(home: RunHome, record: RunRecord, connect: Connect) -> NativeState:
