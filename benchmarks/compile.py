@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from loop import Ours
 
-from sm_llm.worker import train
+from sm_llm.worker.tasks import train
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

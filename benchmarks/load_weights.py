@@ -60,7 +60,7 @@ def write_model(folder: Path, wanted: int) -> int:
     from safetensors.torch import save_file
 
     from sm_llm.models.config import both_spellings, normalise
-    from sm_llm.models.registry import family
+    from sm_llm.models.families.registry import family
 
     layers = max(1, wanted // (2 * (4 * 1024**2 + 3 * 1024 * 4096)))
     config = normalise({"model_type": "llama", "vocab_size": 256, "num_hidden_layers": layers, **LAYER})
@@ -85,8 +85,8 @@ def load(folder: Path, master: str) -> None:
     from sm_llm.models.weights_check import check_weights
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.place import Place
-    from sm_llm.worker.strategies import fsdp
-    from sm_llm.worker.weights import PretrainedWeights
+    from sm_llm.worker.strategies.fsdp import strategy as fsdp
+    from sm_llm.worker.checkpoint.weights import PretrainedWeights
 
     task = TrainTask.model_validate(
         {

@@ -29,13 +29,13 @@ import torch
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.worker import random_state
+from sm_llm.worker.training import random_state
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.job_setup import set_up
+from sm_llm.worker.training.job_setup import set_up
 from sm_llm.worker.strategies.model import build_on_meta, materialise
 from sm_llm.worker.strategies.registry import make_strategy
-from sm_llm.worker.train import Training
-from sm_llm.worker.weights import InitialWeights
+from sm_llm.worker.tasks.train import Training
+from sm_llm.worker.checkpoint.weights import InitialWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +93,7 @@ class Bare:
     """What one would write without us."""
 
     def __init__(self, ours: Ours, precision: str, steps: int) -> None:
-        from sm_llm.models.registry import family
+        from sm_llm.models.families.registry import family
 
         config = ours.setup.config
         self.model = build_on_meta(config)

@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from loop import Ours, interval, small_task
 
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
-from sm_llm.worker import random_state
-from sm_llm.worker.checkpoint import Checkpointer
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.worker.training import random_state
+from sm_llm.worker.checkpoint.checkpoint import Checkpointer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.worker.publisher import Sealed
+    from sm_llm.worker.publishing.publisher import Sealed
 
 
 @contextlib.contextmanager

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
         StorageError,
         SubmitError,
     )
-    from sm_llm.launcher import pipelines
+    from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
     from sm_llm.launcher.api import attach, launch, load_spec, ls, prepare
-    from sm_llm.launcher.estimators import distribution, estimator
-    from sm_llm.launcher.plan import plan
+    from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
+    from sm_llm.launcher.planning.planner import plan
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run import Run
-    from sm_llm.launcher.sync import sync
+    from sm_llm.launcher.tools.sync import sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec
-    from sm_llm.storage.hub_fetch import fetch
-    from sm_llm.worker.calls import log, publish
+    from sm_llm.storage.hub.hub_fetch import fetch
+    from sm_llm.worker.script.calls import log, publish
 
 __version__ = "0.1.0"
 
@@ -81,16 +81,16 @@ __all__ = [
 
 _HOMES = {
     "sm_llm.launcher.api": ("attach", "launch", "load_spec", "ls", "prepare"),
-    "sm_llm.launcher.estimators": ("distribution", "estimator"),
-    "sm_llm.launcher.plan": ("plan",),
+    "sm_llm.launcher.backends.sagemaker.sdk.estimators": ("distribution", "estimator"),
+    "sm_llm.launcher.planning.planner": ("plan",),
     "sm_llm.launcher.planning.plan": ("Plan",),
     "sm_llm.launcher.run": ("Run",),
-    "sm_llm.launcher.sync": ("sync",),
-    "sm_llm.storage.hub_fetch": ("fetch",),
+    "sm_llm.launcher.tools.sync": ("sync",),
+    "sm_llm.storage.hub.hub_fetch": ("fetch",),
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
-    "sm_llm.worker.calls": ("log", "publish"),
+    "sm_llm.worker.script.calls": ("log", "publish"),
 }
-_MODULES = {"convert": "sm_llm.convert", "pipelines": "sm_llm.launcher.pipelines"}
+_MODULES = {"convert": "sm_llm.convert", "pipelines": "sm_llm.launcher.backends.sagemaker.pipelines.pipelines"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -16,18 +16,18 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from sm_llm.cli import app
-from sm_llm.spec import classes
+from sm_llm.spec.comparison import classes
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.docs import class_doc, field_docs
+from sm_llm.spec.reference.docs import class_doc, field_docs
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.leaves import declared
-from sm_llm.spec.schema import child_blocks, constant, describe, members, tag
-from sm_llm.spec.yaml_text import to_yaml
+from sm_llm.spec.comparison.leaves import declared
+from sm_llm.spec.reference.schema import child_blocks, constant, describe, members, tag
+from sm_llm.spec.loading.yaml_text import to_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sm_llm.spec.classes import Declared
+    from sm_llm.spec.comparison.classes import Declared
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/reference"

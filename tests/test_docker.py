@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import PlanError, SubmitError
-from sm_llm.launcher import image_build
-from sm_llm.launcher.images import rows, uri
+from sm_llm.launcher.images import image_build
+from sm_llm.launcher.images.images import rows, uri
 
 ROOT = Path(__file__).parent.parent
 KINDS = sorted(path.parent.name for path in (ROOT / "docker").glob("*/Dockerfile"))

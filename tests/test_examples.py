@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import sm_llm
-from sm_llm.contract.states import RunState
+from sm_llm.runs.states import RunState
 from sm_llm.errors import RunFailed
 from tests.fixtures.sagemaker_calls import calls
 from tests.golden.previous_run import unpack

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.contract import stock
-from sm_llm.contract.events import EventWriter, StopRequested
-from sm_llm.contract.liveness import hold, is_anyone_alive, is_starting, starting
-from sm_llm.contract.run_paths import RunPaths
+from sm_llm.runs.events.events import EventWriter, StopRequested
+from sm_llm.runs.liveness import hold, is_anyone_alive, is_starting, starting
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.errors import DataError, RunFailed
-from sm_llm.launcher import rehearsal
+from sm_llm.launcher.backends.local import rehearsal
 from sm_llm.owned import close_to_others, make_folders, opener, own_user, private_folder, temporary_folder
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.sync_memory import SyncMemory
-from sm_llm.worker.program import Program
-from sm_llm.worker.scratch import DISK_ENVIRONMENT, scratch_folder
+from sm_llm.storage.syncing.sync_memory import SyncMemory
+from sm_llm.worker.script.program import Program
+from sm_llm.worker.inputs.scratch import DISK_ENVIRONMENT, scratch_folder
 from tests.fixtures.wheels import wheel
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def test_s16_converted_rows_lie_in_a_folder_of_the_user(open_tmp: Path) -> None:
 
 @is_root
 def test_s16_a_scratch_disk_on_which_somebody_else_made_our_folder_is_refused(open_tmp: Path) -> None:
-    from sm_llm.contract.run_paths import ContainerPaths
+    from sm_llm.runs.run_paths import ContainerPaths
 
     (open_tmp / "sm-llm").mkdir()
     os.chown(open_tmp / "sm-llm", OTHER, OTHER)

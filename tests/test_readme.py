@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sm_llm.launcher.backends.registry import BACKENDS
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.runnable import STRATEGIES
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import sm_llm
-from sm_llm.launcher.console import CleanConsole
+from sm_llm.launcher.display.console import CleanConsole
 from sm_llm.terminal import CleanStream, clean, quoted
 
 SEQUENCES = [

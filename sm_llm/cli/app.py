@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sm_llm.contract.states import EXIT_MEANINGS, USAGE_EXIT_CODE
+from sm_llm.runs.states import EXIT_MEANINGS, USAGE_EXIT_CODE
 from sm_llm.errors import (
     CheckpointError,
     ConversionRefused,
@@ -25,11 +25,11 @@ _REFUSALS = (SpecError, PlanError, LaunchRefused, RunNotFound, CheckpointError, 
 
 VERBS = {
     "fit": "sm_llm.launcher.api:launch",
-    "plan": "sm_llm.launcher.plan:plan",
-    "show": "sm_llm.spec.show:show",
-    "init": "sm_llm.spec.template:commented",
+    "plan": "sm_llm.launcher.planning.planner:plan",
+    "show": "sm_llm.spec.reference.show:show",
+    "init": "sm_llm.spec.reference.template:commented",
     "prepare": "sm_llm.launcher.api:prepare",
-    "recipes": "sm_llm.spec.recipes:recipe_files",
+    "recipes": "sm_llm.spec.loading.recipes:recipe_files",
     "ls": "sm_llm.launcher.find_runs:ls",
     "status": "sm_llm.launcher.run:Run.status",
     "attempts": "sm_llm.launcher.run:Run.attempts",
@@ -40,13 +40,13 @@ VERBS = {
     "attach": "sm_llm.launcher.run:Run.watch",
     "wait": "sm_llm.launcher.run:Run.wait",
     "stop": "sm_llm.launcher.run:Run.stop",
-    "shell": "sm_llm.launcher.shell:shell",
+    "shell": "sm_llm.launcher.tools.shell:shell",
     "resume": "sm_llm.launcher.run:Run.resume",
     "finish": "sm_llm.launcher.run:Run.finish",
     "rerun": "sm_llm.launcher.run:Run.rerun",
     "branch": "sm_llm.launcher.run:Run.branch",
-    "sync": "sm_llm.launcher.sync:sync",
-    "fetch": "sm_llm.storage.hub_fetch:fetch",
+    "sync": "sm_llm.launcher.tools.sync:sync",
+    "fetch": "sm_llm.storage.hub.hub_fetch:fetch",
     "convert": "sm_llm.convert.api:convert",
     "doctor": "sm_llm.storage.probe:probe_storage",
 }

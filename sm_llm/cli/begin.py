@@ -41,7 +41,7 @@ def fit(
     from sm_llm.launcher.api import launch
 
     if dry_run:
-        from sm_llm.launcher.plan import plan as make_plan
+        from sm_llm.launcher.planning.planner import plan as make_plan
 
         for it in make_plan(spec, *overrides or ()):  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
@@ -62,15 +62,15 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
       sm-llm plan tiny-local
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
-    from sm_llm.launcher.input_places import check_places
-    from sm_llm.launcher.plan import plan as make_plan
+    from sm_llm.launcher.planning.input_places import check_places
+    from sm_llm.launcher.planning.planner import plan as make_plan
 
     plans = make_plan(spec, *overrides or ())
     check_places(plans)
     if as_json:
         print_json([it.to_json() for it in plans])
         return
-    from sm_llm.launcher.report import plan_table
+    from sm_llm.launcher.display.report import plan_table
 
     for it in plans:
         console().print(plan_table(it))
@@ -79,14 +79,14 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
 @app.command()
 def show(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the merged spec and where each value came from."""
-    from sm_llm.spec.load import load
-    from sm_llm.spec.show import show as rows_of
+    from sm_llm.spec.loading.load import load
+    from sm_llm.spec.reference.show import show as rows_of
 
     rows = rows_of(load(spec, overrides or ()))
     if as_json:
         print_json([{"path": path, "value": value, "origin": origin} for path, value, origin in rows])
         return
-    from sm_llm.launcher.report import origins_table
+    from sm_llm.launcher.display.report import origins_table
 
     console().print(origins_table(rows))
 
@@ -102,7 +102,7 @@ def init(
     Example:
       sm-llm init tiny-local job.yaml
     """
-    from sm_llm.spec.template import commented
+    from sm_llm.spec.reference.template import commented
 
     text = commented(recipe)
     if file is None:
@@ -138,7 +138,7 @@ def prepare(
       sm-llm prepare a.jsonl b.parquet --seq-length 2048 --tokenizer my-tokenizer task.text_field=body
     """
     from sm_llm.launcher.api import prepare as start
-    from sm_llm.spec.overrides import TypedFields, is_override
+    from sm_llm.spec.loading.overrides import TypedFields, is_override
 
     overrides = typed([it for it in sources if is_override(it)])
     texts = [it for it in sources if it not in overrides]
@@ -170,7 +170,7 @@ def prepare(
 @app.command()
 def recipes(as_json: AsJson = False) -> None:
     """List the jobs and workflows that come with the package."""
-    from sm_llm.spec.recipes import recipe_files, recipe_summary
+    from sm_llm.spec.loading.recipes import recipe_files, recipe_summary
 
     found = {name: recipe_summary(path) for name, path in recipe_files().items()}
     if as_json:

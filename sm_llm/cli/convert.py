@@ -74,7 +74,7 @@ def convert(
       sm-llm convert ./ckpt/step_1000 ./trained --to hf --config ./llama-3-8b
     """
     from sm_llm.convert.api import convert as run
-    from sm_llm.launcher.sync import shown, stopping_on_signals
+    from sm_llm.launcher.tools.sync import shown, stopping_on_signals
 
     with stopping_on_signals(), shown(console(stderr=True)) as progress:
         report = run(

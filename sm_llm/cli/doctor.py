@@ -40,7 +40,7 @@ def doctor(
     if (storage is None) == (resume_proof is None):
         raise typer.BadParameter("give --storage or --resume-proof")
     if resume_proof is not None:
-        from sm_llm.launcher.resume_proof import prove_resume
+        from sm_llm.launcher.tools.resume_proof import prove_resume
 
         tell = lambda text: say(text, err=True)  # noqa: E731
         proof = prove_resume(resume_proof, *overrides or (), steps=steps, tell=tell)

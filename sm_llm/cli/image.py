@@ -11,10 +11,10 @@ from sm_llm.cli.app import app
 from sm_llm.terminal import quoted, say
 
 IMAGE_VERBS = {
-    "build": "sm_llm.launcher.image_build:build",
-    "login": "sm_llm.launcher.image_build:login",
-    "push": "sm_llm.launcher.image_build:push",
-    "wheelhouse": "sm_llm.launcher.wheelhouse:wheelhouse",
+    "build": "sm_llm.launcher.images.image_build:build",
+    "login": "sm_llm.launcher.images.image_build:login",
+    "push": "sm_llm.launcher.images.image_build:push",
+    "wheelhouse": "sm_llm.launcher.images.wheelhouse:wheelhouse",
 }
 """Every verb of the group and the Python function that does its work."""
 
@@ -34,8 +34,8 @@ def build(
     dry_run: DryRun = False,
 ) -> None:
     """Build an image with docker from the checkout."""
-    from sm_llm.launcher.image_build import build as make
-    from sm_llm.launcher.image_build import build_command
+    from sm_llm.launcher.images.image_build import build as make
+    from sm_llm.launcher.images.image_build import build_command
 
     argv = build_command(kind, tag, region, base) if dry_run else make(kind, tag, region, base=base)
     say(quoted(*argv))
@@ -44,7 +44,7 @@ def build(
 @images.command()
 def login(image: Image) -> None:
     """Let docker pull from and push to the registry of an image, also of AWS's own images."""
-    from sm_llm.launcher.image_build import login as let_in
+    from sm_llm.launcher.images.image_build import login as let_in
 
     say(quoted(*let_in(image)))
 
@@ -52,8 +52,8 @@ def login(image: Image) -> None:
 @images.command()
 def push(image: Image) -> None:
     """Push an image, making its repository, and print its digest for backend.image_uri."""
-    from sm_llm.launcher.image_build import pull_policy
-    from sm_llm.launcher.image_build import push as bring
+    from sm_llm.launcher.images.image_build import pull_policy
+    from sm_llm.launcher.images.image_build import push as bring
 
     done = bring(image)
     say(f"{image.partition(':')[0]}@{done.digest}")
@@ -71,7 +71,7 @@ def wheelhouse(
     ] = None,
 ) -> None:
     """Copy the wheels that a line of AWS's images lacks to S3, for jobs without internet access."""
-    from sm_llm.launcher.wheelhouse import wheelhouse as fill
+    from sm_llm.launcher.images.wheelhouse import wheelhouse as fill
 
     for name in fill(line, target, requirement or ()):
         say(name)

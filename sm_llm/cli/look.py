@@ -36,7 +36,7 @@ def ls(
     if not found:
         say(f"no run yet in {storage_address(storage)}")
         return
-    from sm_llm.launcher.report import runs_table
+    from sm_llm.launcher.display.report import runs_table
 
     shown = console()
     shown.print(runs_table(found, shown.width))
@@ -51,7 +51,7 @@ def status(run: RunName = None, storage: Storage = None, as_json: AsJson = False
     if as_json:
         print_json(found.to_json())
         return
-    from sm_llm.launcher.report import status_table
+    from sm_llm.launcher.display.report import status_table
 
     console().print(status_table(found))
 
@@ -65,7 +65,7 @@ def attempts(run: RunName = None, storage: Storage = None, as_json: AsJson = Fal
     if as_json:
         print_json([it.model_dump(mode="json") for it in found.attempts])
         return
-    from sm_llm.launcher.report import attempts_table
+    from sm_llm.launcher.display.report import attempts_table
 
     console().print(attempts_table(found))
 
@@ -122,14 +122,14 @@ def metrics(
     --json has every field with every digit; NaN and infinity, which JSON lacks, are text.
     """
     from sm_llm.launcher.find_runs import attach
-    from sm_llm.launcher.metrics import to_json
+    from sm_llm.launcher.observe.metrics import to_json
 
     rows = attach(run, storage=storage).metrics()
     rows = rows[-last:] if last else rows
     if as_json:
         print_json([to_json(row) for row in rows])
         return
-    from sm_llm.launcher.report import metrics_table
+    from sm_llm.launcher.display.report import metrics_table
 
     console().print(metrics_table(rows))
 
@@ -167,6 +167,6 @@ def checkpoints(
 
         print_json([asdict(it) for it in found])
         return
-    from sm_llm.launcher.report import checkpoints_table
+    from sm_llm.launcher.display.report import checkpoints_table
 
     console().print(checkpoints_table(found))

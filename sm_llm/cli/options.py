@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from sm_llm.spec.user_file import has_user_defaults
-from sm_llm.storage.s3_options import S3Options
+from sm_llm.spec.loading.user_file import has_user_defaults
+from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def typed(overrides: list[str] | None) -> list[str]:
     """Overrides as the command line gives them: their values say that they came from there."""
-    from sm_llm.spec.overrides import CommandLine
+    from sm_llm.spec.loading.overrides import CommandLine
 
     return [CommandLine(it) for it in overrides or ()]
 
@@ -94,7 +94,7 @@ def _with_user_options(given: S3Options) -> S3Options:
 
 def console(*, stderr: bool = False) -> Console:
     """Where tables and words go."""
-    from sm_llm.launcher.console import console as make
+    from sm_llm.launcher.display.console import console as make
 
     return make(stderr=stderr)
 
@@ -128,8 +128,8 @@ def launched(launch: Callable[[bool], Run], new: bool) -> Run:
 
 def carry_on(run: Run, *, wait: bool | None, as_json: bool) -> None:
     """Say what was started, watch it if wanted (None: if it is local), and leave with the exit code of its state."""
-    from sm_llm.contract.states import EXIT_CODES
-    from sm_llm.launcher.live import accompany
+    from sm_llm.runs.states import EXIT_CODES
+    from sm_llm.launcher.display.live import accompany
 
     state = accompany(run, console(stderr=as_json), wait=run.is_local if wait is None else wait)
     if as_json:

@@ -22,9 +22,9 @@ def attach(run: RunName = None, storage: Storage = None) -> None:
       sm-llm attach tiny-local
       sm-llm attach local://my-host/4711
     """
-    from sm_llm.contract.states import EXIT_CODES
+    from sm_llm.runs.states import EXIT_CODES
     from sm_llm.launcher.find_runs import attach as find
-    from sm_llm.launcher.live import look_on
+    from sm_llm.launcher.display.live import look_on
 
     state = look_on(find(run, storage=storage), console())
     raise typer.Exit(0 if state is None else EXIT_CODES.get(state, 0))
@@ -40,7 +40,7 @@ def wait(run: RunName = None, storage: Storage = None, as_json: AsJson = False) 
     Example:
       sm-llm fit job.yaml --no-wait && sm-llm wait && echo done
     """
-    from sm_llm.contract.states import EXIT_CODES
+    from sm_llm.runs.states import EXIT_CODES
     from sm_llm.errors import RunFailed
     from sm_llm.launcher.find_runs import attach as find
 
@@ -65,7 +65,7 @@ def stop(
 ) -> None:
     """Stop a run after its current step, saving what it can."""
     from sm_llm.launcher.find_runs import attach as find
-    from sm_llm.launcher.live import see_it_stop
+    from sm_llm.launcher.display.live import see_it_stop
 
     found = find(run, storage=storage)
     found.stop(now=now)
@@ -91,8 +91,8 @@ def shell(
       sm-llm shell s3://bucket/runs/RUN --node 1
     """
     from sm_llm.launcher.find_runs import attach as find
-    from sm_llm.launcher.shell import shell as enter
-    from sm_llm.launcher.shell import shell_command
+    from sm_llm.launcher.tools.shell import shell as enter
+    from sm_llm.launcher.tools.shell import shell_command
 
     found = find(run, storage=storage)
     if not print_only:

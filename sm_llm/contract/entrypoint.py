@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm_llm.spec.schema import tag_values
+from sm_llm.spec.reference.schema import tag_values
 from sm_llm.spec.tasks import Task
 
 TASK_KINDS: tuple[str, ...] = tuple(tag_values(Task))

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
-from sm_llm.spec.yaml_text import to_yaml
+from sm_llm.spec.loading.yaml_text import to_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _PREFIX = "SM_HP_"
 
 
 def spelt(value: Any) -> str:
-    """A plain value as a hyperparameter's text, from which ``spec.yaml_text.from_typed`` reads the same value."""
+    """A plain value as a hyperparameter's text, from which ``spec.loading.yaml_text.from_typed`` reads the same value."""
     return to_yaml(value)
 
 

@@ -1,7 +1,7 @@
 """What a checkpoint is a state of: model, data order and everything else that decides what training computes.
 
 Every commit of a checkpoint carries its identity (``meta["identity"]``): class -> name -> value, in the classes of
-``sm_llm.spec.classes``. A field whose value leads to something else is there as what it led to: the resolved config of
+``sm_llm.spec.comparison.classes``. A field whose value leads to something else is there as what it led to: the resolved config of
 the model, the digest of the data, the number of steps. Launcher and worker compare by it before anything is continued.
 """
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
-from sm_llm.spec.classes import FieldClass
-from sm_llm.spec.leaves import Difference, leaves
-from sm_llm.spec.yaml_text import to_typed
+from sm_llm.spec.comparison.classes import FieldClass
+from sm_llm.spec.comparison.leaves import Difference, leaves
+from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sm_llm.spec.derive import Derived
-    from sm_llm.spec.layout import Layout
+    from sm_llm.spec.parallelism.layout import Layout
     from sm_llm.spec.tasks import TrainTask
 
 Identity = dict[str, dict[str, Any]]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.load import changed
+from sm_llm.spec.loading.load import changed
 from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:

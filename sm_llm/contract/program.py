@@ -12,7 +12,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.spec.yaml_text import to_yaml
+from sm_llm.spec.loading.yaml_text import to_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

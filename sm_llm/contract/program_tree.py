@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_folders import is_run_folder
+from sm_llm.runs.run_folders import is_run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from sm_llm.errors import ConversionRefused, Fault
-from sm_llm.models.gated import GatedDecoder
+from sm_llm.models.families.gated import GatedDecoder
 from sm_llm.models.parallel_nxd import copy_faults, kv_copies
-from sm_llm.models.registry import FAMILIES
+from sm_llm.models.families.registry import FAMILIES
 
 if TYPE_CHECKING:
-    from sm_llm.models.family import Config
+    from sm_llm.models.families.family import Config
 
 Qkv = Literal["split", "linear", "fused", "coalesced"]
 Layout = Literal["trn1", "trn2"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from sm_llm.convert.layout import Degrees
-    from sm_llm.models.family import Config
+    from sm_llm.models.families.family import Config
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")

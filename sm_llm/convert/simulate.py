@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sm_llm.convert.nxd_source import Shards
     from sm_llm.convert.rules import ShardPlan
     from sm_llm.convert.views import View
-    from sm_llm.models.family import Config
+    from sm_llm.models.families.family import Config
 
 Array = npt.NDArray[np.float64]
 _PROMPT = 12

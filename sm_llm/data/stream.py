@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sm_llm.data.encode import Tokenizer
+from sm_llm.data.prepare.encode import Tokenizer
 from sm_llm.data.order import stream_key
-from sm_llm.data.pack import with_end_tokens
+from sm_llm.data.prepare.pack import with_end_tokens
 from sm_llm.data.prefetch import Prefetcher
 from sm_llm.data.source import ArraySource, Batch
 from sm_llm.data.text_blocks import Block, Place, TextBlocks, open_dataset
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from sm_llm.data.pack import Tokens
+    from sm_llm.data.prepare.pack import Tokens
     from sm_llm.spec.data import StreamData
 
 ENCODE_DOCUMENTS = 64

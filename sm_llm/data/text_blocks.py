@@ -7,10 +7,10 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.data.documents import usable
+from sm_llm.data.prepare.documents import usable
 from sm_llm.errors import DataError, SmLlmError
 from sm_llm.optional import missing
-from sm_llm.storage.hub import is_hub, parse_hub
+from sm_llm.storage.hub.addresses import is_hub, parse_hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

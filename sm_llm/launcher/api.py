@@ -6,30 +6,30 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sm_llm.contract.run_home import home_of
-from sm_llm.contract.run_paths import STEPS
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_paths import STEPS
 from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.homes import storage_root
 from sm_llm.launcher.run import Run
-from sm_llm.storage.s3_client import one_client
+from sm_llm.storage.s3.s3_client import one_client
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.plan import Source
+    from sm_llm.launcher.planning.planner import Source
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
-    from sm_llm.spec.load import Loaded
-    from sm_llm.spec.overrides import Override
+    from sm_llm.spec.loading.load import Loaded
+    from sm_llm.spec.loading.overrides import Override
 
 __all__ = ["attach", "launch", "load_spec", "ls", "prepare"]
 
 
 def load_spec(source: Source, *overrides: Override, **fields: Any) -> JobSpec | WorkflowSpec:
     """The merged, checked specification of a recipe, YAML file, mapping or object. Raises ``SpecError``."""
-    from sm_llm.spec.load import load
+    from sm_llm.spec.loading.load import load
 
     return load(source, overrides, fields).spec
 
@@ -77,7 +77,7 @@ def launch(
         SubmitError: the same run is running, or the backend could not start it.
     """
     from sm_llm.launcher.begin import begin, proceed
-    from sm_llm.launcher.plan import load_whole, plan_loaded
+    from sm_llm.launcher.planning.planner import load_whole, plan_loaded
     from sm_llm.launcher.stage import mint_run_id
     from sm_llm.launcher.unfinished import find_unfinished
 
@@ -107,11 +107,11 @@ def _in_notebook() -> bool:
 
 def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:
     from sm_llm.launcher.stage import new_record, stage
-    from sm_llm.launcher.workflow import step_run_id
+    from sm_llm.launcher.backends.local.workflow import step_run_id
     from sm_llm.spec.job import WorkflowSpec
 
     if isinstance(loaded.spec, WorkflowSpec) and loaded.spec.backend.name == "sagemaker":
-        from sm_llm.launcher.sagemaker.workflows import submissions as of_pipeline
+        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import submissions as of_pipeline
 
         return of_pipeline(loaded.spec)
     submissions = []

@@ -8,34 +8,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.contract.run_home import home_of
-from sm_llm.contract.run_paths import STEPS
-from sm_llm.contract.states import RunState
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_paths import STEPS
+from sm_llm.runs.states import RunState
 from sm_llm.errors import CheckpointError, Fault, LaunchRefused, PlanError, StorageError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
 from sm_llm.launcher.homes import is_own_endpoint, launch_folder, remember_launch, storage_root
-from sm_llm.launcher.input_places import assert_inputs_exist
-from sm_llm.launcher.inputs import anchored
-from sm_llm.launcher.plan import plan_loaded
+from sm_llm.launcher.planning.input_places import assert_inputs_exist
+from sm_llm.launcher.planning.inputs import anchored
+from sm_llm.launcher.planning.planner import plan_loaded
 from sm_llm.launcher.run_handle import RunHandle
 from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
-from sm_llm.launcher.status import status_of
-from sm_llm.spec.classes import FieldClass
-from sm_llm.spec.leaves import spec_differences
-from sm_llm.spec.overrides import parse_fields, parse_overrides, texts, without_step
+from sm_llm.launcher.observe.status import status_of
+from sm_llm.spec.comparison.classes import FieldClass
+from sm_llm.spec.comparison.leaves import spec_differences
+from sm_llm.spec.loading.overrides import parse_fields, parse_overrides, texts, without_step
 from sm_llm.storage.uri import join
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sm_llm.contract.run_home import RunHome
-    from sm_llm.contract.run_record import RunRecord
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import RunRecord
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.spec.load import Loaded
-    from sm_llm.spec.overrides import Override
+    from sm_llm.spec.loading.load import Loaded
+    from sm_llm.spec.loading.overrides import Override
 
 Resume = int | Literal["newest"] | None
 
@@ -130,7 +130,7 @@ def _changed(
 
 def _take_back(run: RunHandle, record: RunRecord, attempt: int) -> None:
     """Undo what an attempt has changed that was claimed and then could not be started."""
-    from sm_llm.storage.retire import bring_back
+    from sm_llm.storage.publication.retire import bring_back
 
     bring_back(run.home.store, label=f"attempt-{attempt}")
     before = {name: getattr(record, name) for name in ("spec", "spec_digest", "origins", "plan", "changes", "before")}
@@ -138,7 +138,7 @@ def _take_back(run: RunHandle, record: RunRecord, attempt: int) -> None:
 
 
 def _retire(run: RunHandle, step: int, attempt: int) -> None:
-    from sm_llm.storage.retire import retire_after
+    from sm_llm.storage.publication.retire import retire_after
 
     retire_after(run.home.store, step, label=f"attempt-{attempt}")
 
@@ -150,7 +150,7 @@ def recorded_spec(
 
     ``start`` is a checkpoint to start from. Raises ``SpecError``.
     """
-    from sm_llm.launcher.plan import load_whole
+    from sm_llm.launcher.planning.planner import load_whole
 
     spec = dict(record.spec)
     if start:
@@ -303,7 +303,7 @@ def _pinned(job: RunHandle, step: int) -> Iterator[None]:
 
     A branch that is refused inside reads nothing: then the pin is released.
     """
-    from sm_llm.storage.pins import pin
+    from sm_llm.storage.publication.pins import pin
 
     mine = None
     try:
@@ -329,9 +329,9 @@ def _new_from(run: RunHandle, loaded: Loaded) -> RunHandle:
 
 def differences(record: RunRecord, folder: Path | None = None) -> list[str]:
     """What is not as it was when the run was launched: versions, this package's code, the git commit in ``folder``."""
-    from sm_llm.contract.git_state import git_state
-    from sm_llm.contract.run_record import package_versions
-    from sm_llm.launcher.inputs import code_digest
+    from sm_llm.runs.git_state import git_state
+    from sm_llm.runs.run_record import package_versions
+    from sm_llm.launcher.planning.inputs import code_digest
     from sm_llm.launcher.stage import RECORDED_PACKAGES
 
     now = package_versions(RECORDED_PACKAGES)

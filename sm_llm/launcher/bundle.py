@@ -65,7 +65,7 @@ def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bu
 
 def local_source(source: str | None) -> SourceTree | None:
     """The files of a script's source folder; None for one that is not on this machine."""
-    from sm_llm.launcher.local_places import local_folder
+    from sm_llm.launcher.planning.local_places import local_folder
 
     folder = local_folder(source)
     return source_tree(folder) if folder is not None and folder.is_dir() else None

@@ -16,9 +16,9 @@ from sm_llm.contract.identity import (
     refusals,
 )
 from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
-from sm_llm.launcher.local_places import local_folder
+from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.spec.checkpoint import CheckpointStart
-from sm_llm.spec.classes import FieldClass
+from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.data import JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.uri import open_store, run_and_step
@@ -108,7 +108,7 @@ def _faults(
 
 
 def _meta(store: Store, run_id: str | None, step: int | None) -> tuple[int, dict[str, object]] | None:
-    from sm_llm.storage.publish import find_newest
+    from sm_llm.storage.publication.publish import find_newest
 
     try:
         commit = find_newest(store, run_id=run_id, allow_step=None if step is None else lambda it: it == step).commit
@@ -119,7 +119,7 @@ def _meta(store: Store, run_id: str | None, step: int | None) -> tuple[int, dict
 
 def planned_identity(plan: Plan, task: TrainTask) -> Identity:
     """What a checkpoint of the planned training would be a state of, as far as this machine can tell."""
-    from sm_llm.launcher.model_facts import planned_config
+    from sm_llm.launcher.planning.model_facts import planned_config
 
     try:
         config = planned_config(task) if plan.model is not None else None

@@ -8,23 +8,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.run_paths import RUN_RECORD
-from sm_llm.contract.states import RunState
+from sm_llm.runs.run_paths import RUN_RECORD
+from sm_llm.runs.states import RunState
 from sm_llm.errors import CheckpointError, RunNotFound, StorageError
 from sm_llm.launcher.backends.registry import BACKENDS, backend
 from sm_llm.launcher.homes import assert_storage, find_home, homes_below, read_records, storage_root
 from sm_llm.launcher.run import Run
 from sm_llm.spec.job import DEFAULT_STORAGE
-from sm_llm.storage.s3_options import S3Options
+from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.uri import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sm_llm.contract.run_home import RunHome
-    from sm_llm.contract.run_record import RunRecord
-    from sm_llm.spec.leaves import Difference
-    from sm_llm.spec.load import Loaded
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import RunRecord
+    from sm_llm.spec.comparison.leaves import Difference
+    from sm_llm.spec.loading.load import Loaded
 
 SHOWN_RUNS = 20
 _SPEC_SUFFIXES = (".yaml", ".yml")
@@ -52,7 +52,7 @@ class Listed:
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON values; a loss that is no number, which JSON lacks, is text."""
-        from sm_llm.launcher.metrics import to_json
+        from sm_llm.launcher.observe.metrics import to_json
 
         return to_json(asdict(self))
 
@@ -80,7 +80,7 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
 
 def _by_spec(file: Path, storage: str | Path | None) -> Run:
     """The newest run of the specification in a file, as it is now."""
-    from sm_llm.spec.load import load
+    from sm_llm.spec.loading.load import load
 
     loaded = load(file)
     place = storage_root(loaded.spec) if storage is None else storage_address(storage)
@@ -97,7 +97,7 @@ def differences_to(record: RunRecord, loaded: Loaded) -> list[Difference] | None
     form that this one cannot read."""
     from pydantic import ValidationError
 
-    from sm_llm.spec.leaves import spec_differences
+    from sm_llm.spec.comparison.leaves import spec_differences
 
     if record.spec_digest == loaded.digest:
         return []
@@ -204,7 +204,7 @@ def _row(home: RunHome, record: RunRecord | StorageError) -> Listed:
 
 
 def _listed(home: RunHome, record: RunRecord) -> Listed:
-    from sm_llm.launcher.metrics import glance
+    from sm_llm.launcher.observe.metrics import glance
 
     run = Run(home)
     state, reason = run.describe()
@@ -235,7 +235,7 @@ def storage_places(storage: str | Path | None) -> list[str]:
 
 def storage_address(storage: str | Path | None) -> str:
     """In full; None is the user's default storage, or ``./runs``."""
-    from sm_llm.spec.defaults import read_defaults
+    from sm_llm.spec.loading.defaults import read_defaults
 
     wanted = storage if storage is not None else read_defaults(os.environ).values.storage or DEFAULT_STORAGE
     return parse(wanted).uri

@@ -11,24 +11,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.run_home import FolderHome, home_of
-from sm_llm.contract.run_paths import RUN_RECORD
-from sm_llm.contract.s3_home import CONFIG, S3Home, workspace
+from sm_llm.runs.run_home import FolderHome, home_of
+from sm_llm.runs.run_paths import RUN_RECORD
+from sm_llm.runs.s3_home import CONFIG, S3Home, workspace
 from sm_llm.errors import LaunchRefused, StorageError
 from sm_llm.owned import own_user
 from sm_llm.redaction import redact
 from sm_llm.storage.files import write_atomically
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
-from sm_llm.storage.swap import folders
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.swap import folders
 from sm_llm.storage.uri import fill, parse
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.contract.run_home import RunHome
-    from sm_llm.contract.run_record import RunRecord
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import RunRecord
     from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 _READERS = 16
@@ -40,7 +40,7 @@ _LOG = logging.getLogger(__name__)
 
 def user_options(given: S3Options | None = None) -> S3Options:
     """How S3 is reached: as ``given``, else as the user's defaults and variables say, else by AWS's own settings."""
-    from sm_llm.spec.defaults import read_defaults
+    from sm_llm.spec.loading.defaults import read_defaults
 
     return _over(given or S3Options(), read_defaults(os.environ).values.storage_options.model_dump())
 

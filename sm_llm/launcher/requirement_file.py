@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from sm_llm.launcher.images import Image
+    from sm_llm.launcher.images.images import Image
 
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _TRAILING_OPTIONS = re.compile(r"\s--")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError
 from sm_llm.storage.files import link_tree
-from sm_llm.storage.publish import find_final, find_newest
-from sm_llm.storage.result import RESULT
+from sm_llm.storage.publication.publish import find_final, find_newest
+from sm_llm.storage.publication.result import RESULT
 from sm_llm.storage.uri import join, parse
 
 if TYPE_CHECKING:
-    from sm_llm.contract.run_home import RunHome
+    from sm_llm.runs.run_home import RunHome
 
 RESULT_LINK = RESULT
 """Name, in the run's folder, of a link to the published folder: for people, who type it. Programs follow the commit."""

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
-from sm_llm.launcher.follow import final_state
+from sm_llm.launcher.observe.follow import final_state
 from sm_llm.launcher.run_handle import POLL_SECONDS, RunHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sm_llm.contract.states import RunState
-    from sm_llm.launcher.status import Status
-    from sm_llm.spec.overrides import Override
+    from sm_llm.runs.states import RunState
+    from sm_llm.launcher.observe.status import Status
+    from sm_llm.spec.loading.overrides import Override
 
 
 class Run(RunHandle):
@@ -33,7 +33,7 @@ class Run(RunHandle):
 
     def status(self) -> Status:
         """State, progress and result, from the record, the lock and the events."""
-        from sm_llm.launcher.status import status_of
+        from sm_llm.launcher.observe.status import status_of
 
         return status_of(self)
 
@@ -60,13 +60,13 @@ class Run(RunHandle):
             raw: lines as they were written, with their line endings and control sequences; what is not UTF-8 as
                 ``surrogateescape`` writes it.
         """
-        from sm_llm.launcher.run_logs import log_filter, logs_of
+        from sm_llm.launcher.observe.run_logs import log_filter, logs_of
 
         return logs_of(self, log_filter(tail, node, rank, pattern, raw=raw), follow=follow, attempt=attempt)
 
     def plot(self, path: str | Path | None = None) -> Path:
         """Write a PNG of loss, learning rate and throughput; by default ``plot.png`` in the run's folder."""
-        from sm_llm.launcher.plot import plot_run
+        from sm_llm.launcher.display.plot import plot_run
 
         target = Path(path) if path is not None else self.paths.plot
         return plot_run(self.job.events, target, title=self.id)
@@ -119,7 +119,7 @@ class Run(RunHandle):
 
     def watch(self, *, since: float | None = None) -> RunState:
         """Show the run until it ends, without telling what happened before ``since`` (seconds since the epoch)."""
-        from sm_llm.launcher.console import console
-        from sm_llm.launcher.live import accompany
+        from sm_llm.launcher.display.console import console
+        from sm_llm.launcher.display.live import accompany
 
         return accompany(self, console(), wait=True, since=since)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Fault
-from sm_llm.spec.secret_files import secret_by_content, secret_by_name
+from sm_llm.spec.environment.secret_files import secret_by_content, secret_by_name
 
 _LARGEST_FILE = 100_000_000
 LARGEST_TREE = 500_000_000

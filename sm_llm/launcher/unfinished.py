@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import LaunchRefused, SpecError
 from sm_llm.launcher.find_runs import differences_to, run_records
 from sm_llm.launcher.run import Run
-from sm_llm.spec.classes import FieldClass
+from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.leaves import spec_differences
+from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.spec.yaml_text import to_typed
-from sm_llm.storage.s3_options import S3Options
+from sm_llm.spec.loading.yaml_text import to_typed
+from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.contract.run_home import RunHome
-    from sm_llm.contract.run_record import RunRecord
-    from sm_llm.contract.states import RunState
-    from sm_llm.spec.leaves import Difference
-    from sm_llm.spec.load import Loaded
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.states import RunState
+    from sm_llm.spec.comparison.leaves import Difference
+    from sm_llm.spec.loading.load import Loaded
 
 _NEVER_CONTINUED = frozenset({FieldClass.MODEL, FieldClass.ORDER, FieldClass.START, FieldClass.WORK})
 """Classes of which a run keeps what it began with."""

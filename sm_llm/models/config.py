@@ -13,10 +13,10 @@ from sm_llm.errors import Fault, SpecError
 from sm_llm.models import rope
 from sm_llm.models.presets import preset as find_preset
 from sm_llm.models.read import read_config as read_config
-from sm_llm.models.registry import family
+from sm_llm.models.families.registry import family
 
 if TYPE_CHECKING:
-    from sm_llm.models.family import Config, Family
+    from sm_llm.models.families.family import Config, Family
 
 WHERE = "task.model.config"
 _DTYPES = ("dtype", "torch_dtype")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.models.family import Tensor
+    from sm_llm.models.families.family import Tensor
 
 BLOCK_ELEMENTS = 65_536
 """About this many values are drawn at a time. Part of the function: another number would draw other weights."""

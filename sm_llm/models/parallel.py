@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
-from sm_llm.models.registry import family
+from sm_llm.models.families.registry import family
 
 if TYPE_CHECKING:
-    from sm_llm.models.family import Config
+    from sm_llm.models.families.family import Config
 
 TENSOR_PARALLEL = ("llama", "mistral", "qwen2")
 """Families whose matrices the fsdp strategy can split."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
-from sm_llm.models.registry import family
+from sm_llm.models.families.registry import family
 
 if TYPE_CHECKING:
-    from sm_llm.models.family import Config
+    from sm_llm.models.families.family import Config
 
 FAMILIES = ("llama",)
 """What NxD's converter and its training classes agree on; models of other names but the same shape included."""

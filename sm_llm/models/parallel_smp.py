@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
 from sm_llm.models.config import misread_by_transformers_444
-from sm_llm.models.registry import family
+from sm_llm.models.families.registry import family
 
 if TYPE_CHECKING:
-    from sm_llm.models.family import Config
+    from sm_llm.models.families.family import Config
 
 TENSOR = ("llama", "mistral", "mixtral", "gpt_neox")
 CONTEXT = ("llama", "mistral", "gpt_neox")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
-from sm_llm.models.registry import family
+from sm_llm.models.families.registry import family
 from sm_llm.models.safetensors_folder import START, Stored, stored_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.models.family import Config, Tensor
+    from sm_llm.models.families.family import Config, Tensor
 
 FORMATS = ("F64", "F32", "F16", "BF16")
 """Number formats of weights that are trained on."""

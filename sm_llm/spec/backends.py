@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.classes import PLACEMENT
+from sm_llm.spec.comparison.classes import PLACEMENT
 
 _DOWNLOAD_SHARE = 0.05
 _DOWNLOAD_SECONDS = 600.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from sm_llm.spec.classes import Declared
+from sm_llm.spec.comparison.classes import Declared
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 class SpecModel(BaseModel):
     """A frozen specification block; an unknown key is an error, and so is a value of another type.
 
-    The string under a field documents it: ``sm_llm.spec.docs`` reads it from the source when somebody asks,
+    The string under a field documents it: ``sm_llm.spec.reference.docs`` reads it from the source when somebody asks,
     which keeps it out of every start of the program.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     fields_are: ClassVar[Declared | None] = None
-    """The class of fields that declare none themselves (``sm_llm.spec.classes``)."""
+    """The class of fields that declare none themselves (``sm_llm.spec.comparison.classes``)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _SourceMark:
 
 
 Source = Annotated[str, _SourceMark()]
-"""A folder, file or URI that the task reads: ``sm_llm.spec.references.sources`` lists these fields."""
+"""A folder, file or URI that the task reads: ``sm_llm.spec.loading.references.sources`` lists these fields."""
 
 
 def is_source(field: FieldInfo) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sm_llm.spec.base import Source, SpecModel
-from sm_llm.spec.classes import DATA, ORDER, SCHEDULE, VALIDATION
+from sm_llm.spec.comparison.classes import DATA, ORDER, SCHEDULE, VALIDATION
 
 
 class _Data(SpecModel):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.data import SyntheticData
-from sm_llm.spec.layout import divisors, layout, listed, option_faults, sequence_faults
-from sm_llm.spec.parallelism import FsdpSpec
+from sm_llm.spec.parallelism.layout import divisors, layout, listed, option_faults, sequence_faults
+from sm_llm.spec.parallelism.strategies import FsdpSpec
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask

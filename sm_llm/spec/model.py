@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from sm_llm.spec.base import Source, SpecModel
-from sm_llm.spec.classes import MODEL
+from sm_llm.spec.comparison.classes import MODEL
 
 
 class ModelSpec(SpecModel):

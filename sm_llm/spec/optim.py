@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.classes import LENGTH, OPTIMISER, SCHEDULE
+from sm_llm.spec.comparison.classes import LENGTH, OPTIMISER, SCHEDULE
 
 Schedule = Literal["cosine", "linear", "constant", "wsd", "exponential", "plateau"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.s3 import S3Store, to_base64, whole_checksum
-from sm_llm.storage.s3_client import DENIED, code_of, told
-from sm_llm.storage.swap import swap
+from sm_llm.storage.s3.store import S3Store, to_base64, whole_checksum
+from sm_llm.storage.s3.s3_client import DENIED, code_of, told
+from sm_llm.storage.s3.swap import swap
 from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.storage.base import Store
-    from sm_llm.storage.s3_options import S3Options
+    from sm_llm.storage.s3.s3_options import S3Options
 
 _BODY = b"sm_llm storage probe"
 

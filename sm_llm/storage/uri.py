@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sm_llm.storage.base import Store
-    from sm_llm.storage.s3_options import S3Options
+    from sm_llm.storage.s3.s3_options import S3Options
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}?|\}")
@@ -140,8 +140,8 @@ def open_store(uri: str | Path, options: S3Options | Mapping[str, Any] | None = 
         from sm_llm.storage.folder import FolderStore
 
         return FolderStore(location.path)
-    from sm_llm.storage.s3 import S3Store
-    from sm_llm.storage.s3_options import S3Options
+    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.s3_options import S3Options
 
     assert location.bucket is not None
     known = options if isinstance(options, S3Options) else S3Options(**(options or {}))

@@ -13,32 +13,32 @@ from typing import TYPE_CHECKING, cast
 
 from sm_llm.contract.hosts import Hosts, await_host
 from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT
-from sm_llm.contract.liveness import RunLock
-from sm_llm.contract.states import EXIT_CODES, RunState
-from sm_llm.contract.stopped import StopRecord
+from sm_llm.runs.liveness import RunLock
+from sm_llm.runs.states import EXIT_CODES, RunState
+from sm_llm.runs.stopped import StopRecord
 from sm_llm.errors import RunFailed
 from sm_llm.parent import end_with_parent
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import ScriptTask, TrainTask
-from sm_llm.worker import failure as failures
+from sm_llm.worker.runtime import failure as failures
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.earlier import replace_finished
-from sm_llm.worker.newest import newest_step
-from sm_llm.worker.own_record import keep_record
+from sm_llm.worker.checkpoint.earlier import replace_finished
+from sm_llm.worker.checkpoint.newest import newest_step
+from sm_llm.worker.publishing.own_record import keep_record
 from sm_llm.worker.place import Place, container_paths
-from sm_llm.worker.probe import probe_kernels
-from sm_llm.worker.secrets import secrets_at_hand
-from sm_llm.worker.shipping import ship_events
-from sm_llm.worker.sinks import feeding
-from sm_llm.worker.stop import Stopping, leave
-from sm_llm.worker.sync import stage_inputs
-from sm_llm.worker.time_limit import start_time_limit
-from sm_llm.worker.toolkit import is_child_of_toolkit, settle_environment, start_watch
+from sm_llm.worker.runtime.probe import probe_kernels
+from sm_llm.worker.inputs.secrets import secrets_at_hand
+from sm_llm.worker.publishing.shipping import ship_events
+from sm_llm.worker.trackers.sinks import feeding
+from sm_llm.worker.runtime.stop import Stopping, leave
+from sm_llm.worker.inputs.sync import stage_inputs
+from sm_llm.worker.runtime.time_limit import start_time_limit
+from sm_llm.worker.runtime.toolkit import is_child_of_toolkit, settle_environment, start_watch
 
 if TYPE_CHECKING:
-    from sm_llm.contract.courier import Courier
+    from sm_llm.runs.replication.courier import Courier
     from sm_llm.spec.watchdog import WatchdogSpec
-    from sm_llm.worker.board import Board
+    from sm_llm.worker.runtime.board import Board
 
 Task = Callable[[WorkerContext, JobSpec], None]
 WORKERS = ("train", "prepare", "fetch", "register", "script")
@@ -64,7 +64,7 @@ def program(kind: str) -> int:
 def main(
     kind: str, environ: MutableMapping[str, str] = os.environ, argv: Sequence[str] = (), *, watched: bool = False
 ) -> int:
-    """Run the job's task in this process; returns the exit code of ``contract.states``.
+    """Run the job's task in this process; returns the exit code of ``runs.states``.
 
     A fault of the user, the data or the platform is told in one line, anything else with its traceback. The node's
     ``output/failure`` holds the failure of the job's first failing process, ``output/stopped`` an orderly stop.
@@ -219,7 +219,7 @@ def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
     """Torchrun's, or one of our own for hosts that run no torchrun; none for a program that is alone."""
     if isinstance(context.job.spec.task, ScriptTask) and context.place.world_size == 1:
         return None  # and torch is not needed
-    from sm_llm.worker.board import connect, open_board
+    from sm_llm.worker.runtime.board import connect, open_board
 
     # Who may connect to the store still has to know the names in it.
     prefix = f"{context.job.run_id}/{context.job.attempt}/{environ.get(STORE_SECRET_ENVIRONMENT, '')}"
@@ -232,7 +232,7 @@ def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
 
 @contextmanager
 def _watchdog(context: WorkerContext, spec: WatchdogSpec, board: Board | None) -> Iterator[None]:
-    from sm_llm.worker.watchdog import Watchdog
+    from sm_llm.worker.runtime.watchdog import Watchdog
 
     watchdog = Watchdog(context, spec, board).start()
     try:

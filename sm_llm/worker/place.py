@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.run_paths import CONTAINER_BASE, ContainerPaths
+from sm_llm.runs.run_paths import CONTAINER_BASE, ContainerPaths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

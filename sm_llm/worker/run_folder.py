@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
-from sm_llm.contract.mirror import Mirror
-from sm_llm.contract.run_home import job_home
-from sm_llm.contract.s3_home import S3Home
+from sm_llm.runs.replication.mirror import Mirror
+from sm_llm.runs.run_home import job_home
+from sm_llm.runs.s3_home import S3Home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.contract.run_paths import ContainerPaths
+    from sm_llm.runs.run_paths import ContainerPaths
     from sm_llm.worker.place import Place
 
 _FOLDER = "run"

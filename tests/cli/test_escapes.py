@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.stage import new_record
-from sm_llm.spec.load import load
+from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +165,7 @@ def test_s14_a_warning_and_a_traceback_are_printed_clean(sm_llm: Any, monkeypatc
 
 
 def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path: Path) -> None:
-    from sm_llm.launcher.plot import draw
+    from sm_llm.launcher.display.plot import draw
 
     row = {"step": 1, "loss": 1.0, "learning_rate": 0.1}
     draw([row], "run $\\no_such_command{$ x").savefig(tmp_path / "plot.png")  # type: ignore[list-item]

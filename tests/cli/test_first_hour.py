@@ -16,13 +16,13 @@ from rich.console import Console
 import sm_llm
 from sm_llm import cli
 from sm_llm.cli.options import console
-from sm_llm.contract.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
+from sm_llm.runs.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.find_runs import Listed
-from sm_llm.launcher.metrics import SummaryBuilder
-from sm_llm.launcher.report import runs_table, status_table
-from sm_llm.spec.load import load
+from sm_llm.launcher.observe.metrics import SummaryBuilder
+from sm_llm.launcher.display.report import runs_table, status_table
+from sm_llm.spec.loading.load import load
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -155,7 +155,7 @@ def test_a_tokenizer_of_the_hub_needs_no_scheme(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("reached", [True, False])
 def test_a_storage_that_cannot_be_reached_is_told_once(reached: bool, s3_server: Any, monkeypatch: Any) -> None:
     from sm_llm.storage.probe import probe_storage
-    from sm_llm.storage.s3_options import S3Options
+    from sm_llm.storage.s3.s3_options import S3Options
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test") if reached else monkeypatch.delenv(name, raising=False)
@@ -167,8 +167,8 @@ def test_a_storage_that_cannot_be_reached_is_told_once(reached: bool, s3_server:
 
 
 def test_status_shows_that_a_run_stops(tmp_path: Path) -> None:
-    from sm_llm.launcher.metrics import Summary
-    from sm_llm.launcher.status import Status
+    from sm_llm.launcher.observe.metrics import Summary
+    from sm_llm.launcher.observe.status import Status
 
     status = Status(
         "r", str(tmp_path), "train", RunState.RUNNING, None, 1, "1", "local://x/1", 0.0, None,

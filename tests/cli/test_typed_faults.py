@@ -10,7 +10,7 @@ import pytest
 
 from sm_llm import cli
 from sm_llm.errors import SpecError
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.planning.planner import plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm_llm.contract.events import (
+from sm_llm.runs.events.events import (
     EXACT,
     Account,
     AttemptEnded,
@@ -28,7 +28,7 @@ from sm_llm.contract.events import (
     read_events,
     read_file,
 )
-from sm_llm.contract.run_paths import RunPaths
+from sm_llm.runs.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from pathlib import Path

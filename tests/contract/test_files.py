@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
 from sm_llm.contract.job_file import JobFile
-from sm_llm.contract.run_paths import ContainerPaths, RunPaths
-from sm_llm.contract.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
+from sm_llm.runs.run_paths import ContainerPaths, RunPaths
+from sm_llm.runs.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.spec.job import JobSpec
 
 SPEC = {"name": "tiny", "task": {"kind": "prepare", "sources": ["builtin:python-docs"], "seq_length": 64}}

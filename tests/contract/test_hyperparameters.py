@@ -13,8 +13,8 @@ from sm_llm.contract.hyperparameters import overrides, read_hyperparameters, spe
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import SpecError
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.load import load
-from sm_llm.spec.yaml_text import from_typed
+from sm_llm.spec.loading.load import load
+from sm_llm.spec.loading.yaml_text import from_typed
 from tests.fixtures.sampling import number
 
 if TYPE_CHECKING:

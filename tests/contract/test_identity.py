@@ -10,7 +10,7 @@ from sm_llm.contract.identity import DATA_CONTENT, Identity, WaysOut, difference
 from sm_llm.models.config import model_config
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.load import changed
+from sm_llm.spec.loading.load import changed
 from sm_llm.spec.tasks import TrainTask
 
 CONFIG = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}

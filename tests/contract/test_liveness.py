@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm_llm.contract.liveness import RunLock, hold, is_anyone_alive, starting
-from sm_llm.contract.run_paths import RunPaths
+from sm_llm.runs.liveness import RunLock, hold, is_anyone_alive, starting
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.errors import StorageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HOLDER = """
 import sys
 from pathlib import Path
-from sm_llm.contract.liveness import hold
+from sm_llm.runs.liveness import hold
 lock = hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sm_llm.contract.program import command, filled, input_variable, step_of
 from sm_llm.errors import SpecError
-from sm_llm.spec.load import load
+from sm_llm.spec.loading.load import load
 from sm_llm.spec.tasks import ScriptTask
 
 if TYPE_CHECKING:

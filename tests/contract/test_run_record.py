@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.git_state import git_state
-from sm_llm.contract.run_record import Attempt, RunRecord, host_facts, package_versions
-from sm_llm.contract.states import RunState
+from sm_llm.runs.git_state import git_state
+from sm_llm.runs.run_record import Attempt, RunRecord, host_facts, package_versions
+from sm_llm.runs.states import RunState
 from sm_llm.errors import StorageError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract import segments
-from sm_llm.contract.courier import Courier
-from sm_llm.contract.mirror import Mirror
-from sm_llm.contract.run_home import FolderHome, home_of, local_root
-from sm_llm.contract.run_record import Attempt, RunRecord
-from sm_llm.contract.s3_home import S3Home
-from sm_llm.contract.shipper import Shipper
-from sm_llm.contract.states import RunState
-from sm_llm.contract.stop_request import StopRequest, ask_to_stop
+from sm_llm.runs.replication import segments
+from sm_llm.runs.replication.courier import Courier
+from sm_llm.runs.replication.mirror import Mirror
+from sm_llm.runs.run_home import FolderHome, home_of, local_root
+from sm_llm.runs.run_record import Attempt, RunRecord
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.replication.shipper import Shipper
+from sm_llm.runs.states import RunState
+from sm_llm.runs.stop_request import StopRequest, ask_to_stop
 from sm_llm.errors import StorageError, SubmitError
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
-from sm_llm.storage.swap import folders, read_tagged, swap
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.swap import folders, read_tagged, swap
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,8 +154,8 @@ def test_every_address_has_a_folder_of_its_own_on_this_machine(monkeypatch: pyte
 def test_files_that_grow_arrive_whole_in_segments_that_never_change(
     store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sm_llm.contract.segments.SEGMENT_BYTES", 100)
-    monkeypatch.setattr("sm_llm.contract.shipper.SEGMENT_BYTES", 100)
+    monkeypatch.setattr("sm_llm.runs.replication.segments.SEGMENT_BYTES", 100)
+    monkeypatch.setattr("sm_llm.runs.replication.shipper.SEGMENT_BYTES", 100)
     here, there = tmp_path / "here", tmp_path / "there"
     shipper, mirror = Shipper(here, store), Mirror(there, store)
     names = ("events/attempt-1-rank0.jsonl", "logs/attempt-1/node-0.log", "logs/attempt-1/node-1.log")
@@ -209,7 +209,7 @@ def test_a_mirror_is_read_while_it_grows_and_repairs_itself(
     mirror.refresh("events/", lambda name: True)
     assert (there / name).read_bytes() == b"one\ntwo\n"
     gets: list[str] = []
-    monkeypatch.setattr("sm_llm.contract.mirror.read_tagged", lambda store, key: gets.append(key))
+    monkeypatch.setattr("sm_llm.runs.replication.mirror.read_tagged", lambda store, key: gets.append(key))
     mirror.refresh("events/", lambda name: True)
     assert gets == [], "what is here already is not fetched again"
 
@@ -249,7 +249,7 @@ def test_a_file_that_grew_after_an_upload_whose_answer_was_lost_goes_on(
         raise StorageError("no answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr("sm_llm.contract.shipper.swap", lost)
+        patch.setattr("sm_llm.runs.replication.shipper.swap", lost)
         with pytest.raises(StorageError, match="no answer"):
             shipper.ship()
     file.write_bytes(before + b"bb\ncc\n")
@@ -270,7 +270,7 @@ def test_what_lies_behind_a_gap_is_not_part_of_a_file() -> None:
 def test_a_store_that_is_down_is_an_error_and_not_an_old_copy(
     tmp_path: Path, aws_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sm_llm.contract.s3_home.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}})
+    monkeypatch.setattr("sm_llm.runs.s3_home.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}})
     home = home_of("s3://bucket/runs/job-1", {"endpoint_url": "http://127.0.0.1:9"})
     RECORD.write(home.paths.record)
     (home.paths.events).mkdir(parents=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sm_llm.contract import stock
-from sm_llm.launcher.images import IMAGES
+from sm_llm.launcher.images.images import IMAGES
 from tests.fixtures.wheels import wheel
 
 LOCKS = Path(str(files("sm_llm"))) / "locks"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.events import Step, encode, read_events
-from sm_llm.contract.mirror import Mirror
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.contract.segments import files_of, segment_key
+from sm_llm.runs.events.events import Step, encode, read_events
+from sm_llm.runs.replication.mirror import Mirror
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.replication.segments import files_of, segment_key
 from sm_llm.storage.base import StoredObject
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class Listed:
 
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from sm_llm.contract import mirror as module
-    from sm_llm.storage.swap import Tagged
+    from sm_llm.runs.replication import mirror as module
+    from sm_llm.storage.s3.swap import Tagged
 
     monkeypatch.setattr(module, "read_tagged", lambda store, key: Tagged(b"foreign", "tag"))
     return lambda *names: Mirror(tmp_path / "cache" / "run", Listed(*names))  # type: ignore[arg-type]

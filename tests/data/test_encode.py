@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sm_llm.data.encode import CheckedEncoder, EncoderMismatch, Tokenizer, choose_encoder
-from sm_llm.data.train_tokenizer import train_tokenizer
+from sm_llm.data.prepare.encode import CheckedEncoder, EncoderMismatch, Tokenizer, choose_encoder
+from sm_llm.data.prepare.train_tokenizer import train_tokenizer
 from sm_llm.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sm_llm.data import encode
+    from sm_llm.data.prepare import encode
 
 NASTY = ["", " ", "\n\n\n", "a" * 5000, "é中文 😀" * 50, "<|endoftext|>", "x<|endoftext|>y", "\ufeffx", "e\u0301" * 30,
          "1234567890" * 100, "\t\t  x  \r\n y", "===" * 2000, "ﬁ ﬂ ½", "can't WE'LL", "\u200d", "\x00\x01"]  # fmt: skip

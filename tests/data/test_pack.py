@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm_llm.data.json_rows import ragged_to_rows
-from sm_llm.data.pack import Packer, with_end_tokens
+from sm_llm.data.prepare.pack import Packer, with_end_tokens
 
 documents = st.lists(st.lists(st.integers(1, 99), max_size=9), max_size=12)
 

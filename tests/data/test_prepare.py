@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sm_llm.data import encode, prepare, tokenizer_choice
-from sm_llm.data.account import unigram_entropy
-from sm_llm.data.documents import is_held_out
+from sm_llm.data.prepare import encode, prepare, tokenizer_choice
+from sm_llm.data.prepare.account import unigram_entropy
+from sm_llm.data.prepare.documents import is_held_out
 from sm_llm.data.rows import RowsFolder
 from sm_llm.errors import DataError
 
 if TYPE_CHECKING:
-    from sm_llm.data.encode import Tokenizer
+    from sm_llm.data.prepare.encode import Tokenizer
 
 Write = Callable[[Path, list[Any]], Path]
 Run = Callable[..., dict[str, Any]]
@@ -305,7 +305,7 @@ def test_memory_does_not_grow_with_the_text(
             write_jsonl(tmp_path / name / f"{number}.jsonl", part)
     code = (
         "import resource, sys, pathlib\n"
-        "from sm_llm.data.prepare import prepare\n"
+        "from sm_llm.data.prepare.prepare import prepare\n"
         "from sm_llm.spec.tasks import PrepareTask\n"
         "task = PrepareTask(sources=[sys.argv[1]], seq_length=512, tokenizer=sys.argv[2])\n"
         "prepare(task, pathlib.Path(sys.argv[3]), lambda _: None)\n"

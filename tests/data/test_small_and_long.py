@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from sm_llm.data import long_text, prepare, readers, tokenizer_choice
-from sm_llm.data.documents import is_held_out
-from sm_llm.data.encode import Ids, Offsets
-from sm_llm.data.encode import Tokenizer as Ours
-from sm_llm.data.long_text import encode_long
+from sm_llm.data.prepare import long_text, prepare, readers, tokenizer_choice
+from sm_llm.data.prepare.documents import is_held_out
+from sm_llm.data.prepare.encode import Ids, Offsets
+from sm_llm.data.prepare.encode import Tokenizer as Ours
+from sm_llm.data.prepare.long_text import encode_long
 from sm_llm.data.rows import RowsFolder
 from sm_llm.errors import DataError
-from sm_llm.launcher.rows_closing import rows_sentence
+from sm_llm.launcher.display.rows_closing import rows_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,7 +223,7 @@ def test_a_tokenizer_is_trained_on_files_read_in_parts(
 MEASURE = """
 import re, sys
 from pathlib import Path
-from sm_llm.data.prepare import prepare
+from sm_llm.data.prepare.prepare import prepare
 from sm_llm.spec.tasks import PrepareTask
 task = PrepareTask(sources=[sys.argv[1]], seq_length=512, tokenizer=sys.argv[2], validation_fraction=0.3)
 prepare(task, Path(sys.argv[3]), lambda _: None)

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.launcher import api
-from sm_llm.launcher.backends import local
-from sm_llm.launcher.container import PORT, entry_script
+from sm_llm.launcher.backends.local import backend as local
+from sm_llm.launcher.backends.local.container import PORT, entry_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sm_llm.contract.states import RunState
+    from sm_llm.runs.states import RunState
     from sm_llm.launcher.run import Run
 
 PUBLISH = """
 import json, os, pathlib, sys, time
 from sm_llm.contract.job_file import JobFile
-from sm_llm.contract.liveness import hold
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.storage.publish import new_save, publish, seal
+from sm_llm.runs.liveness import hold
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
 job = JobFile.read(pathlib.Path(os.environ["SM_LLM_JOB_FILE"]))
 paths = RunPaths(pathlib.Path(os.environ["SM_LLM_RUN_FOLDER"]))

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from sm_llm.contract.job_file import BREAK_ENVIRONMENT, JobFile
-from sm_llm.contract.states import RunState
+from sm_llm.runs.states import RunState
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
-from sm_llm.launcher.closing import closing
+from sm_llm.launcher.display.closing import closing
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.unfinished import UnfinishedRun
 
@@ -196,7 +196,7 @@ def test_A1_fewer_steps_than_the_checkpoint_has_done_are_refused_at_launch_with_
 def test_A1_fewer_steps_than_a_checkpoint_in_s3_has_done_are_refused_at_launch(
     folder: Path, bucket: str, s3_server: Any
 ) -> None:
-    from sm_llm.storage.sync import sync
+    from sm_llm.storage.syncing.sync import sync
 
     options, run = {"endpoint_url": s3_server.endpoint}, run_of(folder)
     uri = f"s3://{bucket}/runs/{run.id}"
@@ -240,7 +240,7 @@ def test_F1_rows_of_another_folder_and_rows_edited_in_place_are_refused_and_rena
     monkeypatch.setenv(BREAK_ENVIRONMENT, "8,10")
     again = run.resume(f"task.data.train={folder / 'moved'}", "task.optim.betas=[0.8, 0.9]")
     ended(again)
-    from sm_llm.contract.events import read_events
+    from sm_llm.runs.events.events import read_events
 
     told = [it["message"] for it in read_events(again.events) if it["kind"] == "notice"]
     assert "continued with changes: task.optim.betas: [0.9, 0.95] -> [0.8, 0.9] (optimiser)" in told

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sm_llm.data.rows_writer import RowsWriter
+from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.errors import PlanError
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.planning.planner import plan
 
 if TYPE_CHECKING:
     from pathlib import Path

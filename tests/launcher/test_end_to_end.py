@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from sm_llm.contract.states import RunState
+from sm_llm.runs.states import RunState
 from sm_llm.launcher import api
 
 if TYPE_CHECKING:

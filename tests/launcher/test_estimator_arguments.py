@@ -10,9 +10,9 @@ import pytest
 
 from sm_llm.contract.hyperparameters import applied
 from sm_llm.errors import PlanError
-from sm_llm.launcher.estimators import estimator, pytorch
-from sm_llm.launcher.sdk_effects import EFFECTS, effects_table
-from sm_llm.launcher.sdk_overrides import _parameters, as_fields
+from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator, pytorch
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS, effects_table
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import _parameters, as_fields
 from tests.fixtures.sagemaker_calls import BUCKET, ROLE, calls, job
 
 __all__ = ["calls"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sm_llm.contract.hyperparameters import applied
-from sm_llm.launcher.estimators import estimator
+from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
 from tests.fixtures.sagemaker_calls import BUCKET, calls, job
 from tests.launcher.test_estimator_arguments import refused
 

@@ -10,8 +10,8 @@ import pytest
 from moto import mock_aws
 
 from sm_llm.errors import PlanError, SpecError, SubmitError
-from sm_llm.launcher.estimators import distribution, estimator
-from sm_llm.launcher.pipelines import build_pipeline
+from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
+from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import build_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -389,7 +389,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_stored(source: str, c
 
 @pytest.mark.integration
 def test_a_second_fit_and_a_job_name_of_ones_own_are_found_by_their_runs(source: str, cloud: list[Any]) -> None:
-    from sm_llm.contract.run_home import home_of
+    from sm_llm.runs.run_home import home_of
 
     est = built("prepare", source)
     est.fit(wait=False)

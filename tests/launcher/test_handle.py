@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.events import read_events
+from sm_llm.runs.events.events import read_events
 from sm_llm.contract.job_file import JobFile
-from sm_llm.contract.run_record import RunRecord
-from sm_llm.contract.states import RunState
+from sm_llm.runs.run_record import RunRecord
+from sm_llm.runs.states import RunState
 from sm_llm.errors import CheckpointError, RunFailed, SmLlmError, StorageError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.begin import differences
-from sm_llm.launcher.metrics import to_json
-from sm_llm.launcher.shell import shell_command
-from sm_llm.storage.pins import pinned
+from sm_llm.launcher.observe.metrics import to_json
+from sm_llm.launcher.tools.shell import shell_command
+from sm_llm.storage.publication.pins import pinned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Fakes = Any
 SLEEP = "(scratch / 'up').touch(); time.sleep(300)"
 EVENTS = """
-from sm_llm.contract.events import *
+from sm_llm.runs.events.events import *
 log = EventWriter(paths.event_file(job.attempt, "rank0"), job.attempt)
 log.write(AttemptStarted(1, "cpu", 8, {}))
 """
@@ -273,7 +273,7 @@ def test_the_record_tells_what_was_sent_read_and_reached(fakes: Fakes, tmp_path:
 
 
 def test_a_manifest_follows_the_content_and_of_large_inputs_the_listing(tmp_path: Path) -> None:
-    from sm_llm.launcher.inputs import manifest
+    from sm_llm.launcher.planning.inputs import manifest
 
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a").write_text("one")
@@ -292,7 +292,7 @@ def test_a_manifest_follows_the_content_and_of_large_inputs_the_listing(tmp_path
 
 
 def test_C8_a_run_inside_an_input_is_no_part_of_what_was_read(tmp_path: Path) -> None:
-    from sm_llm.launcher.inputs import manifest
+    from sm_llm.launcher.planning.inputs import manifest
 
     (tmp_path / "a.txt").write_text("text")
     before = manifest(tmp_path)
@@ -369,7 +369,7 @@ def test_a_run_on_another_machine_is_asked_by_a_stop_file(fakes: Fakes) -> None:
 
 def test_stopping_a_run_that_was_never_started_is_refused(fakes: Fakes) -> None:
     fakes.use("put(None)")
-    fakes.monkeypatch.setattr("sm_llm.launcher.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
+    fakes.monkeypatch.setattr("sm_llm.launcher.backends.local.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
     with pytest.raises(SubmitError):
         fakes.launch()
     with pytest.raises(SubmitError, match="is not running: it is pending"):
@@ -433,7 +433,7 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
         assert found["torn"].state is RunState.UNKNOWN
         assert "version 99" in str(found["torn"].reason)
         json.dumps([it.to_json() for it in found.values()], allow_nan=False)
-        from sm_llm.launcher.report import runs_table
+        from sm_llm.launcher.display.report import runs_table
 
         assert runs_table(list(found.values())).row_count == 3
     finally:
@@ -447,8 +447,8 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
 
 
 def test_a_glance_reads_only_the_ends_of_a_long_log(tmp_path: Path) -> None:
-    from sm_llm.contract import events as ev
-    from sm_llm.launcher.metrics import glance, summarise
+    from sm_llm.runs.events import events as ev
+    from sm_llm.launcher.observe.metrics import glance, summarise
 
     log = ev.EventWriter(tmp_path / "attempt-1-rank0.jsonl", 1)
     log.write(ev.AttemptStarted(1, "cpu", 5000, {}))

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from sm_llm.cli.app import app
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
-from sm_llm.launcher.input_places import assert_inputs_exist
-from sm_llm.launcher.plan import load_whole, plan, plan_loaded
+from sm_llm.launcher.planning.input_places import assert_inputs_exist
+from sm_llm.launcher.planning.planner import load_whole, plan, plan_loaded
 from sm_llm.storage.folder import FolderStore
 from tests.fixtures.s3_server import READER_KEY
 
@@ -134,7 +134,7 @@ def test_E20_plan_names_what_it_could_not_check(s3_server: Any, base: str, monke
 
 def test_a_store_that_does_not_answer_is_asked_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "sm_llm.launcher.input_places.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
+        "sm_llm.launcher.planning.input_places.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
     )
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "y")

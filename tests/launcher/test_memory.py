@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from sm_llm.launcher.memory import GIB, SLACK, MemoryEstimate, memory_estimate
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.planning.memory import GIB, SLACK, MemoryEstimate, memory_estimate
+from sm_llm.launcher.planning.planner import plan
 from sm_llm.models.config import model_config
 from sm_llm.spec.derive import derive_task
-from sm_llm.spec.hardware import Instance, instance
+from sm_llm.spec.machines.hardware import Instance, instance
 from sm_llm.spec.tasks import TrainTask
 
 ACCOUNT = ("backend.role=arn:aws:iam::123456789012:role/SageMaker", "storage=s3://bucket/runs")

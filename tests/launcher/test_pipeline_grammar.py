@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sm_llm.errors import PlanError
-from sm_llm.launcher.pipeline_variables import variables_of
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_variables import variables_of
 from sm_llm.spec.job import WorkflowSpec
-from sm_llm.spec.load import load
+from sm_llm.spec.loading.load import load
 
 
 def test_a_variable_of_the_only_step_that_has_it_needs_no_step() -> None:

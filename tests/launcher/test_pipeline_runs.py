@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import pytest
 
-from sm_llm.contract.events import read_events
-from sm_llm.launcher import pipelines
+from sm_llm.runs.events.events import read_events
+from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
 from sm_llm.launcher.find_runs import attach
-from sm_llm.launcher.pipelines import Register, definition
-from sm_llm.storage.publish import find_final
+from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import Register, definition
+from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.uri import open_store
 from tests.fixtures.pipeline_interpreter import Interpreter
 
@@ -92,7 +92,7 @@ def test_f01_a_hand_written_step_trains_for_every_value_and_for_a_spent_cache(
     from sagemaker.workflow.pipeline_context import PipelineSession
     from sagemaker.workflow.steps import TrainingStep
 
-    from sm_llm.launcher.estimators import estimator
+    from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
 
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.setenv(name, s3_server.endpoint)

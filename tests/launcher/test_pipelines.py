@@ -9,8 +9,8 @@ import pytest
 
 from sm_llm.contract.hyperparameters import overrides
 from sm_llm.errors import PlanError
-from sm_llm.launcher import pipelines
-from sm_llm.launcher.pipelines import Register, definition
+from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
+from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import Register, definition
 
 ROLE = "arn:aws:iam::111122223333:role/train"
 BUCKET = "sm-llm-tests"
@@ -193,7 +193,7 @@ def test_a_workflow_of_this_machine_is_no_pipeline() -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("variables", [{}, VARIABLES], ids=["plain", "variables"])
 def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
-    from sm_llm.launcher.pipeline_sdk import pipeline_of
+    from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of
 
     found = definition(workflow(), variables=variables, register=Register("train", "models", "image:1"))
     built = json.loads(pipeline_of(found).definition())

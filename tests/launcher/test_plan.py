@@ -10,8 +10,9 @@ import pytest
 
 from sm_llm.data.describe import RowsInfo
 from sm_llm.errors import Fault, PlanError, SpecError
-from sm_llm.launcher.backends import local, registry
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.backends import registry
+from sm_llm.launcher.backends.local import backend as local
+from sm_llm.launcher.planning.planner import plan
 
 if TYPE_CHECKING:
     from pathlib import Path

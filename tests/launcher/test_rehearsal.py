@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.run_paths import ContainerPaths
-from sm_llm.contract.states import RunState
+from sm_llm.runs.run_paths import ContainerPaths
+from sm_llm.runs.states import RunState
 from sm_llm.errors import StorageError
-from sm_llm.launcher import api, rehearsal
+from sm_llm.launcher import api
+from sm_llm.launcher.backends.local import rehearsal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,6 +222,6 @@ def test_a_script_job_runs_from_the_bundle_with_byte_equal_arguments(s3_home: st
 
 
 def api_sync(source: str, target: Path) -> None:
-    from sm_llm.launcher.sync import sync
+    from sm_llm.launcher.tools.sync import sync
 
     sync(source, target)

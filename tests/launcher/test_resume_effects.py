@@ -10,11 +10,11 @@ import pytest
 
 from sm_llm.contract.failure import Cause
 from sm_llm.errors import PlanError
-from sm_llm.launcher.closing import _next as next_words
-from sm_llm.launcher.plan import plan
-from sm_llm.spec.classes import FieldClass
+from sm_llm.launcher.display.closing import _next as next_words
+from sm_llm.launcher.planning.planner import plan
+from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.leaves import declared
+from sm_llm.spec.comparison.leaves import declared
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.launcher.resume_proof import ResumeProof, prove_resume
+from sm_llm.launcher.tools.resume_proof import ResumeProof, prove_resume
 
 if TYPE_CHECKING:
     from pathlib import Path

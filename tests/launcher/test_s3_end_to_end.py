@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from sm_llm.cli import main
-from sm_llm.contract.events import read_events
-from sm_llm.contract.states import RunState
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.states import RunState
 from sm_llm.launcher import api
 from sm_llm.launcher.run import Run
 

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.events import read_events
-from sm_llm.contract.liveness import is_anyone_alive
-from sm_llm.contract.run_home import home_of
-from sm_llm.contract.run_record import Attempt
-from sm_llm.contract.s3_home import S3Home
-from sm_llm.contract.states import RunState
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.liveness import is_anyone_alive
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.states import RunState
 from sm_llm.errors import RunFailed, StorageError, SubmitError
-from sm_llm.launcher import api, heartbeat, processes, workflow
-from sm_llm.launcher.follow import follow
-from sm_llm.launcher.metrics import to_json
-from sm_llm.launcher.patience import Patience
+from sm_llm.launcher import api
+from sm_llm.launcher.backends.local import heartbeat, processes, workflow
+from sm_llm.launcher.observe.follow import follow
+from sm_llm.launcher.observe.metrics import to_json
+from sm_llm.launcher.observe.patience import Patience
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
-from sm_llm.spec.load import load
+from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 Fakes = Any
 SLEEP = "(scratch / 'up').touch(); time.sleep(300)"
 EVENTS = """
-from sm_llm.contract.events import *
+from sm_llm.runs.events.events import *
 log = EventWriter(paths.event_file(job.attempt, "rank0"), job.attempt)
 log.write(AttemptStarted(1, "cpu", 8, {}))
 """
@@ -157,7 +158,7 @@ def test_a_run_goes_on_from_another_machine_only_when_the_first_is_silent(
         s3_fakes.launch()
     with pytest.raises(SubmitError, match="is running"):
         there.resume()
-    s3_fakes.monkeypatch.setattr("sm_llm.launcher.local_run.SILENT_SECONDS", -1.0)
+    s3_fakes.monkeypatch.setattr("sm_llm.launcher.backends.local.local_run.SILENT_SECONDS", -1.0)
     assert there.state is RunState.INTERRUPTED
     s3_fakes.use("put(None)")
     again = s3_fakes.launch()
@@ -172,9 +173,9 @@ def test_a_run_goes_on_from_another_machine_only_when_the_first_is_silent(
 
 RACER = """
 import pathlib, sys, time
-from sm_llm.contract.s3_home import S3Home
-from sm_llm.launcher.backends import local
-from sm_llm.launcher.container import PORT, entry_script
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.launcher.backends.local import backend as local
+from sm_llm.launcher.backends.local.container import PORT, entry_script
 from sm_llm.launcher.run import Run
 uri, worker, gate, name = sys.argv[1], *map(pathlib.Path, sys.argv[2:4]), sys.argv[4]
 local._torchrun = lambda job, node, rendezvous, base: (
@@ -272,7 +273,7 @@ def test_resume_at_a_step_branch_rerun_and_finish(s3_fakes: Fakes) -> None:
 def test_what_cannot_be_started_leaves_the_attempt_to_the_next_launch(s3_fakes: Fakes) -> None:
     s3_fakes.use("put(None)")
     with s3_fakes.monkeypatch.context() as broken:
-        broken.setattr("sm_llm.launcher.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
+        broken.setattr("sm_llm.launcher.backends.local.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
         with pytest.raises(SubmitError, match="could not start"):
             s3_fakes.launch()
     run = s3_fakes.launch()
@@ -328,7 +329,7 @@ def test_a_store_that_does_not_answer_is_one_clear_error(
     run.wait()
     assert run.metrics()
     s3_fakes.monkeypatch.setattr(
-        "sm_llm.contract.s3_home.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
+        "sm_llm.runs.s3_home.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
     )
     s3_fakes.monkeypatch.setenv("SM_LLM_ENDPOINT_URL", "http://127.0.0.1:9")
     capfd.readouterr()
@@ -404,7 +405,7 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
 
 
 def test_a_store_that_stays_down_ends_the_following_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sm_llm.launcher.patience.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("sm_llm.launcher.observe.patience.PATIENCE_SECONDS", 0.0)
     fault = StorageError("s3://bucket/runs/job-1: no answer")
     patience = Patience(home_of("s3://bucket/runs/job-1"))
     assert patience.bear(fault) is not None
@@ -428,8 +429,8 @@ def test_S3_holds_no_secret_of_a_run(s3_fakes: Fakes, bucket: str, s3_server: An
 
 
 def test_beats_tell_age_by_the_stores_clock_and_who_was_superseded(s3_fakes: Fakes, s3_server: Any) -> None:
-    from sm_llm.storage.s3 import S3Store
-    from sm_llm.storage.s3_options import S3Options
+    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.s3_options import S3Options
 
     bucket = str(s3_fakes.storage).split("/")[2]
     store = S3Store(bucket, "runs/x", S3Options(endpoint_url=s3_server.endpoint))

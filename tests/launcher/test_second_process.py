@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.liveness import is_anyone_alive
-from sm_llm.contract.states import EXIT_CODES, RunState
+from sm_llm.runs.liveness import is_anyone_alive
+from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.launcher import api
-from sm_llm.launcher.backends import local
+from sm_llm.launcher.backends.local import backend as local
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 Fakes = Any
 TRAINS = """
-from sm_llm.contract.events import *
+from sm_llm.runs.events.events import *
 log = EventWriter(paths.event_file(job.attempt, "rank0"), job.attempt)
 log.write(AttemptStarted(1, "cpu", 8000, {}))
 put(1)
@@ -166,8 +166,8 @@ def test_LM04_under_torchrun_the_scripts_own_error_comes_first(
 LAUNCH = """
 import sys
 from sm_llm.launcher import api
-from sm_llm.launcher.backends import local
-from sm_llm.launcher.container import PORT, entry_script
+from sm_llm.launcher.backends.local import backend as local
+from sm_llm.launcher.backends.local.container import PORT, entry_script
 local._torchrun = lambda job, node, rendezvous, base: (sys.executable, str(entry_script(base, "train")), "0", "", PORT)
 local.entrypoint_source = lambda kind: {source!r}
 run = api.launch({spec!r})

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.events import read_events
+from sm_llm.runs.events.events import read_events
 from sm_llm.contract.failure import Failure
 from sm_llm.contract.job_file import JobFile
-from sm_llm.contract.liveness import hold, is_anyone_alive
-from sm_llm.contract.run_record import Attempt
-from sm_llm.contract.states import RunState
+from sm_llm.runs.liveness import hold, is_anyone_alive
+from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
-from sm_llm.launcher import api, local_run
-from sm_llm.launcher.attempt import GRACE_SECONDS, KILL_SECONDS, with_ending, with_facts
-from sm_llm.launcher.processes import Interrupts
+from sm_llm.launcher import api
+from sm_llm.launcher.backends.local import local_run
+from sm_llm.launcher.backends.local.attempt import GRACE_SECONDS, KILL_SECONDS, with_ending, with_facts
+from sm_llm.launcher.backends.local.processes import Interrupts
 from sm_llm.launcher.verdict import Ending
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ def test_DL18_runs_at_once_get_ports_of_their_own(fakes: Fakes) -> None:
 
 def test_a_supervisor_that_cannot_start_is_told_with_its_own_words(fakes: Fakes) -> None:
     fakes.use("put(None)")
-    fakes.monkeypatch.setattr("sm_llm.launcher.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
+    fakes.monkeypatch.setattr("sm_llm.launcher.backends.local.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
     with pytest.raises(SubmitError, match=r"supervisor could not start:\n.*No module named sm_llm.launcher.nothing"):
         fakes.launch()
 
@@ -409,14 +410,14 @@ def test_an_attempt_that_was_taken_back_is_not_recorded_again(fakes: Fakes) -> N
 
 def test_an_error_of_the_launcher_itself_ends_the_attempt_as_failed(fakes: Fakes) -> None:
     fakes.use("put(None)")
-    fakes.monkeypatch.setattr("sm_llm.launcher.backends.local._torchrun", lambda *_: ("/nowhere/python",))
+    fakes.monkeypatch.setattr("sm_llm.launcher.backends.local.backend._torchrun", lambda *_: ("/nowhere/python",))
     run = fakes.launch()
     assert fakes.end(run) is RunState.FAILED
     assert "FileNotFoundError" in str(run.status().reason)
 
 
 def test_stop_refuses_a_process_that_is_not_the_runs_supervisor(fakes: Fakes) -> None:
-    from sm_llm.launcher import local_run
+    from sm_llm.launcher.backends.local import local_run
 
     fakes.use("put(None)")
     run = fakes.launch()

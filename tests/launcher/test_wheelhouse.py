@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import PlanError, SubmitError
-from sm_llm.launcher.images import IMAGES
-from sm_llm.launcher.wheelhouse import LINES, download_commands, wheelhouse
+from sm_llm.launcher.images.images import IMAGES
+from sm_llm.launcher.images.wheelhouse import LINES, download_commands, wheelhouse
 from tests.fixtures.wheels import wheel
 
 if TYPE_CHECKING:

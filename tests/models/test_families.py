@@ -11,10 +11,10 @@ import pytest
 from sm_llm.errors import SpecError
 from sm_llm.models.config import both_spellings, misread_by_transformers_444, normalise
 from sm_llm.models.presets import PRESETS
-from sm_llm.models.registry import FAMILIES, family
+from sm_llm.models.families.registry import FAMILIES, family
 
 if TYPE_CHECKING:
-    from sm_llm.models.family import Tensor
+    from sm_llm.models.families.family import Tensor
 
 Configs = dict[str, dict[str, Any]]
 

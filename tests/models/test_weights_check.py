@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from sm_llm.errors import PlanError, SpecError
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.planning.planner import plan
 from sm_llm.models.config import both_spellings, model_config, normalise
-from sm_llm.models.registry import family
+from sm_llm.models.families.registry import family
 from sm_llm.models.weights_check import CheckedWeights, check_weights
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from sm_llm.launcher import api
-from sm_llm.launcher.memory import GIB
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.planning.memory import GIB
+from sm_llm.launcher.planning.planner import plan
 from sm_llm.models.config import model_config
-from sm_llm.models.registry import family
-from sm_llm.spec.hardware import instance, instance_bf16_flops
-from sm_llm.spec.layout import layout, smp_layout
-from sm_llm.spec.smp import SmpSpec
+from sm_llm.models.families.registry import family
+from sm_llm.spec.machines.hardware import instance, instance_bf16_flops
+from sm_llm.spec.parallelism.layout import layout, smp_layout
+from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import TrainTask
 from tests.fixtures.expected_warnings import is_expected
 
@@ -144,7 +144,7 @@ SHAPES = sorted({(training(line).model.preset or "", training(line).data.seq_len
 @pytest.mark.parametrize(("preset", "seq_length"), SHAPES)
 def test_a_model_runs_in_shapes_alone(preset: str, seq_length: int) -> None:
     """transformers' own classes on the meta device, two layers deep: the parameters are ours, and logits come out."""
-    from sm_llm.worker.strategies.fsdp_attention import CausalAttention
+    from sm_llm.worker.strategies.fsdp.attention import CausalAttention
     from sm_llm.worker.strategies.model import build_on_meta, named_parameters
 
     config = model_config(preset=preset, path=None, pretrained=None, overrides={"num_hidden_layers": 2})

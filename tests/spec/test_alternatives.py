@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import Fault, SpecError
-from sm_llm.spec.load import load
+from sm_llm.spec.loading.load import load
 
 SCRIPT: dict[str, Any] = {"name": "own", "task": {"kind": "script", "entry": "train.py"}, "storage": "s3://bucket/runs"}
 MANAGED = {**SCRIPT, "backend": {"name": "sagemaker"}, "compute": {"instance_type": "ml.g5.xlarge"}}

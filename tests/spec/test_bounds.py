@@ -12,15 +12,15 @@ import pytest
 import sm_llm.spec
 from sm_llm.errors import SpecError
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.load import load
-from sm_llm.spec.schema import members
+from sm_llm.spec.loading.load import load
+from sm_llm.spec.reference.schema import members
 
 OF_THE_SERVICE = {
     "keep_alive_period_in_seconds", "max_retry_attempts", "max_run_seconds", "max_wait_seconds",
 }  # fmt: skip
-"""Bounded by the service's own limits (``launcher.sagemaker.limits`` and ``rules``)."""
+"""Bounded by the service's own limits (``launcher.backends.sagemaker.request.limits`` and ``rules``)."""
 OF_THE_LAYOUT = {("FsdpSpec", "hybrid_shard_degree"), ("FsdpSpec", "reshard_after_forward")}
-"""Bounded by the number of processes (``spec.check_strategy``)."""
+"""Bounded by the number of processes (``spec.validation.check_strategy``)."""
 
 
 def blocks(kind: type[SpecModel]) -> list[type[SpecModel]]:

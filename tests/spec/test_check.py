@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.load import load
+from sm_llm.spec.loading.load import load
 
 TRAIN: dict[str, Any] = {
     "kind": "train",

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.defaults import read_defaults
-from sm_llm.spec.load import load
-from sm_llm.spec.show import show
-from sm_llm.spec.user_file import user_config_file
+from sm_llm.spec.loading.defaults import read_defaults
+from sm_llm.spec.loading.load import load
+from sm_llm.spec.reference.show import show
+from sm_llm.spec.loading.user_file import user_config_file
 
 
 def write(folder: Path, text: str) -> Path:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.environment import FREE, RESERVED, reserved
-from sm_llm.spec.load import load
+from sm_llm.spec.environment.variables import FREE, RESERVED, reserved
+from sm_llm.spec.loading.load import load
 
 TASK: dict[str, Any] = {"kind": "script", "entry": "train.py"}
 BACKENDS = [{"name": "local"}, {"name": "sagemaker"}]
@@ -46,7 +46,7 @@ GIVEN_BACK = {
     "FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE", "NCCL_SOCKET_IFNAME", "NCCL_PROTO", "NCCL_IB_DISABLE",
     "NCCL_DEBUG", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }  # fmt: skip
-"""What a job may set: torchrun keeps it, or the worker gives it back (``worker.toolkit.settle_environment``)."""
+"""What a job may set: torchrun keeps it, or the worker gives it back (``worker.runtime.toolkit.settle_environment``)."""
 
 
 def spec(block: str, name: str, backend: dict[str, str]) -> dict[str, Any]:

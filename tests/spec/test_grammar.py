@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.load import load
-from sm_llm.spec.overrides import CommandLine, is_override, texts, without_step
+from sm_llm.spec.loading.load import load
+from sm_llm.spec.loading.overrides import CommandLine, is_override, texts, without_step
 
 
 def workflow_value(overrides: list[Any], path: str) -> Any:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
 from sm_llm.spec.derive import derive_task
-from sm_llm.spec.layout import Layout, layout, option_faults, sequence_faults
-from sm_llm.spec.parallelism import FsdpSpec
+from sm_llm.spec.parallelism.layout import Layout, layout, option_faults, sequence_faults
+from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.spec.tasks import TrainTask
 
 DATA = {"format": "synthetic", "seq_length": 64, "rows": 96}

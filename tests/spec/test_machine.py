@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.backends.local import LocalBackend
-from sm_llm.launcher.plan import plan
-from sm_llm.spec import machine
+from sm_llm.launcher.backends.local.backend import LocalBackend
+from sm_llm.launcher.planning.planner import plan
+from sm_llm.spec.machines import machine
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.load import load
-from sm_llm.spec.machine import Machine, this_machine
-from sm_llm.spec.references import workflow_job
+from sm_llm.spec.loading.load import load
+from sm_llm.spec.machines.machine import Machine, this_machine
+from sm_llm.spec.loading.references import workflow_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +74,7 @@ def test_a_workflows_training_step_uses_them_and_keeps_its_other_settings() -> N
 
 
 def test_a_managed_job_and_a_job_that_was_launched_before_do_not_depend_on_this_machine() -> None:
-    from sm_llm.spec.load import changed
+    from sm_llm.spec.loading.load import changed
 
     cloud = ["backend.name=sagemaker", "compute.instance_type=ml.g5.xlarge", "storage=s3://bucket/runs"]
     assert load("smoke", cloud, environ=ENVIRON).spec.compute.processes_per_instance is None
@@ -84,7 +84,7 @@ def test_a_managed_job_and_a_job_that_was_launched_before_do_not_depend_on_this_
 
 
 def test_the_plan_says_which_devices_compute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from sm_llm.launcher.report import plan_table
+    from sm_llm.launcher.display.report import plan_table
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine, "DEVICES", tmp_path)

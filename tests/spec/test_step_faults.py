@@ -8,8 +8,8 @@ import pytest
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.job import WorkflowSpec
-from sm_llm.spec.load import load
-from sm_llm.spec.step_faults import gathered, written
+from sm_llm.spec.loading.load import load
+from sm_llm.spec.validation.step_faults import gathered, written
 
 FETCH: dict[str, Any] = {"kind": "fetch", "source": "hf://org/name@main"}
 FLOW: dict[str, Any] = {

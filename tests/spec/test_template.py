@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.load import load
-from sm_llm.spec.recipes import recipe_files
-from sm_llm.spec.template import commented
-from sm_llm.spec.yaml_text import from_yaml
+from sm_llm.spec.loading.load import load
+from sm_llm.spec.loading.recipes import recipe_files
+from sm_llm.spec.reference.template import commented
+from sm_llm.spec.loading.yaml_text import from_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path

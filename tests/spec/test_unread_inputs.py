@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.load import load
+from sm_llm.spec.loading.load import load
 
 TASK: dict[str, Any] = {"kind": "train", "model": {"preset": "tiny"}, "max_steps": 1}
 RANDOM = {"format": "synthetic", "seq_length": 16}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sm_llm.storage.layout import COMMITS, Slot
-from sm_llm.storage.pins import PIN_DAYS, pin
-from sm_llm.storage.publish import collect_garbage, find_newest, list_checkpoints, upload_part, write_part
+from sm_llm.storage.publication.layout import COMMITS, Slot
+from sm_llm.storage.publication.pins import PIN_DAYS, pin
+from sm_llm.storage.publication.publish import collect_garbage, find_newest, list_checkpoints, upload_part, write_part
 
 LATER = 1e10
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import CheckpointError, StorageError
-from sm_llm.storage.layout import COMMITS, FINAL, Slot, save_of_key, slot_of_commit
-from sm_llm.storage.publish import find_final, find_newest, list_checkpoints, verify
+from sm_llm.storage.publication.layout import COMMITS, FINAL, Slot, save_of_key, slot_of_commit
+from sm_llm.storage.publication.publish import find_final, find_newest, list_checkpoints, verify
 
 
 def damage(bench: Any, published: Any, how: str) -> None:

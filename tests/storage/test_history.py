@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.publish import collect_garbage, fetch, find_newest, list_checkpoints, restore, verify
+from sm_llm.storage.publication.publish import collect_garbage, fetch, find_newest, list_checkpoints, restore, verify
 from sm_llm.storage.transfer import CopyTransfer
 from tests.fixtures.sampling import number
 

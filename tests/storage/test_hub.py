@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.storage import hub_fetch
+from sm_llm.storage.hub import hub_fetch
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.hub import HubAddress, config_file, parse_hub
-from sm_llm.storage.hub_fetch import StoreSink, bring_files, fetch, select
-from sm_llm.storage.hub_ledger import Ledger, ledger_prefix
-from sm_llm.storage.selection import Selection
+from sm_llm.storage.hub.addresses import HubAddress, config_file, parse_hub
+from sm_llm.storage.hub.hub_fetch import StoreSink, bring_files, fetch, select
+from sm_llm.storage.hub.hub_ledger import Ledger, ledger_prefix
+from sm_llm.storage.syncing.selection import Selection
 from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.storage.publish import collect_garbage, fetch, find_newest, list_checkpoints, verify
+from sm_llm.storage.publication.publish import collect_garbage, fetch, find_newest, list_checkpoints, verify
 from tests.fixtures.children import Place, bring, child, save
 from tests.fixtures.sampling import one_of_each
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sm_llm.storage.manifest import CommitManifest, FileEntry, PartManifest, Save, decode, encode
+from sm_llm.storage.publication.manifest import CommitManifest, FileEntry, PartManifest, Save, decode, encode
 
 SAVE = Save(run_id="tiny-1", step=1200, save_id="0a" * 16, world_size=8, node_count=2)
 FILES = (

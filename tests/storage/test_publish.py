@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.layout import FINAL, Slot
-from sm_llm.storage.publish import commit, find_newest, new_save, publish, seal, upload_part, write_part
+from sm_llm.storage.publication.layout import FINAL, Slot
+from sm_llm.storage.publication.publish import commit, find_newest, new_save, publish, seal, upload_part, write_part
 
 if TYPE_CHECKING:
     from pathlib import Path

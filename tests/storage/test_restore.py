@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import CheckpointError, StorageError
-from sm_llm.storage.publish import fetch, restore
+from sm_llm.storage.publication.publish import fetch, restore
 from sm_llm.storage.transfer import CopyTransfer
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.publish import find_final, new_save, publish, seal
-from sm_llm.storage.result import POINTER, NotPublished, leave_pointer, pointed, result_address
-from sm_llm.storage.sync import sync
+from sm_llm.storage.publication.publish import find_final, new_save, publish, seal
+from sm_llm.storage.publication.result import POINTER, NotPublished, leave_pointer, pointed, result_address
+from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pytest
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.publish import find_newest
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
+from sm_llm.storage.publication.publish import find_newest
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Answers:
 
 def answering(monkeypatch: pytest.MonkeyPatch, *errors: tuple[int, str], **options: str) -> tuple[S3Store, Answers]:
     answers = Answers(*errors)
-    monkeypatch.setattr("sm_llm.storage.s3.time.sleep", lambda _: None)
+    monkeypatch.setattr("sm_llm.storage.s3.store.time.sleep", lambda _: None)
     monkeypatch.setattr(S3Store, "client", property(lambda _: answers))
     return S3Store("bucket", "", S3Options(**options)), answers
 

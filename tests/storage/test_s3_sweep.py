@@ -14,7 +14,7 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.engines.ranges import RangesTransfer
-from sm_llm.storage.publish import collect_garbage, fetch, find_newest, list_checkpoints, publish, restore, verify
+from sm_llm.storage.publication.publish import collect_garbage, fetch, find_newest, list_checkpoints, publish, restore, verify
 from tests.fixtures.sampling import number, one_of_each
 
 if TYPE_CHECKING:
@@ -200,8 +200,8 @@ def test_I4_I5_a_lost_answer_at_any_request_of_a_collection_never_costs_a_kept_c
 def test_I4_the_sdk_repeats_a_commit_whose_answer_was_lost_and_the_nonce_settles_it(
     s3_bench: Any, fault_proxy: Any, rule: Any
 ) -> None:
-    from sm_llm.storage.s3 import S3Store
-    from sm_llm.storage.s3_options import S3Options
+    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.s3_options import S3Options
 
     fault_proxy.set(rule("PUT .*/commits/", "lost"))
     store = S3Store(s3_bench.bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))
@@ -264,8 +264,8 @@ def test_I2_I7_a_storm_of_503_costs_time_and_never_a_checkpoint(
     s3_bench: Any, fault_proxy: Any, rule: Any, retry_clock: Any, seconds: int
 ) -> None:
     """Of so many seconds of the pauses between tries."""
-    from sm_llm.storage.s3 import S3Store
-    from sm_llm.storage.s3_options import S3Options
+    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.s3_options import S3Options
 
     s3_bench.publish(1)
     store = S3Store(s3_bench.bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))
@@ -297,7 +297,7 @@ def test_I7_a_storm_of_errors_is_never_a_start_from_scratch(
 
 
 def test_a_zombie_that_uploads_after_its_save_was_dropped_changes_nothing(s3_bench: Any) -> None:
-    from sm_llm.storage.publish import discard, upload_part, write_part
+    from sm_llm.storage.publication.publish import discard, upload_part, write_part
 
     save = s3_bench.save(4)
     discard(s3_bench.store, save)
@@ -313,7 +313,7 @@ def test_a_zombie_that_uploads_after_its_save_was_dropped_changes_nothing(s3_ben
 def test_a_node_whose_clock_is_an_hour_ahead_collects_nothing_that_is_young(
     s3_bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sm_llm.storage.publish import upload_part
+    from sm_llm.storage.publication.publish import upload_part
 
     save = s3_bench.save(1)
     upload_part(s3_bench.store, save, s3_bench.sealed({"x.bin": b"in flight on another node"}), 0)
@@ -325,7 +325,7 @@ def test_a_node_whose_clock_is_an_hour_ahead_collects_nothing_that_is_young(
 
 @pytest.mark.integration
 def test_CK07_a_commit_waits_for_every_part(s3_bench: Any) -> None:
-    from sm_llm.storage.publish import commit, new_save, upload_part, write_part
+    from sm_llm.storage.publication.publish import commit, new_save, upload_part, write_part
 
     save = new_save(s3_bench.run_id, 3, world_size=2, node_count=2)
     for node in (0, 1):
@@ -340,7 +340,7 @@ def test_CK07_a_commit_waits_for_every_part(s3_bench: Any) -> None:
 def test_CK02_each_of_eight_nodes_uploads_its_own_and_nothing_twice(
     s3_bench: Any, together: Any, fault_proxy: Any
 ) -> None:
-    from sm_llm.storage.publish import new_save
+    from sm_llm.storage.publication.publish import new_save
 
     s3_bench.endpoint = fault_proxy.endpoint
     fault_proxy.set()

@@ -9,8 +9,8 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import StoredObject
-from sm_llm.storage.scan import scan
-from sm_llm.storage.selection import Selection, matches, other_weight_formats
+from sm_llm.storage.syncing.scan import scan
+from sm_llm.storage.syncing.selection import Selection, matches, other_weight_formats
 
 if TYPE_CHECKING:
     from pathlib import Path

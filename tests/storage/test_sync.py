@@ -16,8 +16,8 @@ import pytest
 
 import sm_llm
 from sm_llm.errors import StorageError
-from sm_llm.launcher.sync import report_lines
-from sm_llm.storage.sync import sync
+from sm_llm.launcher.tools.sync import report_lines
+from sm_llm.storage.syncing.sync import sync
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,7 +155,7 @@ def test_keys_that_are_no_paths_are_refused_before_anything_is_written(
     bucket: str, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     from sm_llm.storage.base import StoredObject
-    from sm_llm.storage.s3 import S3Store
+    from sm_llm.storage.s3.store import S3Store
 
     monkeypatch.setattr(S3Store, "list", lambda *_: [StoredObject(key, 1)])
     with pytest.raises(StorageError, match="cannot be the name of a file"):
@@ -352,7 +352,7 @@ def test_doctor_refuses_a_store_that_ignores_if_match(
     bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sm_llm.storage import probe
-    from sm_llm.storage.swap import read_tagged, swap
+    from sm_llm.storage.s3.swap import read_tagged, swap
 
     def careless(store: Any, key: str, body: bytes, tag: str | None) -> str | None:
         return swap(store, key, body, tag and read_tagged(store, key).tag)

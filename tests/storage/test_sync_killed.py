@@ -13,7 +13,7 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.engines import ranges
-from sm_llm.storage.sync import sync
+from sm_llm.storage.syncing.sync import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable

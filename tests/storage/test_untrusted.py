@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage import base, folder
-from sm_llm.storage.collect import collect_garbage
-from sm_llm.storage.find import find_newest, list_checkpoints
-from sm_llm.storage.hub_fetch import fetch
-from sm_llm.storage.layout import COMMITS, Slot, save_of_key, slot_of_commit
-from sm_llm.storage.manifest import CommitManifest, _checksum, decode
-from sm_llm.storage.pins import pin, pinned
-from sm_llm.storage.publish import restore, upload_part
-from sm_llm.storage.retire import retire_damaged
+from sm_llm.storage.publication.collect import collect_garbage
+from sm_llm.storage.publication.find import find_newest, list_checkpoints
+from sm_llm.storage.hub.hub_fetch import fetch
+from sm_llm.storage.publication.layout import COMMITS, Slot, save_of_key, slot_of_commit
+from sm_llm.storage.publication.manifest import CommitManifest, _checksum, decode
+from sm_llm.storage.publication.pins import pin, pinned
+from sm_llm.storage.publication.publish import restore, upload_part
+from sm_llm.storage.publication.retire import retire_damaged
 
 Hub = Any
 

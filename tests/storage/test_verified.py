@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.storage import restore as restoring
-from sm_llm.storage.publish import fetch
+from sm_llm.storage.publication import restore as restoring
+from sm_llm.storage.publication.publish import fetch
 from sm_llm.storage.transfer import CopyTransfer
 
 if TYPE_CHECKING:

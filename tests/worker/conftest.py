@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from worker_jobs import MODEL, search_path
 
-from sm_llm.worker.script_publisher import ScriptPublisher
+from sm_llm.worker.script.script_publisher import ScriptPublisher
 from tests.fixtures.preloaded import ADDRESS, HOOK
 
 if TYPE_CHECKING:

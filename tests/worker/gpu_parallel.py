@@ -22,7 +22,7 @@ from parallel_configurations import FAMILIES
 from run_configurations import Harness
 from worker_jobs import events, losses, train_task
 
-from sm_llm.worker import train as train_module
+from sm_llm.worker.tasks import train as train_module
 
 STEPS = 50
 TOLERANCE = 2e-2

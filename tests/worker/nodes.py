@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 from worker_jobs import job_file, search_path, train_task
 
 from sm_llm.contract.entrypoint import entrypoint_source
-from sm_llm.contract.events import read_events
+from sm_llm.runs.events.events import read_events
 from sm_llm.contract.failure import Failure
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
-from sm_llm.contract.run_paths import ContainerPaths, RunPaths
-from sm_llm.contract.stopped import StopRecord
-from sm_llm.launcher.processes import reserved_port
-from sm_llm.spec.compute import ComputeSpec
+from sm_llm.runs.run_paths import ContainerPaths, RunPaths
+from sm_llm.runs.stopped import StopRecord
+from sm_llm.launcher.backends.local.processes import reserved_port
+from sm_llm.spec.machines.compute import ComputeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ note.with_suffix(".new").rename(note)
 """What every worker runs first: what its torchrun has started may only stand in for it (``fixtures/preloaded.py``)."""
 HOLD = """
 import pathlib, time
-from sm_llm.worker import train
+from sm_llm.worker.tasks import train
 def held(self, step, batches, take=train.Training.take_step):
     while step == {step} and not pathlib.Path({path!r}).exists():
         time.sleep(0.02)

@@ -9,13 +9,13 @@ import torch
 from compiled_layers import WAYS, every_way
 from conftest import launch
 
-from sm_llm.contract.events import LayersCompiled
-from sm_llm.spec.parallelism import FsdpSpec
-from sm_llm.worker.compile_report import warning
+from sm_llm.runs.events.events import LayersCompiled
+from sm_llm.spec.parallelism.strategies import FsdpSpec
+from sm_llm.worker.training.compile_report import warning
 from sm_llm.worker.place import Place
 from sm_llm.worker.strategies import compiled
 from sm_llm.worker.strategies.compiled import CompiledLayers
-from sm_llm.worker.strategies.fsdp_memory import computed_part, wrap_layer
+from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +96,7 @@ def test_a_compiled_layer_offloads_its_inputs_and_keeps_its_parameters(monkeypat
             pack = self.pack_hook
             self.pack_hook = lambda tensor: (moved.append(tensor.numel()), pack(tensor))[1]
 
-    monkeypatch.setattr("sm_llm.worker.strategies.fsdp_memory.save_on_cpu", Spy)
+    monkeypatch.setattr("sm_llm.worker.strategies.fsdp.memory.save_on_cpu", Spy)
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     spec = FsdpSpec(activation_checkpointing="full", offload_activations=True)
@@ -112,7 +112,7 @@ def test_a_training_reports_what_was_compiled_and_warns_by_name(
     from worker_jobs import events, job_environment, job_file, train_task
 
     from sm_llm.worker.main import main
-    from sm_llm.worker.strategies import fsdp
+    from sm_llm.worker.strategies.fsdp import strategy as fsdp
 
     def computed_eagerly(layer: torch.nn.Module) -> torch.nn.Module:
         layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sm_llm.worker.break_down import break_step
-from sm_llm.worker.cadence import cadence
+from sm_llm.worker.runtime.break_down import break_step
+from sm_llm.worker.training.cadence import cadence
 
 
 def test_CK19_saving_less_often_than_the_run_is_long_is_warned_of_with_a_number_from_the_step_time() -> None:

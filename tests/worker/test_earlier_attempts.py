@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.events import EventWriter, StartChosen
-from sm_llm.contract.published import CheckpointPublished
-from sm_llm.contract.run_home import FolderHome
-from sm_llm.contract.run_record import Attempt, AttemptStart, RunRecord
-from sm_llm.worker.earlier_attempts import published_before
+from sm_llm.runs.events.events import EventWriter, StartChosen
+from sm_llm.runs.events.published import CheckpointPublished
+from sm_llm.runs.run_home import FolderHome
+from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
+from sm_llm.worker.checkpoint.earlier_attempts import published_before
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RAISE = """
 import os
-from sm_llm.worker import train
+from sm_llm.worker.tasks import train
 take = train.Training.take_step
 def broken(self, step, batches, take=take):
     if step == 6 and os.environ["RANK"] == "{rank}":

@@ -10,12 +10,12 @@ import pytest
 from worker_jobs import events, job_environment, job_file, result_folder, train_task
 
 from sm_llm.errors import StorageError
-from sm_llm.storage import hub_fetch
-from sm_llm.storage.publish import find_final
+from sm_llm.storage.hub import hub_fetch
+from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.main import main
-from sm_llm.worker.sync import stage_inputs
+from sm_llm.worker.inputs.sync import stage_inputs
 
 Hub = Any
 FILES = {
@@ -61,7 +61,7 @@ def test_the_next_attempt_goes_on_with_the_commit_and_the_files_of_the_first(
     repository = hub.add("org/name", FILES)
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("sm_llm.worker.fetch.publication.write_part", lambda *_: 1 / 0)
+        patch.setattr("sm_llm.worker.tasks.fetch.publication.write_part", lambda *_: 1 / 0)
         assert main("fetch", fetch_job(run)) == 1
     repository.commit({"config.json": b"other"})
     hub.requests.clear()

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from sm_llm.contract.events import Step
-from sm_llm.models.family import Tensor
+from sm_llm.runs.events.events import Step
+from sm_llm.models.families.family import Tensor
 from sm_llm.spec.not_finite import NotFiniteSpec
 from sm_llm.spec.optim import OptimSpec
-from sm_llm.worker.finite import Action, FiniteWatch, Tolerance, not_finite, poisoned
-from sm_llm.worker.optim import MOMENTS, build_adamw
+from sm_llm.worker.training.finite import Action, FiniteWatch, Tolerance, not_finite, poisoned
+from sm_llm.worker.training.optim import MOMENTS, build_adamw
 
 
 @pytest.mark.parametrize(("norm", "expected"), [(1.0, 0.0), (0.0, 0.0), (math.inf, 1.0), (math.nan, 1.0)])

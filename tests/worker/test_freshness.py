@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sm_llm.worker.freshness import Freshness
+from sm_llm.worker.publishing.freshness import Freshness
 
 
 class Clock:

@@ -13,18 +13,18 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor.parallel import SequenceParallel
 from worker_jobs import train_task
 
-from sm_llm.launcher.memory import activation_bytes
+from sm_llm.launcher.planning.memory import activation_bytes
 from sm_llm.models.config import model_config, normalise
-from sm_llm.models.registry import family
-from sm_llm.spec.layout import Layout
-from sm_llm.spec.parallelism import FsdpSpec
+from sm_llm.models.families.registry import family
+from sm_llm.spec.parallelism.layout import Layout
+from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.place import Place
-from sm_llm.worker.strategies import fsdp, fsdp_tensor
-from sm_llm.worker.strategies.fsdp_attention import CausalAttention
-from sm_llm.worker.strategies.fsdp_memory import wrap_layer
+from sm_llm.worker.strategies.fsdp import strategy as fsdp, tensor as fsdp_tensor
+from sm_llm.worker.strategies.fsdp.attention import CausalAttention
+from sm_llm.worker.strategies.fsdp.memory import wrap_layer
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers
-from sm_llm.worker.weights import InitialWeights
+from sm_llm.worker.checkpoint.weights import InitialWeights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 from nodes import Nodes, holding
 from worker_jobs import events, exact_steps
 
-from sm_llm.storage.publish import find_final, list_checkpoints
+from sm_llm.storage.publication.publish import find_final, list_checkpoints
 from sm_llm.storage.uri import open_store
 from tests.fixtures.sampling import pick
 
@@ -47,15 +47,15 @@ def arm(place, nth, ranks, moment):
         setattr(owner, name, killing)
 
 """
-STEP = "sm_llm.worker.train:Training.take_step"
+STEP = "sm_llm.worker.tasks.train:Training.take_step"
 KILLS = [
     (STEP, 9, "all", "before"),
-    ("sm_llm.worker.save_writer:write_distributed", 1, 1, "before"),
-    ("sm_llm.storage.publish:seal", 2, "all", "after"),
-    ("sm_llm.worker.strategies.fsdp:FsdpStrategy.clip_grad_norm", 7, "all", "before"),
-    ("sm_llm.storage.publish:publish", 2, 0, "before"),
+    ("sm_llm.worker.checkpoint.save_writer:write_distributed", 1, 1, "before"),
+    ("sm_llm.storage.publication.publish:seal", 2, "all", "after"),
+    ("sm_llm.worker.strategies.fsdp.strategy:FsdpStrategy.clip_grad_norm", 7, "all", "before"),
+    ("sm_llm.storage.publication.publish:publish", 2, 0, "before"),
     ("sm_llm.storage.folder:FolderStore.put_if_absent", 4, "all", "after"),
-    ("sm_llm.storage.publish:collect_garbage", 2, 0, "before"),
+    ("sm_llm.storage.publication.publish:collect_garbage", 2, 0, "before"),
     (STEP, 8, 1, "after"),
 ]
 """What is called, at which call, in which processes, and whether before or after it."""

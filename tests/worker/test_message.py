@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from sm_llm.errors import CheckpointError, RunFailed, StorageError
 from sm_llm.storage.base import MissingObjectError
-from sm_llm.storage.publish import CommitManifest, FileEntry, Newest, Published, Rejected, Save, new_save
-from sm_llm.worker.message import decode, encode
+from sm_llm.storage.publication.publish import CommitManifest, FileEntry, Newest, Published, Rejected, Save, new_save
+from sm_llm.worker.runtime.message import decode, encode
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

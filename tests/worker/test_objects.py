@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.publish import new_save
+from sm_llm.storage.publication.publish import new_save
 from sm_llm.worker.objects import ObjectUnpickler, UnknownError, restrict_object_collectives
-from sm_llm.worker.space import Disk
+from sm_llm.worker.inputs.space import Disk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,8 +56,8 @@ def test_9_an_object_that_calls_a_function_is_refused_before_it_is_called(functi
     [
         ("torch.distributed.checkpoint.filesystem", "os.system"),
         ("torch.distributed.checkpoint.filesystem", "FileSystemWriter"),
-        ("sm_llm.worker.program", "subprocess.Popen"),
-        ("sm_llm.worker.program", "Program"),
+        ("sm_llm.worker.script.program", "subprocess.Popen"),
+        ("sm_llm.worker.script.program", "Program"),
         ("torch", "hub.load"),
         ("builtins", "type"),
         ("antigravity", "fly"),

@@ -81,8 +81,8 @@ def test_labels_of_rows_that_several_processes_see_count_once(monkeypatch: pytes
     import torch
     import torch.distributed as dist
 
-    from sm_llm.spec.layout import Layout
-    from sm_llm.worker.feed import global_targets
+    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.worker.training.feed import global_targets
 
     monkeypatch.setattr(dist, "all_reduce", lambda total: total.add_(10 + 6 + 6))
     batch = SimpleNamespace(targets=10)

@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import save_file
 
 from sm_llm.errors import CheckpointError, RunFailed
-from sm_llm.models.family import Tensor
+from sm_llm.models.families.family import Tensor
 from sm_llm.models.weights_check import compare_weights
 from sm_llm.spec.optim import OptimSpec
-from sm_llm.worker import random_state
+from sm_llm.worker.training import random_state
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.loss import next_tokens, token_loss_sum
-from sm_llm.worker.metrics import Costs, Meter, StepBuffer
-from sm_llm.worker.optim import MOMENTS, build_adamw, is_decayed
+from sm_llm.worker.training.loss import next_tokens, token_loss_sum
+from sm_llm.worker.training.metrics import Costs, Meter, StepBuffer
+from sm_llm.worker.training.optim import MOMENTS, build_adamw, is_decayed
 from sm_llm.worker.place import Place
 from sm_llm.worker.strategies.master import MasterWeights
-from sm_llm.worker.weights import InitialWeights, PretrainedWeights
+from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,7 +147,7 @@ def test_meter_leaves_pauses_out_and_names_its_formula() -> None:
 
 
 def test_the_training_line_keeps_what_hang_detection_matches() -> None:
-    from sm_llm.contract.events import Step
+    from sm_llm.runs.events.events import Step
 
     costs = Costs(tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1e12, world_size=1)
     now = [0.0]

@@ -11,7 +11,7 @@ import pytest
 from worker_jobs import events, job_environment, job_file, train_task
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.load import load
+from sm_llm.spec.loading.load import load
 from sm_llm.worker.main import main
 
 

@@ -9,9 +9,9 @@ from test_script import Job
 
 from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.errors import RunFailed
-from sm_llm.launcher.inputs import manifest
+from sm_llm.launcher.planning.inputs import manifest
 from sm_llm.launcher.source_tree import source_tree
-from sm_llm.worker.program_files import copy_program
+from sm_llm.worker.script.program_files import copy_program
 
 if TYPE_CHECKING:
     from pathlib import Path

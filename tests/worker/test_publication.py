@@ -144,11 +144,11 @@ def test_a_storm_of_503_is_survived(results: dict[str, Any]) -> None:
 
 
 INTO_S3 = """
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
-from sm_llm.worker import agent_process
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.worker.publishing import agent_process
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.stop import StopRequests
+from sm_llm.worker.runtime.stop import StopRequests
 agent_process.ABORT_SECONDS = 120.0
 WorkerContext.store = property(lambda self: S3Store({bucket!r}, "run", S3Options(endpoint_url={endpoint!r})))
 StopRequests.seconds_left = lambda self, grace: None if self.signalled_at is None else 4.0

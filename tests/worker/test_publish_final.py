@@ -10,10 +10,10 @@ from worker_jobs import job_file, train_task
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.publish import find_final
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
-from sm_llm.worker import publish_final as module
+from sm_llm.storage.publication.publish import find_final
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.worker.publishing import publish_final as module
 from sm_llm.worker.context import WorkerContext
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ import pytest
 from test_sinks import Fake, WandbDouble, context_of, step, wandb  # noqa: F401 - wandb is a fixture
 from worker_jobs import job_file, train_task
 
-from sm_llm.contract import events as ev
-from sm_llm.contract.events import EventWriter, read_events
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
+from sm_llm.runs.events import events as ev
+from sm_llm.runs.events.events import EventWriter, read_events
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.shipping import ship_events
-from sm_llm.worker.sinks import Feed, earlier_events, feeding
+from sm_llm.worker.publishing.shipping import ship_events
+from sm_llm.worker.trackers.sinks import Feed, earlier_events, feeding
 
 
 def attempt(root: Path, number: int, done: int, last: int, monkeypatch: pytest.MonkeyPatch, spec: Any) -> None:

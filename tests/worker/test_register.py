@@ -9,7 +9,7 @@ import pytest
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
 from sm_llm.spec.job import JobSpec
-from sm_llm.storage.publish import find_final, new_save, publish, seal
+from sm_llm.storage.publication.publish import find_final, new_save, publish, seal
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.main import main
 from tests.fixtures.sagemaker_double import Refusal

@@ -10,7 +10,7 @@ import pytest
 from worker_jobs import events, result_folder
 
 from sm_llm.errors import RunFailed
-from sm_llm.worker.requirements import install
+from sm_llm.worker.inputs.requirements import install
 from tests.fixtures.wheels import wheel
 from tests.worker.test_script import Job
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from worker_jobs import job_environment, job_file, result_folder, search_path
 
-from sm_llm.contract.run_paths import ContainerPaths, RunPaths
+from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.spec.inputs import S3Input
-from sm_llm.storage.result import POINTER
+from sm_llm.storage.publication.result import POINTER
 from sm_llm.worker.main import main
 
 if TYPE_CHECKING:

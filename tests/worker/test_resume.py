@@ -10,7 +10,7 @@ from resume_configurations import OTHER_JOBS, TAMPERINGS
 from worker_jobs import STEPS, events, exact_steps, losses, result_folder
 
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.publish import find_final, list_checkpoints
+from sm_llm.storage.publication.publish import find_final, list_checkpoints
 
 if TYPE_CHECKING:
     from pathlib import Path

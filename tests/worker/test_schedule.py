@@ -8,7 +8,7 @@ import math
 import pytest
 
 from sm_llm.spec.optim import OptimSpec
-from sm_llm.worker.schedule import Plateau, learning_rate
+from sm_llm.worker.training.schedule import Plateau, learning_rate
 
 
 def rates(total: int = 100, warmup: int = 10, **fields: object) -> list[float]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sm_llm.contract.run_paths import CONTAINER_BASE, ContainerPaths
+from sm_llm.runs.run_paths import CONTAINER_BASE, ContainerPaths
 from sm_llm.errors import RunFailed
-from sm_llm.worker.scratch import DISK_ENVIRONMENT, scratch_folder
+from sm_llm.worker.inputs.scratch import DISK_ENVIRONMENT, scratch_folder
 
 
 def test_a_pretended_node_keeps_its_files_below_its_base(tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ import pytest
 from worker_jobs import events, job_environment, job_file, result_folder, search_path
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT
-from sm_llm.contract.run_paths import ContainerPaths
-from sm_llm.contract.stopped import StopRecord
+from sm_llm.runs.run_paths import ContainerPaths
+from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.inputs import S3Input
 from sm_llm.spec.storage import StorageOptions
-from sm_llm.storage.publish import list_checkpoints
+from sm_llm.storage.publication.publish import list_checkpoints
 from sm_llm.storage.uri import open_store
-from sm_llm.worker import script_publisher
+from sm_llm.worker.script import script_publisher
 from sm_llm.worker.main import main
-from sm_llm.worker.transfer_agent import TransferAgent
+from sm_llm.worker.publishing.transfer_agent import TransferAgent
 
 if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile

@@ -13,7 +13,7 @@ from worker_jobs import events, job_environment, job_file
 from sm_llm.errors import RunFailed
 from sm_llm.redaction import HIDDEN
 from sm_llm.worker.main import main
-from sm_llm.worker.secrets import resolve, secrets_at_hand
+from sm_llm.worker.inputs.secrets import resolve, secrets_at_hand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +118,7 @@ def test_s09_credentials_of_addresses_are_hidden_from_output_and_events_without_
         context.notice("tracker http://user:planted@host/")
         raise ValueError("no answer from http://user:planted@host/")
 
-    monkeypatch.setattr("sm_llm.worker.prepare.run", run)
+    monkeypatch.setattr("sm_llm.worker.tasks.prepare.run", run)
     job = job_file({"kind": "prepare", "seq_length": 16, "sources": ["builtin:python-docs"]}, tmp_path / "run", 1)
     assert main("prepare", job_environment(job)) == 1
     assert "no answer from" in events(tmp_path / "run", "failed")[-1]["message"]
@@ -134,7 +134,7 @@ def test_a_failure_that_quotes_a_secret_is_told_without_it(
         raise ValueError(f"the server did not like {os.environ['TOKEN_OF_JOB']}")
 
     monkeypatch.setenv("MINE", VALUE)
-    monkeypatch.setattr("sm_llm.worker.prepare.run", run)
+    monkeypatch.setattr("sm_llm.worker.tasks.prepare.run", run)
     task = {"kind": "prepare", "seq_length": 16, "sources": ["builtin:python-docs"]}
     job = job_file(task, tmp_path / "run", 1)
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"secrets": {"TOKEN_OF_JOB": "env:MINE"}})})

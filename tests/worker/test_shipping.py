@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from worker_jobs import job_file, train_task
 
-from sm_llm.contract.events import Notice, read_events
+from sm_llm.runs.events.events import Notice, read_events
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT, JobFile
-from sm_llm.contract.mirror import Mirror
-from sm_llm.contract.stop_request import ask_to_stop
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
+from sm_llm.runs.replication.mirror import Mirror
+from sm_llm.runs.stop_request import ask_to_stop
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.shipping import ship_events
+from sm_llm.worker.publishing.shipping import ship_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ def test_a_store_that_is_down_is_told_once_and_never_raised(
     context.job = context.job.model_copy(
         update={"spec": context.job.spec.model_copy(update={"storage_options": access})}
     )
-    monkeypatch.setattr("sm_llm.contract.s3_home.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}})
+    monkeypatch.setattr("sm_llm.runs.s3_home.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}})
     courier = ship_events(context, environ)
     assert courier is not None
     context.emit(Notice("training goes on"))

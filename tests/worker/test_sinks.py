@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract import events as ev
+from sm_llm.runs.events import events as ev
 from sm_llm.contract.job_file import JobFile
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.spec.digest import spec_digest
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.spec.comparison.digest import spec_digest
 from sm_llm.spec.job import JobSpec
-from sm_llm.worker import sinks
+from sm_llm.worker.trackers import sinks
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.sinks import Feed, feeding, numbers
+from sm_llm.worker.trackers.sinks import Feed, feeding, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +131,7 @@ def test_a_tracker_that_cannot_be_opened_does_not_stop_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.delitem(sys.modules, "sm_llm.worker.sinks_wandb", raising=False)
+    monkeypatch.delitem(sys.modules, "sm_llm.worker.trackers.sinks_wandb", raising=False)
     context = context_of(tmp_path / "run", monkeypatch, {"wandb": {"project": "p"}})
     with feeding(context):
         context.emit(step(1, 2.0))
@@ -209,7 +209,7 @@ class WandbDouble(types.ModuleType):
 def wandb(monkeypatch: pytest.MonkeyPatch) -> WandbDouble:
     double = WandbDouble()
     monkeypatch.setitem(sys.modules, "wandb", double)
-    monkeypatch.delitem(sys.modules, "sm_llm.worker.sinks_wandb", raising=False)
+    monkeypatch.delitem(sys.modules, "sm_llm.worker.trackers.sinks_wandb", raising=False)
     return double
 
 

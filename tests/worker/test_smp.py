@@ -137,7 +137,7 @@ def test_all_nine_parameters_reach_the_library(smp2: World) -> None:
 
 def test_a_process_without_the_library_says_which_image_has_it() -> None:
     from sm_llm.errors import RunFailed
-    from sm_llm.worker.strategies.smp_library import symbol
+    from sm_llm.worker.strategies.smp.library import symbol
 
     with pytest.raises(RunFailed, match=r"Only AWS's images smdistributed-modelparallel"):
         symbol("torch.sagemaker", "init")
@@ -150,8 +150,8 @@ def test_changed_degrees_that_the_launch_does_not_know_are_refused() -> None:
     from types import ModuleType
 
     from sm_llm.errors import SpecError
-    from sm_llm.spec.smp import SmpSpec
-    from sm_llm.worker.strategies.smp_library import start_library
+    from sm_llm.spec.parallelism.smp import SmpSpec
+    from sm_llm.worker.strategies.smp.library import start_library
 
     seen: list[Any] = []
     stand_in = ModuleType("torch.sagemaker")

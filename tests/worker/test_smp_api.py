@@ -37,7 +37,7 @@ def test_every_symbol_and_keyword_of_the_smp_path_is_in_the_image(golden: dict[s
 
 
 def test_what_is_read_of_flat_parameters_is_there(golden: dict[str, Any]) -> None:
-    tree = modules()["sm_llm.worker.strategies.smp_shards"]
+    tree = modules()["sm_llm.worker.strategies.smp.shards"]
     private = {it.attr for it in ast.walk(tree) if isinstance(it, ast.Attribute) and it.attr.startswith("_")}
     ours = {"_handle"}  # of FSDP's modules, set by its initialisation
     assert private - ours <= set(golden["fields"]["FlatParameter"])
@@ -50,6 +50,6 @@ def test_the_scan_sees_symbols_keywords_and_modules() -> None:
     assert "use_orig_params" in used["torch.distributed.fsdp.FullyShardedDataParallel"]
     assert "attn_implementation" in used["transformers.AutoModelForCausalLM.from_config"]
     names = modules()
-    assert "sm_llm.worker.checkpoint" in names
-    assert "sm_llm.worker.strategies.smp_model" in names
-    assert not [name for name in names if name.startswith("sm_llm.worker.strategies.fsdp")]
+    assert "sm_llm.worker.checkpoint.checkpoint" in names
+    assert "sm_llm.worker.strategies.smp.model" in names
+    assert not [name for name in names if name.startswith("sm_llm.worker.strategies.fsdp.strategy")]

@@ -11,12 +11,12 @@ import pytest
 from nodes import Nodes, holding
 from worker_jobs import exact_steps, losses
 
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.contract.states import RunState
-from sm_llm.contract.stopped import StopRecord
-from sm_llm.storage.publish import find_newest, list_checkpoints
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.states import RunState
+from sm_llm.runs.stopped import StopRecord
+from sm_llm.storage.publication.publish import find_newest, list_checkpoints
 from sm_llm.storage.uri import open_store
-from sm_llm.worker.stop import StopRequests
+from sm_llm.worker.runtime.stop import StopRequests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(
     with Nodes(tmp_path / "whole", **short) as whole:
         whole.ended()
     stop_file = RunPaths(tmp_path / "run").stop_file
-    before = "from sm_llm.worker import stop\nstop._LOOK_SECONDS = 0.0\n" + holding(7, stop_file)
+    before = "from sm_llm.worker.runtime import stop\nstop._LOOK_SECONDS = 0.0\n" + holding(7, stop_file)
     with Nodes(tmp_path / "run", before=before, **short) as job:
         job.until_step(5)
         stop_file.touch()
@@ -171,7 +171,7 @@ def test_a_stop_says_what_is_safe(tmp_path: Path, record: StopRecord, sentence: 
 
 
 def test_an_infinite_grace_time_is_that_of_a_process_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sm_llm.worker.agreed_stop import torchrun_seconds
+    from sm_llm.worker.runtime.agreed_stop import torchrun_seconds
 
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert torchrun_seconds() == math.inf

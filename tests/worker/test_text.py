@@ -9,12 +9,12 @@ import pytest
 from worker_jobs import events, job_environment, job_file, losses, result_folder, train_task
 
 from sm_llm.errors import CheckpointError
-from sm_llm.spec.layout import Layout
-from sm_llm.storage.manifest import CommitManifest, Save
+from sm_llm.spec.parallelism.layout import Layout
+from sm_llm.storage.publication.manifest import CommitManifest, Save
 from sm_llm.worker.main import main
-from sm_llm.worker.restore import rank_file
-from sm_llm.worker.sample import harmless
-from sm_llm.worker.start import Start, _load_private
+from sm_llm.worker.checkpoint.restore import rank_file
+from sm_llm.worker.training.sample import harmless
+from sm_llm.worker.checkpoint.start import Start, _load_private
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,13 +17,13 @@ import pytest
 from worker_jobs import search_path
 
 from sm_llm.errors import CheckpointError, StorageError
-from sm_llm.storage.publish import commit, fetch, new_save, upload_part, write_part
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
+from sm_llm.storage.publication.publish import commit, fetch, new_save, upload_part, write_part
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.uri import open_store
-from sm_llm.worker import agent_process
-from sm_llm.worker.agent_process import NICENESS
-from sm_llm.worker.transfer_agent import TransferAgent
+from sm_llm.worker.publishing import agent_process
+from sm_llm.worker.publishing.agent_process import NICENESS
+from sm_llm.worker.publishing.transfer_agent import TransferAgent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,11 +158,11 @@ OWNER = """
 import signal
 import sys
 from pathlib import Path
-from sm_llm.storage.publish import new_save, upload_part
-from sm_llm.storage.s3 import S3Store
-from sm_llm.storage.s3_options import S3Options
-from sm_llm.worker import agent_process
-from sm_llm.worker.transfer_agent import TransferAgent
+from sm_llm.storage.publication.publish import new_save, upload_part
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.worker.publishing import agent_process
+from sm_llm.worker.publishing.transfer_agent import TransferAgent
 bucket, endpoint, sealed = sys.argv[1:]
 agent_process.working_seconds = lambda grace: 0.5
 agent_process.abort_seconds = lambda grace: 120.0
@@ -225,7 +225,7 @@ def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(
     uploading: tuple[Any, int], store: S3Store, fault_proxy: Any, s3_server: Any, bucket: str
 ) -> None:
     from sm_llm.worker.place import Place
-    from sm_llm.worker.start import Starter
+    from sm_llm.worker.checkpoint.start import Starter
 
     owner, agent = uploading
     os.killpg(owner.pid, signal.SIGKILL)

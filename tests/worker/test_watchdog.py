@@ -11,9 +11,9 @@ from nodes import Nodes
 from test_failure import breaking
 
 from sm_llm.contract.failure import Cause
-from sm_llm.worker.inquest import Answer, _behind
-from sm_llm.worker.pulse import Pulse
-from sm_llm.worker.stacks import stacks
+from sm_llm.worker.runtime.inquest import Answer, _behind
+from sm_llm.worker.runtime.pulse import Pulse
+from sm_llm.worker.runtime.stacks import stacks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def test_a_stopped_rank_is_named_and_the_others_tell_their_stacks(
     assert failure.startswith(f"rank {rank}: stalled after step ")
     assert [event["rank"] for event in told] == [1 - rank]
     assert told[0]["text"].startswith("thread MainThread:")
-    assert "worker/train.py" in told[0]["text"]
+    assert "worker/tasks/train.py" in told[0]["text"]
 
 
 @pytest.mark.integration

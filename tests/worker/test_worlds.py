@@ -10,7 +10,7 @@ from worker_jobs import STEPS, events, exact_steps, losses, result_folder, train
 
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.publish import find_final, list_checkpoints
+from sm_llm.storage.publication.publish import find_final, list_checkpoints
 
 if TYPE_CHECKING:
     from conftest import World

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.base import Backend
 
 BACKENDS = {
-    "local": "sm_llm.launcher.backends.local:LocalBackend",
-    "sagemaker": "sm_llm.launcher.backends.sagemaker:SageMakerBackend",
+    "local": "sm_llm.launcher.backends.local.backend:LocalBackend",
+    "sagemaker": "sm_llm.launcher.backends.sagemaker.backend:SageMakerBackend",
 }
 
 

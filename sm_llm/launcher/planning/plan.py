@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.plan_settings import settings
+from sm_llm.launcher.planning.plan_settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.launcher.memory import MemoryEstimate
-    from sm_llm.launcher.model_facts import ModelFacts
+    from sm_llm.launcher.planning.memory import MemoryEstimate
+    from sm_llm.launcher.planning.model_facts import ModelFacts
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.job import JobSpec
 

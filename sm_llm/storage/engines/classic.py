@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines.common import DiskError, part_size, s3, stored, upload_arguments
-from sm_llm.storage.s3_client import code_of, told
+from sm_llm.storage.s3.s3_client import code_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
-    from sm_llm.storage.s3 import S3Store
+    from sm_llm.storage.s3.store import S3Store
 
 
 class ClassicTransfer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import StoredObject
-from sm_llm.storage.s3 import S3Store, to_base64
+from sm_llm.storage.s3.store import S3Store, to_base64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, StoredObject
 from sm_llm.storage.engines.common import each, part_size, s3, settle, stored, upload_arguments
-from sm_llm.storage.s3 import from_base64
-from sm_llm.storage.s3_client import code_of, told
+from sm_llm.storage.s3.store import from_base64
+from sm_llm.storage.s3.s3_client import code_of, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from sm_llm.storage.base import Copy, Progress, Store
-    from sm_llm.storage.s3 import S3Store
+    from sm_llm.storage.s3.store import S3Store
 
 TARGET_BYTES_PER_SECOND = 625_000_000
 """Asked of the runtime on machines it does not know: enough for 5 Gbit/s, and its buffers stay below 300 MB."""

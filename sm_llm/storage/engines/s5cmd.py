@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
-    from sm_llm.storage.s3 import S3Store
+    from sm_llm.storage.s3.store import S3Store
 
 _MISSING = ("NoSuchKey", "no object found", "status code: 404")
 

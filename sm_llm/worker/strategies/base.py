@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from sm_llm.contract.events import LayersCompiled
-    from sm_llm.spec.layout import Layout
-    from sm_llm.worker.weights import WeightReader
+    from sm_llm.runs.events.events import LayersCompiled
+    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.worker.checkpoint.weights import WeightReader
 
 
 class Strategy(Protocol):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm_llm.contract.events import LayersCompiled
+from sm_llm.runs.events.events import LayersCompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

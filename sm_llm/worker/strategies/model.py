@@ -9,13 +9,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from sm_llm.models.config import both_spellings
-from sm_llm.models.registry import family
+from sm_llm.models.families.registry import family
 from sm_llm.worker.names import with_plain_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.worker.weights import WeightReader
+    from sm_llm.worker.checkpoint.weights import WeightReader
 
 
 def build_on_meta(

@@ -9,8 +9,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sm_llm.models.family import Packing, Tensor
-    from sm_llm.worker.weights import WeightReader
+    from sm_llm.models.families.family import Packing, Tensor
+    from sm_llm.worker.checkpoint.weights import WeightReader
 
 
 class PackedWeights:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def make_strategy(task: TrainTask, place: Place) -> Strategy:
     """The strategy of ``task.parallelism``; each is imported alone, because each lives in its own software stack."""
     if task.parallelism.strategy == "smp":
-        from sm_llm.worker.strategies.smp import SmpStrategy
+        from sm_llm.worker.strategies.smp.strategy import SmpStrategy
 
         return SmpStrategy(task, place)
-    from sm_llm.worker.strategies.fsdp import FsdpStrategy
+    from sm_llm.worker.strategies.fsdp.strategy import FsdpStrategy
 
     return {"fsdp": FsdpStrategy}[task.parallelism.strategy](task, place)

@@ -11,8 +11,8 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.bundle import package_files
-from sm_llm.launcher.plan import plan, plan_loaded
-from sm_llm.spec.load import load
+from sm_llm.launcher.planning.planner import plan, plan_loaded
+from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.contract.stock import LOCK_FILE
 from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher.bundle import make_bundle
-from sm_llm.launcher.images import IMAGES
+from sm_llm.launcher.images.images import IMAGES
 from sm_llm.launcher.requirement_file import requirement_faults
 from sm_llm.launcher.source_tree import source_tree
 from tests.launcher.sagemaker.conftest import SCRIPT
@@ -23,7 +23,7 @@ from tests.launcher.sagemaker.conftest import SCRIPT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.launcher.images import Image
+    from sm_llm.launcher.images.images import Image
 
 
 def write(root: Path, **files: str) -> Path:

@@ -9,12 +9,12 @@ import pytest
 
 from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
-from sm_llm.launcher.pipelines import definition
-from sm_llm.launcher.sagemaker import account as accounts
-from sm_llm.launcher.sdk_arguments import arguments
-from sm_llm.launcher.shell import shell, shell_command
-from sm_llm.storage.s3_client import as_session, connect
-from sm_llm.storage.s3_options import S3Options
+from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
+from sm_llm.launcher.backends.sagemaker import account as accounts
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments
+from sm_llm.launcher.tools.shell import shell, shell_command
+from sm_llm.storage.s3.s3_client import as_session, connect
+from sm_llm.storage.s3.s3_options import S3Options
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, render
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.sagemaker.account import account
-from sm_llm.launcher.sagemaker.cloudwatch import LogMirror
+from sm_llm.launcher.backends.sagemaker.account import account
+from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import LogMirror
 
 if TYPE_CHECKING:
     from collections.abc import Callable

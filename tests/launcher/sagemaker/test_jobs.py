@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from sm_llm.contract.events import EventWriter
+from sm_llm.runs.events.events import EventWriter
 from sm_llm.contract.failure import Cause
-from sm_llm.contract.run_paths import RunPaths
-from sm_llm.contract.s3_home import S3Home
-from sm_llm.contract.shipper import Shipper
-from sm_llm.contract.states import RunState
-from sm_llm.contract.trouble import Failed
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.replication.shipper import Shipper
+from sm_llm.runs.states import RunState
+from sm_llm.runs.events.trouble import Failed
 from sm_llm.errors import PlanError, SmLlmError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
 from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.report import status_table
-from sm_llm.launcher.sagemaker import jobs
-from sm_llm.launcher.sagemaker.account import account
-from sm_llm.storage.publish import new_save, publish, seal
+from sm_llm.launcher.display.report import status_table
+from sm_llm.launcher.backends.sagemaker.jobs import jobs
+from sm_llm.launcher.backends.sagemaker.account import account
+from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
 from tests.fixtures.sagemaker_double import Refusal
 from tests.launcher.sagemaker.conftest import TINY
@@ -408,7 +408,7 @@ def test_a_run_is_found_by_its_job_and_by_its_arn(
 def test_planning_for_sagemaker_loads_no_boto3_client(tmp_path: Path) -> None:
     """A plan needs botocore's model of the service, and nothing of boto3 or the SDK."""
     program = (
-        "import sys; from sm_llm.launcher.plan import plan\n"
+        "import sys; from sm_llm.launcher.planning.planner import plan\n"
         "plan('llama-2-7b-fsdp', 'backend.role=arn:aws:iam::123456789012:role/R', 'storage=s3://bucket/runs')\n"
         "print(sorted({'boto3', 'sagemaker', 'torch'} & set(sys.modules)))"
     )

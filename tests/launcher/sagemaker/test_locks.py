@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sm_llm.launcher.images import IMAGES, Image
+from sm_llm.launcher.images.images import IMAGES, Image
 
 LOCKS = Path(str(files("sm_llm"))) / "locks"
 SUPPORTED = {it.line: it for it in reversed(IMAGES) if it.python in ("3.11", "3.12")}

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.states import RunState
+from sm_llm.runs.states import RunState
 from sm_llm.errors import Fault, PlanError
-from sm_llm.launcher import images
-from sm_llm.launcher.distribution import distribution
-from sm_llm.launcher.sagemaker.limits import known_values, limit_faults
-from sm_llm.launcher.sagemaker.metrics import METRICS, metric_definitions
-from sm_llm.launcher.sagemaker.names import job_name, normalised
-from sm_llm.launcher.sagemaker.sdk_defaults import read_sdk_defaults
-from sm_llm.launcher.sagemaker.states import SECONDARY, billable_seconds, native_state, used_seconds
-from sm_llm.spec.hardware import INSTANCES
-from sm_llm.spec.load import load
+from sm_llm.launcher.images import images
+from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
+from sm_llm.launcher.backends.sagemaker.request.limits import known_values, limit_faults
+from sm_llm.launcher.backends.sagemaker.request.metrics import METRICS, metric_definitions
+from sm_llm.launcher.backends.sagemaker.jobs.names import job_name, normalised
+from sm_llm.launcher.backends.sagemaker.request.sdk_defaults import read_sdk_defaults
+from sm_llm.launcher.backends.sagemaker.jobs.states import SECONDARY, billable_seconds, native_state, used_seconds
+from sm_llm.spec.machines.hardware import INSTANCES
+from sm_llm.spec.loading.load import load
 from tests.launcher.sagemaker.conftest import ROLE, TINY, plan_of, render
 
 if TYPE_CHECKING:
@@ -176,8 +176,8 @@ def test_OB03_no_part_of_something_else_is_taken_for_a_number(text: str) -> None
 def test_the_definitions_read_the_line_that_the_worker_prints() -> None:
     import torch
 
-    from sm_llm.contract.events import Step
-    from sm_llm.worker.metrics import Costs, Meter
+    from sm_llm.runs.events.events import Step
+    from sm_llm.worker.training.metrics import Costs, Meter
 
     meter = Meter(Costs(4096, 1e9, "6N", 989e12, 1), torch.device("cpu"), 0, iter([0.0, 0.001]).__next__)
     line = meter.line(Step(5, 7.25, 0.5, 3e-4, 4096), meter.read(5, 0.25), 10)

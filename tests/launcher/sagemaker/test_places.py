@@ -10,8 +10,8 @@ import pytest
 
 from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import Fault, StorageError
-from sm_llm.launcher import images
-from sm_llm.launcher.locks import packages_of
+from sm_llm.launcher.images import images
+from sm_llm.launcher.images.locks import packages_of
 from sm_llm.launcher.requirement_file import requirement_faults
 from sm_llm.storage.uri import parse
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of

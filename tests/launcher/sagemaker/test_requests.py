@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sm_llm.contract.job_file import JobFile
-from sm_llm.launcher.sagemaker.limits import limit_faults
+from sm_llm.launcher.backends.sagemaker.request.limits import limit_faults
 from tests.launcher.sagemaker.conftest import ROLE, SCRIPT, TINY, render
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sagemaker"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm_llm.launcher import images
-from sm_llm.launcher.plan import plan
+from sm_llm.launcher.images import images
+from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.requirement_file import logical_lines, requirement_faults
 from sm_llm.launcher.source_tree import source_tree
 

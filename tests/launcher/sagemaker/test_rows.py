@@ -7,9 +7,9 @@ import inspect
 from sm_llm.contract.entrypoint import TASK_KINDS
 from sm_llm.launcher import runnable
 from sm_llm.launcher.backends.registry import BACKENDS, backend
-from sm_llm.launcher.images import IMAGES, MINIMUM_TORCH, rows
+from sm_llm.launcher.images.images import IMAGES, MINIMUM_TORCH, rows
 from sm_llm.spec.backends import BackendSpec
-from sm_llm.spec.schema import tag_values
+from sm_llm.spec.reference.schema import tag_values
 from sm_llm.worker.main import WORKERS
 from sm_llm.worker.strategies import registry
 

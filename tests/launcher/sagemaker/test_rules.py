@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.launcher.plan import plan, plan_loaded
-from sm_llm.spec.hardware import INSTANCES
-from sm_llm.spec.load import load
+from sm_llm.launcher.planning.planner import plan, plan_loaded
+from sm_llm.spec.machines.hardware import INSTANCES
+from sm_llm.spec.loading.load import load
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def test_DL31_DL11_an_unknown_override_is_an_error_with_the_nearest_key(
 
 
 def test_every_type_of_the_table_is_one_of_the_service() -> None:
-    from sm_llm.launcher.sagemaker.limits import known_values
+    from sm_llm.launcher.backends.sagemaker.request.limits import known_values
 
     assert {row.name for row in INSTANCES} <= set(known_values("TrainingInstanceType"))
 

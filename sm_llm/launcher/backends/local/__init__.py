@@ -1,0 +1,1 @@
+"""The local backend: this machine, without docker or AWS."""

@@ -1,0 +1,262 @@
+"""One attempt of one local run, from the laid-out folders to its recorded end; runs inside the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import site
+import socket
+import time
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.replication.courier import CLOSE_SECONDS
+from sm_llm.runs.events.events import AttemptEnded, EventWriter, read_file
+from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT, JobFile
+from sm_llm.runs.liveness import hold
+from sm_llm.runs.run_paths import ContainerPaths, RunPaths
+from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
+from sm_llm.runs.states import RunState
+from sm_llm.launcher.backends.local import processes, rehearsal
+from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT, PORT, clear_scratch, lay_out
+from sm_llm.launcher.planning.inputs import absolute_inputs, input_manifests
+from sm_llm.launcher.backends.local.rehearsal import TRAINING_JOB
+from sm_llm.launcher.backends.local.reporting import report
+from sm_llm.launcher.results import link_result, result_place
+from sm_llm.launcher.verdict import Ending, judge
+from sm_llm.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from sm_llm.runs.replication.courier import Courier
+    from sm_llm.runs.run_home import RunHome
+
+GRACE_SECONDS = 5.0
+"""How long the other nodes may take to notice by themselves that one has failed."""
+KILL_SECONDS = 5.0
+"""How long after that they may take to end, once told."""
+STOP_MARGIN_SECONDS = 10.0
+"""Beyond ``backend.stop_seconds``, after which torchrun kills its processes and ends itself."""
+
+
+def run_attempt(
+    home: RunHome,
+    interrupts: processes.Interrupts,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    on_started: Callable[[], None] = lambda: None,
+    quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
+    folder: Path | None = None,
+) -> Ending:
+    """Run the attempt that ``job.json`` and its request describe, and record how it ended.
+
+    ``on_started`` is called once the run's lock is held and the attempt is in the record. ``quiet`` makes this
+    process's other threads wait, while it is forked. ``folder`` is what relative inputs are relative to.
+    """
+    paths = home.paths
+    job = JobFile.read(paths.job_file)
+    with recorded(home, job.attempt, on_started, folder) as recording:
+        home.update(lambda record: with_facts(record, paths, job))
+        request = json.loads(request_file(paths, job.attempt).read_text(encoding="utf-8"))
+        for earlier in range(1, job.attempt):
+            clear_scratch(paths, earlier)
+        for node in range(len(request["nodes"])):
+            _lay_out(paths, job, request, node)
+        ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
+        ending = judge(home, job, ended, interrupted=interrupts.count > 0 and not ended.failed_unasked)
+        link_result(home, result_place(home, job.run_id))
+        clear_scratch(paths, job.attempt)  # first: a full disk has no room for the record
+        recording.end(ending)
+    return ending
+
+
+def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: int) -> None:
+    if (training_job := request.get(TRAINING_JOB)) is None:
+        lay_out(paths, job, node, request["entrypoint"])
+    else:
+        base, options = paths.node_dir(job.attempt, node), job.spec.storage_options.model_dump()
+        rehearsal.lay_out(training_job, base, node, job.spec.compute.processes, options)
+
+
+class Recording:
+    """An attempt that is in the run's record, until ``end``."""
+
+    def __init__(self, home: RunHome, number: int, couriers: Sequence[Courier], folder: Path | None) -> None:
+        self._home = home
+        self._folder = folder
+        self._number = number
+        self._couriers = couriers
+        self._ending: Ending | None = None
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """While this lasts no other thread of ours does anything: this process can be forked."""
+        with ExitStack() as stack:
+            for courier in self._couriers:
+                stack.enter_context(courier.quiet())
+            yield
+
+    def end(self, ending: Ending) -> None:
+        """Record the end: in the event log first, so that whoever reads of it in the record finds all events."""
+        self._ending = ending
+        events = EventWriter(self._home.paths.event_file(self._number, "launcher"), self._number)
+        events.write(AttemptEnded(ending.state.value, ending.reason, ending.rank))
+        events.close()
+        self.close()
+        self._record(ending)
+
+    def recover(self, error: Exception) -> bool:
+        """Record the end once more if it was that which failed; for any other error record that as the end.
+
+        Returns whether ``error`` is mended.
+        """
+        if self._ending is None:
+            self.end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
+            return False
+        self._record(self._ending)
+        return True
+
+    def _record(self, ending: Ending) -> None:
+        def ended(record: RunRecord) -> RunRecord:
+            return with_ending(record, self._home.paths, self._number, ending)
+
+        _restore_job_file(self._home.paths, ended(self._home.record()), self._folder)  # before anybody reads of the end
+        self._home.update(ended)
+
+    def close(self) -> None:
+        """Tell the store what is left, while the run is still seen to live."""
+        ends = time.monotonic() + CLOSE_SECONDS
+        for courier in self._couriers:
+            courier.close(ends - time.monotonic())
+
+
+def _restore_job_file(paths: RunPaths, record: RunRecord, folder: Path | None) -> None:
+    """Take changes out of job.json that its worker has refused."""
+    if "steps" in record.spec or not paths.job_file.is_file():
+        return
+    job = JobFile.read(paths.job_file)
+    spec = record.load_spec() if job.spec_digest != record.spec_digest else None
+    if isinstance(spec, JobSpec):
+        kept, channels = absolute_inputs(spec, folder)
+        update = {"spec": kept, "spec_digest": record.spec_digest, "channels": channels}
+        job.model_copy(update=update).write(paths.job_file)
+
+
+@contextmanager
+def recorded(
+    home: RunHome, number: int, on_started: Callable[[], None], folder: Path | None = None
+) -> Iterator[Recording]:
+    """Hold the run's lock and keep its record true around one attempt: opened here, ended by what it yields.
+
+    An error of our own ends the attempt as failed before it is raised on; one in recording its end is tried again.
+    """
+    opened = Attempt(number=number, native_id=str(os.getpid()), host=socket.gethostname(), started=time.time())
+    with hold(home.root):
+        home.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
+        home.update(lambda record: record.with_attempt(opened))
+        on_started()
+        recording = Recording(home, number, [courier.start() for courier in report(home, number)], folder)
+        try:
+            yield recording
+        except Exception as error:
+            if not recording.recover(error):
+                raise
+        finally:
+            recording.close()
+
+
+def with_facts(record: RunRecord, paths: RunPaths, job: JobFile) -> RunRecord:
+    """The record with what the job's attempt was sent and is about to read; as it is if that was taken back."""
+    opened = record.attempt(job.attempt)
+    if opened is None:
+        return record
+    request = request_file(paths, job.attempt).relative_to(paths.root).as_posix()
+    return record.with_attempt(opened.model_copy(update={"request": request, "inputs": input_manifests(job.spec)}))
+
+
+def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending) -> RunRecord:
+    """The record with attempt ``number`` ended, where its training began, and the trackers it opened.
+
+    As it is if that attempt was taken back.
+    """
+    attempt = record.attempt(number)
+    if attempt is None:
+        return record
+    update: dict[str, Any] = {
+        "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank
+    }  # fmt: skip
+    trackers, refused = dict(record.trackers), False
+    for event in _told(paths, number):
+        if event["kind"] == "continuation_refused":
+            refused = True
+        elif event["kind"] == "start_chosen":
+            update["start"] = AttemptStart(**{name: event[name] for name in AttemptStart.model_fields})
+        else:
+            trackers[event["tracker"]] = event["id"]
+    ended = record.with_attempt(attempt.model_copy(update=update)).model_copy(update={"trackers": trackers})
+    return ended.settled(number, refused=refused)
+
+
+def _told(paths: RunPaths, number: int) -> Iterator[Mapping[str, Any]]:
+    log = paths.event_file(number, "rank0")
+    for _, event in read_file(log) if log.is_file() else ():
+        if event["kind"] in ("start_chosen", "tracker_opened", "continuation_refused"):
+            yield event
+
+
+def request_file(paths: RunPaths, attempt: int) -> Path:
+    """The submission's request as it was sent."""
+    return paths.attempt_dir(attempt) / "request.json"
+
+
+def _run_nodes(
+    paths: RunPaths,
+    job: JobFile,
+    request: Mapping[str, Any],
+    interrupts: processes.Interrupts,
+    environ: Mapping[str, str],
+    quiet: Sequence[Callable[[], AbstractContextManager[None]]],
+) -> processes.Ended:
+    is_rehearsal = TRAINING_JOB in request
+    # Never written anywhere: of another user's process, nobody else can read the environment.
+    secret = {STORE_SECRET_ENVIRONMENT: secrets.token_hex(16)}
+    with processes.reserved_port() as port, rehearsal.fixed_port(len(request["nodes"]) if is_rehearsal else 1):
+        nodes = []
+        with ExitStack() as stack:
+            for silence in quiet:
+                stack.enter_context(silence())
+            for index, node in enumerate(request["nodes"]):
+                argv = [part.replace(PORT, str(port)) for part in node["argv"]]
+                variables = {**LOOPBACK_ENVIRONMENT, **environ, **python_path(environ), **node["env"], **secret}
+                folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
+                nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))
+        ended = processes.wait_for_all(
+            nodes,
+            interrupts,
+            grace_seconds=GRACE_SECONDS,
+            kill_seconds=KILL_SECONDS,
+            stop_seconds=job.spec.backend.stop_seconds + STOP_MARGIN_SECONDS,
+        )
+        if is_rehearsal:  # the toolkit dies of a signal that its torchrun never hears of
+            processes.await_descendants(interrupts, job.spec.backend.stop_seconds)
+    processes.kill_descendants()
+    return ended
+
+
+def python_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """Make this very package importable in the nodes, unless it is installed where Python looks anyway.
+
+    A site-packages folder is never put on PYTHONPATH: there it would come before the standard library. Of the user's
+    own entries an empty one, which means whatever folder a process works in, is left out; relative ones are made
+    absolute, since processes of a run work in other folders.
+    """
+    own = [os.path.abspath(entry) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    home = Path(__file__).resolve().parents[2]
+    installed = {Path(folder).resolve() for folder in [*site.getsitepackages(), site.getusersitepackages()]}
+    if home in installed or home.name == "site-packages":
+        return {"PYTHONPATH": os.pathsep.join(own)} if "PYTHONPATH" in environ else {}
+    return {"PYTHONPATH": os.pathsep.join([str(home), *own])}

@@ -1,0 +1,254 @@
+"""Starts, watches and signals local runs: a run's home, its lock and its supervisor process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.runs.liveness import is_anyone_alive, is_starting, starting
+from sm_llm.runs.run_home import job_home
+from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.states import RunState
+from sm_llm.runs.stop_request import ask_to_stop
+from sm_llm.errors import LaunchRefused, SubmitError
+from sm_llm.launcher.backends.local.attempt import python_path, request_file
+from sm_llm.launcher.backends.local.heartbeat import SILENT_SECONDS, Heartbeat, silence
+from sm_llm.launcher.homes import assert_own_folder, launch_folder
+from sm_llm.launcher.observe.logs import last_lines
+from sm_llm.launcher.backends.local.rehearsal import upload
+from sm_llm.launcher.results import has_final
+from sm_llm.owned import make_folders, opener
+from sm_llm.storage.files import write_atomically
+from sm_llm.storage.s3.swap import change
+from sm_llm.terminal import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import RunRecord
+    from sm_llm.launcher.backends.base import Submission
+
+LEAVE_SECONDS = 30.0
+"""How long a supervisor may take to go once it has recorded the end of its attempt."""
+_LOOK_SECONDS = 0.05
+READY = b"ready\n"
+SUPERVISOR = "sm_llm.launcher.backends.local.supervisor"
+
+
+def start(submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
+    """Write the submission into the run's folder and start its supervisor; returns its process id."""
+
+    def prepare() -> None:
+        on_claimed()
+        write_submission(submission)
+
+    return start_supervisor(job_home(submission.job), submission.job.attempt, prepare)
+
+
+def write_submission(submission: Submission) -> None:
+    """job.json and the request, as the attempt reads them here, and in S3 a copy of both."""
+    home, attempt = job_home(submission.job), submission.job.attempt
+    request = request_file(home.paths, attempt)
+    write_atomically(request, json.dumps(submission.request, indent=2) + "\n")
+    submission.job.write(home.paths.job_file)
+    upload(submission)
+    if isinstance(home, S3Home):
+        _keep(home, request)
+        _keep(home, home.paths.job_file)
+
+
+def _keep(home: S3Home, path: Path) -> None:
+    body = path.read_bytes()
+    change(home.store, path.relative_to(home.root).as_posix(), lambda _: body)
+
+
+def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = lambda: None) -> str:
+    """Start the detached supervisor of ``attempt``, after ``prepare()``; returns once it holds the run's lock.
+
+    Raises ``SubmitError`` if the run is alive or is just being started, here or elsewhere, or if the supervisor dies
+    at once.
+    """
+    assert_own_folder(home)
+    with starting(home.root) as mine:
+        record = home.record()
+        if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):
+            raise LaunchRefused(running_message(home, record))
+        if isinstance(home, S3Home):  # before the claim: whoever sees the claim shall find it alive
+            Heartbeat(home.store, attempt).beat()
+        home.claim(Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time()))
+        try:
+            prepare()
+            return _spawn(home, attempt, launch_folder(home, record) or Path.cwd())
+        except BaseException:
+            if not _has_begun(home, attempt):
+                home.unclaim(attempt)
+            raise
+
+
+def _has_begun(home: RunHome, attempt: int) -> bool:
+    """Whether a supervisor has put ``attempt`` into the record, which it then has ended, too."""
+    return any(it.number == attempt and not it.is_claim for it in home.record().attempts)
+
+
+def _is_alive_here(home: RunHome, record: RunRecord) -> bool:
+    """Whether a process of the run is alive on this machine; one that has recorded its end is given time to go."""
+    deadline = time.monotonic() + (LEAVE_SECONDS if _recorded_end(record) else 0)
+    while is_anyone_alive(home.root):
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
+
+
+def is_alive_elsewhere(home: RunHome, record: RunRecord) -> bool:
+    """Whether an attempt that another machine runs has given a sign of life lately."""
+    last = record.attempts[-1] if record.attempts else None
+    if not isinstance(home, S3Home) or last is None or last.state is not None or home.ran_here(last.number):
+        return False  # on a folder, and here, the lock tells
+    quiet = silence(home.store)
+    return quiet is not None and quiet < SILENT_SECONDS
+
+
+def running_message(home: RunHome, record: RunRecord) -> str:
+    """What to tell someone who would start a run that is running."""
+    last = record.attempts[-1] if record.attempts else None
+    pid = last.native_id if last is not None and last.native_id else "unknown"
+    elsewhere = f" on {last.host}" if last is not None and last.host not in (None, socket.gethostname()) else ""
+    grace = f" If that machine is gone, its silence is noticed after {SILENT_SECONDS:.0f} s." if home.is_remote else ""
+    return (
+        f"{record.run_id} is running already (process {pid}{elsewhere}).{grace} Follow it with: "
+        f"sm-llm logs {quoted(home.uri)} --follow, or start another run of the same specification with --new"
+    )
+
+
+def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
+    """Start the supervisor. It works where this process does: ``folder`` is data, nothing runs there."""
+    log = home.paths.logs(attempt) / "supervisor.log"
+    make_folders(log.parent)
+    reader, writer = os.pipe()
+    try:
+        with open(log, "ab", opener=opener) as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", SUPERVISOR, home.uri, str(writer), _options(home), str(folder)],
+                env={**os.environ, **python_path(os.environ)},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[writer],
+                start_new_session=True,  # a closing terminal or Ctrl-C there does not reach it
+            )
+    finally:
+        os.close(writer)
+    try:
+        with os.fdopen(reader, "rb") as pipe:
+            ready = pipe.read() == READY
+    except BaseException:  # Ctrl-C: it is in a session of its own and would go on
+        process.terminate()
+        process.wait()
+        raise
+    if not ready:
+        process.wait()
+        cause = "\n".join(last_lines(log, 20)) or f"exit code {process.returncode}"
+        raise SubmitError(f"{home.uri}: the run's supervisor could not start:\n{cause}")
+    return str(process.pid)
+
+
+def _options(home: RunHome) -> str:
+    return json.dumps(asdict(home.store.options) if isinstance(home, S3Home) else {})
+
+
+def state(home: RunHome) -> tuple[RunState, str | None]:
+    """The state of a run and its reason. A record left open by a killed supervisor is completed by what is true.
+
+    An attempt that ends, or begins, between the look at the record and the look for its processes has changed the
+    record, which is then read anew.
+    """
+    if home.is_remote and is_anyone_alive(home.root):
+        return RunState.RUNNING, None  # without asking the store: whoever watches it here can do without
+    record = home.record()
+    while (end := _recorded_end(record)) is None:
+        found = _look(home, record)
+        if found[0] is RunState.RUNNING or (now := home.record()).attempts == record.attempts:
+            return found
+        record = now
+    return end
+
+
+def _recorded_end(record: RunRecord) -> tuple[RunState, str | None] | None:
+    last = record.attempts[-1] if record.attempts else None
+    if last is None or last.state is None or not last.state.is_final:
+        return None
+    return last.state, last.reason
+
+
+def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
+    """The state of a run whose record tells no end, from its processes and what it has published."""
+    last = record.attempts[-1] if record.attempts else None
+    if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
+        return (RunState.RUNNING if last else RunState.PENDING), None
+    if last is None:
+        return RunState.PENDING, "was never started"
+    if last.is_claim and is_starting(home.root):
+        return RunState.PENDING, None
+    if "steps" not in record.spec and has_final(home, record.run_id):
+        return RunState.COMPLETED, None
+    return RunState.INTERRUPTED, "its processes were killed"
+
+
+def signal_supervisor(home: RunHome, pid: int, number: signal.Signals = signal.SIGTERM) -> None:
+    """Signal the supervisor of a run. Raises ``SubmitError`` if process ``pid`` is not it (any more)."""
+    if not is_supervisor(home, pid):
+        raise SubmitError(
+            f"{home.uri}: process {pid} is not this run's supervisor; the run is not running on this machine"
+        )
+    os.kill(pid, number)
+
+
+def stop(home: RunHome, pid: int, *, now: bool = False) -> None:
+    """Ask a run to stop, or (``now``) kill it. Raises ``SubmitError`` if its supervisor is not to be found.
+
+    From another machine, a stop file or object asks for it; nothing can be killed from there.
+    """
+    last = home.record().attempts[-1]
+    if _runs_elsewhere(home, last, pid):
+        if now:
+            raise SubmitError(f"{home.uri}: it runs on {last.host} and can be killed only there")
+        if isinstance(home, S3Home):
+            ask_to_stop(home.store, last.number)
+        else:
+            home.paths.stop_file.touch(0o600)
+        return
+    signal_supervisor(home, pid)
+    if now:
+        signal_supervisor(home, pid, signal.SIGINT)  # after SIGTERM it kills; in either order
+
+
+def _runs_elsewhere(home: RunHome, attempt: Attempt, pid: int) -> bool:
+    if isinstance(home, S3Home):
+        return not home.ran_here(attempt.number)
+    return attempt.host not in (None, socket.gethostname()) and not is_supervisor(home, pid)
+
+
+def supervised_run(pid: int) -> str | None:
+    """The address of the run of the supervisor with this process id, or None if it is no supervisor."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    arguments = [part.decode() for part in command]
+    return arguments[arguments.index(SUPERVISOR) + 1] if SUPERVISOR in arguments[:-1] else None
+
+
+def is_supervisor(home: RunHome, pid: int) -> bool:
+    """Whether ``pid`` is alive and supervises the run: process ids are used again."""
+    return supervised_run(pid) == home.uri

@@ -1,0 +1,148 @@
+"""The SageMaker backend: training jobs, rendered as values and run through boto3; the SageMaker SDK takes no part."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import LaunchRefused
+from sm_llm.launcher.backends.sagemaker.account import account
+from sm_llm.launcher.backends.sagemaker.render import render
+from sm_llm.launcher.backends.sagemaker.review import review
+from sm_llm.launcher.backends.sagemaker.request.rules import job_faults
+from sm_llm.spec.tasks import starts_ranks
+from sm_llm.terminal import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import Attempt
+    from sm_llm.errors import Fault
+    from sm_llm.launcher.backends.base import NativeState, Submission
+    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.planning.review import Review
+    from sm_llm.launcher.backends.sagemaker.account import Account
+    from sm_llm.spec.job import JobSpec
+
+_MASTER_PORT = "7777"
+"""The training toolkit's own."""
+
+
+@dataclass(frozen=True)
+class SageMakerBackend:
+    """Renders and runs training jobs."""
+
+    name: str = "sagemaker"
+    connect: Callable[[str], Account] = account
+    """Region -> the account's clients; injected in tests."""
+
+    def check(self, job: JobSpec) -> list[Fault]:
+        """What SageMaker cannot do for the job, whatever account it runs in."""
+        return list(job_faults(job))
+
+    def review(self, plan: Plan) -> Review:
+        """Every fault of the request, with the account's settings and the service's own limits."""
+        return review(plan)
+
+    def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
+        """The command that the training toolkit runs on every node."""
+        nodes = job.compute.instance_count
+        if not starts_ranks(job.task):
+            return tuple(("python", f"{job.task.kind}.py") for _ in range(nodes))
+        first = ("torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(job.compute.processes))
+        place = ("--master_addr", "algo-1", "--master_port", _MASTER_PORT, "--node_rank")
+        return tuple(
+            (*first, *((*place, str(node)) if nodes > 1 else ()), f"{job.task.kind}.py") for node in range(nodes)
+        )
+
+    def render(self, plan: Plan, job: JobFile) -> Submission:
+        """The CreateTrainingJob request, the code bundle and job.json. Reads files of this machine, nothing else."""
+        return render(plan, job)
+
+    def submit(self, submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
+        """Upload what is missing and create the job; the native id is ``REGION/JOB``.
+
+        Raises ``SubmitError``, also where an earlier attempt of the run has not ended.
+        """
+        from sm_llm.runs.run_home import job_home
+        from sm_llm.launcher.backends.sagemaker.jobs.submit import create_job
+
+        home = job_home(submission.job)
+        self._assert_ended(home)
+        return create_job(submission, home, self.connect(region_of(submission)), on_claimed)
+
+    def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
+        """Store the workflow's pipeline and start it; the native id is the execution's ARN."""
+        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import start
+
+        self._assert_ended(home)
+        return start(home, attempt, self.connect, on_claimed)
+
+    def _assert_ended(self, home: RunHome) -> None:
+        """Raise ``SubmitError`` while an earlier attempt of the run has not ended."""
+        record = home.record()
+        if record.attempts and not (state := self.describe(home).state).is_final:
+            follow = f"Follow it with: sm-llm logs -f {quoted(home.uri)}, or start another run with --new"
+            raise LaunchRefused(f"{record.run_id} is {state.value} already ({record.attempts[-1].native_id}). {follow}")
+
+    def step_home(self, home: RunHome, step: str) -> RunHome:
+        """Where the pipeline was told that the step's run lies."""
+        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
+
+        return step_home(home, step)
+
+    def describe(self, home: RunHome) -> NativeState:
+        """The state of the run's newest training job, or of a workflow's newest execution."""
+        from sm_llm.launcher.backends.sagemaker.jobs import jobs
+        from sm_llm.launcher.backends.sagemaker.pipelines import workflows
+
+        record = home.record()
+        if (known := jobs.known_state(record)) is not None:
+            return known
+        if workflows.is_execution(record.attempts[-1].native_id):
+            return workflows.state_of(home, record, self.connect)
+        return jobs.state_of(home, record, self.connect)
+
+    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+        """Wanted lines of all hosts, rank 0's first; then new ones while ``still_running``."""
+        from sm_llm.launcher.backends.sagemaker.jobs.jobs import logs_of
+
+        return logs_of(home, attempt, wanted, still_running, self.connect)
+
+    def stop(self, home: RunHome, attempt: Attempt, *, now: bool = False) -> None:
+        """Ask the job, or a workflow's execution, to stop; SageMaker gives a job 120 s."""
+        from sm_llm.launcher.backends.sagemaker.pipelines import workflows
+        from sm_llm.launcher.backends.sagemaker.jobs.jobs import stop_job
+
+        if workflows.is_execution(attempt.native_id):
+            workflows.stop(home, attempt.native_id, now=now, connect=self.connect)
+        else:
+            stop_job(home, attempt, now=now, connect=self.connect)
+
+    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
+        """A session of AWS Systems Manager in the container of a node, where the job allows it."""
+        from sm_llm.launcher.backends.sagemaker.jobs.remote import session_command
+        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import assert_job
+
+        assert_job(home, native_id, "a container")
+        return session_command(native_id, node, self.connect)
+
+    def find(self, native: str) -> str | None:
+        """The address of the run of ``REGION/JOB``, by the job's tag."""
+        from sm_llm.launcher.backends.sagemaker.jobs.jobs import run_of
+        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import is_execution
+
+        return None if is_execution(native) else run_of(native, self.connect)
+
+    def native_uri(self, attempt: Attempt) -> str:
+        """``sagemaker://REGION/JOB``, of a workflow ``sagemaker://`` and the ARN of its execution."""
+        return f"{self.name}://{attempt.native_id}"
+
+
+def region_of(submission: Submission) -> str:
+    """The region that a request was rendered for."""
+    return str(json.loads(submission.request["HyperParameters"]["sagemaker_region"]))

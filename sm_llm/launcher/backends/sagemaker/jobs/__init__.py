@@ -1,0 +1,1 @@
+"""Training jobs that are started, watched and stopped."""

@@ -1,0 +1,178 @@
+"""Training jobs that exist: their state, their end in the run's record, their logs, and how they are stopped."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.states import RunState
+from sm_llm.runs.stop_request import ask_to_stop
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.backends.local.attempt import with_ending
+from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backends.sagemaker.request.distribution import TEE
+from sm_llm.launcher.observe.logs import read_logs
+from sm_llm.launcher.results import has_checkpoint, has_final
+from sm_llm.launcher.backends.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
+from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import LogMirror
+from sm_llm.launcher.backends.sagemaker.jobs.no_logs import NoStream
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.launcher.backends.sagemaker.jobs.states import billable_seconds, native_state, seconds, used_seconds
+from sm_llm.launcher.verdict import Ending, completed, failures_in_events
+from sm_llm.storage.uri import flattened
+from sm_llm.terminal import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import Attempt, RunRecord
+    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.backends.sagemaker.account import Account
+
+LOOK_SECONDS = 5.0
+"""Between two looks at the logs of a job that runs."""
+CREATION_SECONDS = 240.0
+"""After its claim a launcher may still be about to create an attempt's job: all tries of its calls take no longer."""
+
+
+def known_state(record: RunRecord) -> NativeState | None:
+    """The state of a run's newest attempt where nobody has to be asked; else None, and there is an attempt."""
+    last = record.attempts[-1] if record.attempts else None
+    if last is not None and last.state is not None and last.state.is_final:
+        return NativeState(last.state, last.reason or "")
+    if last is None or not last.native_id:
+        return NativeState(RunState.PENDING, "was never started")
+    return None
+
+
+def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]) -> NativeState:
+    """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all."""
+    last = record.attempts[-1]
+    region, name = split_native(last.native_id)
+    try:
+        with leaving_alone(home):
+            job = describe(connect(region), name)
+    except NoSuchJob:
+        if abs(time.time() - last.started) < CREATION_SECONDS:
+            return NativeState(RunState.PENDING, "its training job is being created")
+        return _gone(home, record.run_id, last)
+    native = native_state(job, time.time())
+    return _settle(home, record.run_id, last, native, job) if native.state.is_final else native
+
+
+def settle(home: RunHome, attempt: Attempt, ending: Ending, **bill: int | None) -> NativeState:
+    """Write how an attempt ended into the record, unless another attempt, or job, has taken its place meanwhile."""
+
+    def ended(held: RunRecord) -> RunRecord:
+        if not attempt.is_open_in(held):
+            return held
+        closed = with_ending(held, home.paths, attempt.number, ending)
+        last = next(it for it in closed.attempts if it.number == attempt.number)
+        return closed.with_attempt(last.model_copy(update=bill))
+
+    home.update(ended)
+    return NativeState(ending.state, ending.reason or "")
+
+
+@contextmanager
+def leaving_alone(home: RunHome) -> Iterator[None]:
+    """Expired credentials are the watcher's trouble, not the job's: say how to come back."""
+    try:
+        yield
+    except Expired as error:
+        raise SubmitError(
+            f"{error}. The job goes on without us; come back to it with: sm-llm logs {quoted(home.uri)} --follow"
+        ) from error
+
+
+def _gone(home: RunHome, run_id: str, attempt: Attempt) -> NativeState:
+    state = RunState.INTERRUPTED if has_checkpoint(home, run_id) else RunState.STOPPED
+    return settle(home, attempt, Ending(state, "its training job was never created"))
+
+
+def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
+    """Settle how an attempt ended: what was published decides, then what the processes told."""
+    home.refresh(f"events/attempt-{attempt.number}-")
+    ending = _ending(home, run_id, attempt.number, native, seconds(job["CreationTime"]))
+    bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
+    return settle(home, attempt, ending, **bill)
+
+
+def _ending(home: RunHome, run_id: str, number: int, native: NativeState, created: float) -> Ending:
+    """How an attempt ended. What its processes told before its job was ``created``, an earlier job of it told."""
+    if has_final(home, run_id):
+        return completed(home.paths, number, since=created)
+    if native.state is RunState.COMPLETED:
+        return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
+    failures = [it for it in failures_in_events(home.paths, number) if it[0] >= created]
+    told_by = sorted(failures, key=lambda it: (it[1].cause.is_consequence, it[0]))
+    if native.state is RunState.FAILED and told_by and not told_by[0][1].cause.is_consequence:
+        return Ending(RunState.FAILED, told_by[0][1].headline, told_by[0][1].rank)
+    events = (it for it in read_events(home.paths.events) if it["attempt"] == number and it["time"] >= created)
+    stops = [it for it in events if it["kind"] == "stopped"]
+    if native.state is RunState.FAILED and not stops:
+        return Ending(RunState.FAILED, native.detail)
+    reason = native.detail if native.state is not RunState.FAILED else str(stops[-1]["reason"])
+    state = RunState.INTERRUPTED if has_checkpoint(home, run_id) else RunState.STOPPED
+    return Ending(state, reason)
+
+
+def stop_job(home: RunHome, attempt: Attempt, *, now: bool, connect: Callable[[str], Account]) -> None:
+    """Ask the processes to stop through the run's storage, and SageMaker to end the job in its 120 s.
+
+    The training toolkit passes no signal on, so the first is what they heed; ``now`` leaves it out.
+    """
+    region, name = split_native(attempt.native_id)
+    if not now and isinstance(home, S3Home):
+        ask_to_stop(home.store, attempt.number)
+    with leaving_alone(home), told(f"cannot stop training job {name}"):
+        connect(region).client("sagemaker").stop_training_job(TrainingJobName=name)
+
+
+def logs_of(
+    home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
+    connect: Callable[[str], Account],
+) -> Iterator[str]:  # fmt: skip
+    """Wanted lines of an attempt's hosts, rank 0's first; then new ones while ``still_running``."""
+    native_id = next(it.native_id for it in home.record().attempts if it.number == attempt)
+    region, name = split_native(native_id)
+    mirror = LogMirror(connect(region), name, home.paths.logs(attempt))
+    if wanted.prefix:
+        with leaving_alone(home):
+            wanted = _as_printed(wanted, describe(connect(region), name))
+
+    absence = NoStream(connect(region), name, home.uri)
+
+    def look() -> bool:
+        alive = still_running()  # asked before the rest, so that the last lines are never missed
+        with leaving_alone(home):
+            mirror.pull()
+            if not mirror.has_streams:
+                absence.note()
+        return alive
+
+    return read_logs(home.paths, attempt, wanted, still_running=look, poll=LOOK_SECONDS)
+
+
+def _as_printed(wanted: LogFilter, job: Mapping[str, Any]) -> LogFilter:
+    """The filter for a host whose lines do not tell their rank, as those of an older release: all lines of the host."""
+    return wanted if TEE in job.get("Environment", {}) else replace(wanted, prefix="")
+
+
+def run_of(native: str, connect: Callable[[str], Account]) -> str | None:
+    """The address of the run that a training job is an attempt of, by its tag; None for a job that is not ours."""
+    region, name = split_native(native)
+    account = connect(region)
+    try:
+        arn = describe(account, name)["TrainingJobArn"]
+    except NoSuchJob:
+        return None
+    with told(f"cannot read the tags of training job {name}"):
+        pages = account.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
+        tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
+    return flattened(tags[RUN_TAG]) if RUN_TAG in tags else None

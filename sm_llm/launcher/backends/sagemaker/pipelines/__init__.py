@@ -1,0 +1,1 @@
+"""SageMaker Pipelines from workflows."""

@@ -1,0 +1,234 @@
+"""SageMaker Pipelines from workflows: render, build with the SDK, create or update, start, watch, stop.
+
+::
+
+    from sm_llm import pipelines
+
+    pipelines.definition("flow.yaml", variables={"Steps": "steps.train.task.max_steps"})   # a value, without the SDK
+    pipelines.upsert("flow.yaml"); pipelines.start("flow", {"Steps": 100})
+    pipelines.build_pipeline("flow.yaml")                                                   # the SDK's own object
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
+from sm_llm.launcher.backends.sagemaker.account import Account, is_missing, told
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.launcher.planning.planner import Source
+    from sm_llm.spec.loading.overrides import Override
+
+__all__ = ["Register", "StepState", "build_pipeline", "definition", "logs", "start", "status", "stop", "upsert"]
+
+LONGEST_DEFINITION = 1 << 20
+_SHORTEST_TOKEN = 32
+"""Characters of a ClientRequestToken, by the service's model."""
+_EXECUTION = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d*:pipeline/.+/execution/.+")
+
+
+def definition(
+    workflow: Source,
+    *overrides: Override,
+    variables: Mapping[str, str] | None = None,
+    register: Register | None = None,
+    cache_days: int | None = 30,
+) -> PipelineDefinition:
+    """The pipeline of a workflow, as a value; ``.to_json()`` is what the service gets.
+
+    Args:
+        variables: parameter's name -> the path it overrides: ``{"Rate": "steps.train.task.optim.learning_rate"}``.
+        register: a step whose result becomes a version of a model.
+        cache_days: how long a finished step stands in for an equal one; None runs every step every time, in a run of
+            its own per execution.
+
+    Raises ``SpecError`` and ``PlanError``.
+    """
+    from sm_llm.launcher.planning.planner import load_whole
+    from sm_llm.spec.job import WorkflowSpec
+
+    spec = load_whole(workflow, overrides).spec
+    if not isinstance(spec, WorkflowSpec):
+        raise PlanError([Fault("steps", "a pipeline is made of a workflow", remedy="Write the job as its only step")])
+    found = render(spec, variables, register, cache_days)
+    size = len(json.dumps(found.to_json()))
+    if size > LONGEST_DEFINITION:
+        raise PlanError(
+            [Fault("steps", f"the definition has {size:,} bytes; the service takes {LONGEST_DEFINITION:,}")]
+        )
+    return found
+
+
+def upsert(
+    workflow: Source,
+    *overrides: Override,
+    variables: Mapping[str, str] | None = None,
+    register: Register | None = None,
+    cache_days: int | None = 30,
+    connect: Any = Account,
+) -> str:
+    """Store code and job files, and create or update the pipeline; returns its ARN. Raises ``SubmitError``, too."""
+    found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
+    return store(found, connect=connect).arn
+
+
+class Stored(NamedTuple):
+    """A pipeline as it was stored."""
+
+    arn: str
+    version: int | None
+    """Which of the pipeline's definitions it is; None where the service does not tell, as of the first."""
+
+
+def store(found: PipelineDefinition, *, connect: Any = Account) -> Stored:
+    """``upsert`` for a definition that was rendered already."""
+    _store(found)
+    client = connect(found.region).client("sagemaker")
+    body = {"PipelineName": found.name, "PipelineDefinition": json.dumps(found.to_json()), "RoleArn": found.role}
+    with told(f"pipeline {found.name} was not stored"):
+        try:
+            answer = client.update_pipeline(**body)
+        except Exception as error:  # of botocore, which is loaded by now
+            if not is_missing(error):
+                raise
+            answer = client.create_pipeline(ClientRequestToken=_token(f"sm-llm-{found.name}"), **body)
+    return Stored(str(answer["PipelineArn"]), answer.get("PipelineVersionId"))
+
+
+def _store(found: PipelineDefinition) -> None:
+    """Put what the steps read where they look for it; equal content lies there once."""
+    from sm_llm.storage.uri import open_store
+
+    for step in found.steps:
+        for uri, body in step.uploads.items():
+            folder, _, key = uri.rpartition("/")
+            open_store(folder, step.job.spec.storage_options.model_dump()).put_if_absent(key, body)
+
+
+def start(
+    name: str,
+    values: Mapping[str, Any] | None = None,
+    *,
+    region: str | None = None,
+    version: int | None = None,
+    token: str | None = None,
+    connect: Any = Account,
+) -> str:
+    """Start an execution of a pipeline with values for its variables; returns the execution's ARN.
+
+    ``version`` picks an earlier definition than the newest. The same ``token`` (letters, digits, hyphens) is answered
+    with the same execution, so that a try whose answer was lost is not started twice.
+    """
+    client = connect(_region(region)).client("sagemaker")
+    parameters = [{"Name": key, "Value": _spelt(value)} for key, value in (values or {}).items()]
+    with told(f"pipeline {name} was not started"):
+        chosen: dict[str, Any] = {} if version is None else {"PipelineVersionId": version}
+        if token is not None:
+            chosen["ClientRequestToken"] = _token(token)
+        answer = client.start_pipeline_execution(PipelineName=name, PipelineParameters=parameters, **chosen)
+    return str(answer["PipelineExecutionArn"])
+
+
+@dataclass(frozen=True)
+class StepState:
+    """One step of an execution: its state in the service's words, its training job's ARN, and whether it was cached."""
+
+    name: str
+    state: str
+    job_arn: str | None = None
+    cached_from: str | None = None
+    reason: str | None = None
+
+
+def status(execution: str, *, connect: Any = Account) -> tuple[str, list[StepState]]:
+    """The state of an execution, and its steps' in the order they began. Raises ``SubmitError``."""
+    client = connect(_region_of(execution)).client("sagemaker")
+    with told(f"cannot describe {execution}"):
+        state = client.describe_pipeline_execution(PipelineExecutionArn=execution)["PipelineExecutionStatus"]
+        pages = client.get_paginator("list_pipeline_execution_steps").paginate(
+            PipelineExecutionArn=execution, SortOrder="Ascending"
+        )
+        steps = [step for page in pages for step in page["PipelineExecutionSteps"]]
+    return str(state), [
+        StepState(
+            it["StepName"],
+            it["StepStatus"],
+            it.get("Metadata", {}).get("TrainingJob", {}).get("Arn"),
+            it.get("CacheHitResult", {}).get("SourcePipelineExecutionArn"),
+            it.get("FailureReason"),
+        )
+        for it in steps
+    ]
+
+
+def logs(execution: str, step: str | None = None, *, connect: Any = Account) -> Iterator[str]:
+    """What the training jobs of an execution printed, step by step; ``step`` picks one."""
+    from sm_llm.launcher.find_runs import attach
+
+    _, steps = status(execution, connect=connect)
+    for it in steps:
+        if it.job_arn is not None and step in (None, it.name):
+            run = attach(f"sagemaker://{_region_of(execution)}/{it.job_arn.rpartition('/')[2]}")
+            yield from (f"[{it.name}] {line}" for line in run.logs())
+
+
+def stop(execution: str, *, connect: Any = Account) -> None:
+    """Ask an execution to stop. Raises ``SubmitError``."""
+    client = connect(_region_of(execution)).client("sagemaker")
+    with told(f"cannot stop {execution}"):
+        client.stop_pipeline_execution(PipelineExecutionArn=execution)
+
+
+def build_pipeline(
+    workflow: Source,
+    *overrides: Override,
+    variables: Mapping[str, str] | None = None,
+    register: Register | None = None,
+    cache_days: int | None = 30,
+    sagemaker_session: Any = None,
+) -> Any:
+    """The same pipeline as a ``sagemaker.workflow.pipeline.Pipeline``; its definition equals ``definition``'s.
+
+    What the steps read is stored in S3 first. Raises ``SubmitError`` without version 2 of the SDK.
+    """
+    from sm_llm.launcher.backends.sagemaker.sdk.estimators import pytorch
+    from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of, stored_with
+
+    pytorch()  # nothing is stored for an SDK that is not there
+    found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
+    with stored_with(sagemaker_session):
+        _store(found)
+    return pipeline_of(found, sagemaker_session)
+
+
+def _token(text: str) -> str:
+    return text.ljust(_SHORTEST_TOKEN, "-")
+
+
+def _spelt(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _region(region: str | None) -> str:
+    import os
+
+    from sm_llm.launcher.backends.sagemaker.request.settings import region_of
+
+    found = region or region_of(os.environ)
+    if found is None:
+        raise SubmitError("no AWS region is given. Set AWS_REGION, or name one")
+    return found
+
+
+def _region_of(execution: str) -> str:
+    match = _EXECUTION.fullmatch(execution)
+    if match is None:
+        raise SubmitError(f"{execution}: is not the ARN of a pipeline's execution")
+    return match["region"]

@@ -1,0 +1,147 @@
+"""Workflows on SageMaker: a workflow's run is an execution of its pipeline; its steps' runs lie where that says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.runs.run_home import home_of, job_home
+from sm_llm.runs.run_paths import STEPS, STOP_FILE
+from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.states import RunState
+from sm_llm.runs.stop_request import ask_to_stop
+from sm_llm.errors import StorageError, SubmitError
+from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
+from sm_llm.launcher.backends.base import NativeState, Submission
+from sm_llm.launcher.homes import launch_folder
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, render
+from sm_llm.launcher.run_handle import RunHandle
+from sm_llm.launcher.backends.sagemaker.jobs.jobs import leaving_alone, settle
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role
+from sm_llm.launcher.verdict import Ending
+from sm_llm.spec.job import WorkflowSpec
+from sm_llm.terminal import quoted, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import RunRecord
+    from sm_llm.launcher.backends.sagemaker.account import Account
+
+    Connect = Callable[[str], Account]
+
+_ENDS = {"Succeeded": RunState.COMPLETED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
+
+
+def is_execution(native_id: str) -> bool:
+    """Whether a native id is that of a workflow: the ARN of a pipeline's execution."""
+    return native_id.startswith("arn:")
+
+
+def submissions(workflow: WorkflowSpec) -> list[Submission]:
+    """What the steps of a workflow's pipeline are sent, one Submission per step. Touches nothing."""
+    return [Submission("sagemaker", it.job, it.arguments, it.uploads) for it in render(workflow).steps]
+
+
+def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[], None]) -> str:
+    """Store the pipeline of the workflow recorded in ``home`` and start it; returns the execution's ARN.
+
+    Raises ``SubmitError``; then nothing runs and the attempt is free again.
+    """
+    opened = Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time())
+    home.claim(opened)
+    try:
+        on_claimed()
+        found = render(_workflow(home, home.record()))
+        check_role(connect(found.region), found.role)
+        stored = pipelines.store(found, connect=connect)
+        for step in found.steps:  # a step that goes on is the same attempt, for which an old request would count
+            job_home(step.job).store.delete([STOP_FILE])
+        # Another launch may store a pipeline of the same name meanwhile; this one starts its own.
+        token = f"{home.record().run_id}-{attempt}"
+        execution = pipelines.start(
+            found.name, region=found.region, version=stored.version, token=token, connect=connect
+        )
+    except BaseException:
+        home.unclaim(attempt)
+        raise
+    kept = f"requests/attempt-{attempt}.json"
+    home.store.put_if_absent(kept, (json.dumps(found.to_json(), indent=2) + "\n").encode())
+    begun = {"native_id": execution, "request": kept}
+    home.update(lambda held: held.with_attempt(opened.model_copy(update=begun)))
+    say(*_started_lines(found, home.uri, execution), err=True)
+    return execution
+
+
+def _workflow(home: RunHome, record: RunRecord) -> WorkflowSpec:
+    from sm_llm.launcher.planning.inputs import anchored
+
+    spec, folder = record.load_spec(), launch_folder(home, record)
+    if folder is not None and folder != Path.cwd():  # places keep their names where they mean the same
+        spec = anchored(spec, folder)
+    assert isinstance(spec, WorkflowSpec)
+    return spec
+
+
+def _started_lines(found: PipelineDefinition, uri: str, execution: str) -> list[str]:
+    names = ", ".join(step.name for step in found.steps)
+    return [
+        f"started pipeline {found.name} in {found.region}: {names}",
+        f"execution {execution}",
+        f"follow it with: sm-llm logs -f {quoted(uri)}",
+    ]
+
+
+def step_home(home: RunHome, step: str) -> RunHome:
+    """Where a step of the newest attempt has its run: what the pipeline was told, which equal steps share."""
+    record = home.record()
+    kept = record.attempts[-1].request if record.attempts else None
+    if kept is None:
+        return home.below(STEPS, step)
+    try:
+        definition = json.loads(home.store.get(kept) or b"{}")
+        found = [it for it in definition.get("Steps", []) if it["Name"] == step]
+        tags = {tag["Key"]: tag["Value"] for it in found for tag in it["Arguments"]["Tags"]}
+        uri = tags[RUN_TAG] if found else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StorageError(f"{home.uri}/{kept}: cannot be used ({type(error).__name__}: {error})") from error
+    # Reached as the workflow is: neither its record nor a definition in its storage chooses where requests go.
+    return home.below(STEPS, step) if uri is None else home_of(uri, getattr(home.store, "options", None))
+
+
+def state_of(home: RunHome, record: RunRecord, connect: Connect) -> NativeState:
+    """The state of the newest attempt in a workflow's ``record``. An execution that has ended is settled there."""
+    last = record.attempts[-1]
+    with leaving_alone(home):
+        told, steps = pipelines.status(last.native_id, connect=connect)
+    if (state := _ENDS.get(told)) is None:
+        going = ", ".join(it.name for it in steps if it.state in ("Starting", "Executing"))
+        return NativeState(RunState.RUNNING, "stopping" if told == "Stopping" else f"step {going}" if going else "")
+    return settle(home, last, Ending(state, _reason(told, steps)))
+
+
+def _reason(told: str, steps: list[pipelines.StepState]) -> str | None:
+    failed = [f"step {it.name}: {it.reason or 'no reason was given'}" for it in steps if it.state == "Failed"]
+    return "; ".join(failed) or {"Stopped": "stopped on request", "Failed": "no reason was given"}.get(told)
+
+
+def stop(home: RunHome, execution: str, *, now: bool, connect: Connect) -> None:
+    """Ask the running steps' processes to stop through their storage (``now`` leaves it out), then the execution."""
+    for step in () if now else RunHandle(home).steps.values():
+        if isinstance(step.home, S3Home) and not step.state.is_final:
+            ask_to_stop(step.home.store, step.attempts[-1].number)
+    with leaving_alone(home):
+        pipelines.stop(execution, connect=connect)
+
+
+def assert_job(home: RunHome, native_id: str, what: str) -> None:
+    """Raise ``SubmitError`` where only a job has what is asked for."""
+    if is_execution(native_id):
+        known = ", ".join(step.uri for step in RunHandle(home).steps.values()) or "none has begun"
+        raise SubmitError(f"{home.uri}: a workflow has {what} only in its steps. Name the run of one: {known}")

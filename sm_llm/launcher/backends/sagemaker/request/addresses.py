@@ -1,0 +1,63 @@
+"""Addresses that a job on SageMaker names: its image, its bucket, its wheels, its inputs' names, its own program."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.job_file import JOB_CHANNEL
+from sm_llm.errors import Fault, StorageError
+from sm_llm.launcher.backends.sagemaker.request.arns import ECR
+from sm_llm.launcher.planning.source_faults import source_faults
+from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.storage.uri import is_s3, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.spec.job import JobSpec
+
+
+def address_faults(job: JobSpec) -> Iterator[Fault]:
+    """Addresses that cannot be what they are taken for."""
+    options = job.backend
+    assert isinstance(options, SageMakerBackend)
+    if options.image_uri is not None and not ECR.fullmatch(options.image_uri):
+        problem = "SageMaker runs images of ECR only"
+        remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG; sm-llm image push copies one there"
+        yield Fault("backend.image_uri", problem, options.image_uri, remedy)
+    if options.bucket is not None and _bucket(f"s3://{options.bucket}") != options.bucket:
+        named = _bucket(options.bucket)
+        remedy = f"Write {named}" if named else "Write its name alone: lower-case letters, digits, dots and hyphens"
+        yield Fault("backend.bucket", "is no name of a bucket", options.bucket, remedy)
+    if options.wheelhouse is not None and _bucket(options.wheelhouse) is None:
+        remedy = "Write s3://bucket/prefix; sm-llm image wheelhouse fills it"
+        yield Fault("backend.wheelhouse", "is no prefix in S3", options.wheelhouse, remedy)
+    yield from channel_faults(job)
+    yield from source_faults(job)
+
+
+def channel_faults(job: JobSpec) -> Iterator[Fault]:
+    """An input that another channel would take the place of."""
+    if JOB_CHANNEL in job.inputs:
+        problem = "is the name of the channel that brings the job itself"
+        yield Fault(f"inputs.{JOB_CHANNEL}", problem, remedy="Give the input another name")
+
+
+def _bucket(address: str) -> str | None:
+    """The bucket of an address in S3; None for any other text."""
+    try:
+        return parse(address).bucket if is_s3(address) else None
+    except StorageError:
+        return None
+
+
+def address_warnings(job: JobSpec) -> list[str]:
+    """Addresses that are possible, but hardly meant."""
+    options = job.backend
+    assert isinstance(options, SageMakerBackend)
+    if options.image_uri is None:
+        return []
+    found = []
+    if options.image_version is not None:
+        found.append(f"backend.image_version: {options.image_version} has no effect, image_uri says which image runs")
+    return found

@@ -1,0 +1,106 @@
+"""How a managed job starts its processes: SageMaker's launch parameters, and the environment of the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.launcher.backends.local.container import LINE_PREFIX
+from sm_llm.spec.machines.gpus import machines
+from sm_llm.spec.parallelism.nxd import NxdSpec
+from sm_llm.spec.parallelism.smp import SmpSpec
+from sm_llm.spec.tasks import PrecompileTask, parallelism_of, starts_ranks, training_of
+
+if TYPE_CHECKING:
+    from sm_llm.spec.job import JobSpec
+
+PRECOMPILE_VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"
+"""Set to 1, it makes the training toolkit compile graphs in place of training."""
+TEE = "PET_TEE"
+"""Stands for torchrun's ``--tee``, in whose command line the training toolkit lets nobody write."""
+_PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
+_PIPELINE_INFLIGHT, _ZERO1_INFLIGHT = "7", "3"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What starts the processes of every node."""
+
+    estimator: dict[str, Any] | None
+    """The ``distribution`` of SageMaker's estimator; None is one process per node."""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    """What the estimator turns it into, not yet as JSON."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables by the facts of the instance type; the user's own win."""
+
+
+def distribution(job: JobSpec) -> Distribution:
+    """The launch parameters and network environment of a job."""
+    environment = network_environment(job) | _log_environment(job)
+    mp_parameters = smp_parameters(job)
+    if not starts_ranks(job.task):
+        parameters = {} if mp_parameters is None else {"mp_parameters": mp_parameters}
+        return Distribution(None, parameters, environment)
+    estimator: dict[str, Any] = {"torch_distributed": {"enabled": True}}
+    hyperparameters: dict[str, Any] = {"sagemaker_torch_distributed_enabled": True}
+    if job.compute.instance_type is not None:
+        hyperparameters["sagemaker_instance_type"] = job.compute.instance_type
+    if mp_parameters is not None:
+        estimator["smdistributed"] = {"modelparallel": {"enabled": True, "parameters": mp_parameters}}
+        hyperparameters["mp_parameters"] = mp_parameters
+        hyperparameters["sagemaker_distributed_dataparallel_enabled"] = False
+        hyperparameters["sagemaker_instance_type"] = job.compute.instance_type
+    rows = machines(job)
+    if not rows or any(job.compute.processes != row.processes for row in rows):
+        hyperparameters[_PROCESSES] = job.compute.processes
+    return Distribution(estimator, hyperparameters, environment)
+
+
+def _log_environment(job: JobSpec) -> dict[str, str]:
+    """Of several processes torchrun tells the lines apart: CloudWatch has one stream for all of a host."""
+    return {TEE: "3", **LINE_PREFIX} if starts_ranks(job.task) and job.compute.processes > 1 else {}
+
+
+def smp_parameters(job: JobSpec) -> dict[str, Any] | None:
+    """What ``SmpSpec.parameters`` says for a job; None without smp."""
+    smp = parallelism_of(job.task)
+    if not isinstance(smp, SmpSpec):
+        return None
+    training = training_of(job.task)
+    return smp.parameters(training.seed if training else 0)
+
+
+def network_environment(job: JobSpec) -> dict[str, str]:
+    """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
+
+    EFA is named only where every node has a card for it, and only between nodes: on one node its warnings mislead. The
+    protocol of NCCL and libfabric's other switches are left to current plugins, which choose better themselves.
+    """
+    rows = machines(job)
+    if not rows:
+        return {}
+    is_neuron = all(row.is_neuron for row in rows)
+    variables = _neuron_environment(job) if is_neuron else {}
+    if all(row.efa_cards for row in rows) and job.compute.instance_count > 1:
+        variables |= _efa_environment(is_neuron=is_neuron)
+    if isinstance(job.task, PrecompileTask):
+        variables[PRECOMPILE_VARIABLE] = "1"
+    return variables
+
+
+def _efa_environment(*, is_neuron: bool) -> dict[str, str]:
+    variables = {"FI_PROVIDER": "efa"}
+    if is_neuron:
+        variables |= {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+    return variables
+
+
+def _neuron_environment(job: JobSpec) -> dict[str, str]:
+    """As AWS's tutorials set them, without what is deprecated; MALLOC_ARENA_MAX must be there before torchrun."""
+    nxd = parallelism_of(job.task)
+    pipelined = isinstance(nxd, NxdSpec) and nxd.pipeline_parallel_degree > 1
+    return {
+        "NEURON_FUSE_SOFTMAX": "1",
+        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _PIPELINE_INFLIGHT if pipelined else _ZERO1_INFLIGHT,
+        "MALLOC_ARENA_MAX": "128" if pipelined else "64",
+    }

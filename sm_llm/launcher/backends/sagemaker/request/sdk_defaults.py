@@ -1,0 +1,142 @@
+"""Defaults of the SageMaker SDK that administrators set for everybody, and where each was written.
+
+The SDK reads an administrator's and then a user's file and fills in what a call leaves out. Jobs that are started
+without the SDK get the same values from here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, PlanError
+from sm_llm.spec.loading.yaml_text import from_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_ADMIN, _USER = "SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRIDE"
+_FILE = "config.yaml"
+
+
+@dataclass(frozen=True)
+class SdkDefaults:
+    """Values for training jobs by their path below ``SageMaker.TrainingJob`` (``VpcConfig.Subnets``), and origins."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def get(self, path: str) -> Any:
+        """The value at ``path``, or None."""
+        return self.values.get(path)
+
+
+def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
+    """Merge the administrator's file and the user's, which wins.
+
+    Raises ``PlanError`` for a file that was named but cannot be read, and for values of another shape than the SDK
+    wants; the usual places may be empty.
+    """
+    found = SdkDefaults()
+    faults: list[Fault] = []
+    for place, is_named in _places(environ):
+        text = _read(place, is_named)
+        if text is None:
+            continue
+        tree = from_yaml(text, place)
+        job = tree.get(("SageMaker", "TrainingJob"))
+        for path, value in _leaves(job if isinstance(job, dict) else {}):
+            if value is None:
+                continue  # a key whose value is commented out
+            if fault := _shape_fault(path, value, place):
+                faults.append(fault)
+                continue
+            found.values[path] = value
+            found.origins[path] = f"SageMaker SDK defaults {place}"
+    if faults:
+        raise PlanError(faults)
+    return found
+
+
+def _shape_fault(path: str, value: Any, place: str) -> Fault | None:
+    """What is wrong with a value that we read, so that it is not taken for something else."""
+    shape, fits = _SHAPES.get(path, ("", lambda _: True))
+    if fits(value):
+        return None
+    return Fault(f"SageMaker.TrainingJob.{path}", f"must be {shape}", value, "Correct it there", place)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(it, str) for it in value)
+
+
+def _is_tags(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(it, dict) and {"Key", "Value"} <= set(it) for it in value)
+
+
+_TEXT = ("text", lambda value: isinstance(value, str))
+_TEXTS = ("a list of texts", _is_texts)
+_FLAG = ("true or false", lambda value: isinstance(value, bool))
+_SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "RoleArn": _TEXT,
+    "VpcConfig.Subnets": _TEXTS,
+    "VpcConfig.SecurityGroupIds": _TEXTS,
+    "OutputDataConfig.KmsKeyId": _TEXT,
+    "ResourceConfig.VolumeKmsKeyId": _TEXT,
+    "EnableInterContainerTrafficEncryption": _FLAG,
+    "EnableNetworkIsolation": _FLAG,
+    "Environment": ("a mapping", lambda value: isinstance(value, dict)),
+    "Tags": ("a list of mappings with Key and Value", _is_tags),
+}
+"""What the SDK's schema wants of the values that are read here, in words and as a test."""
+
+
+def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """The SDK's places: those of ``platformdirs``."""
+    home = environ.get("HOME") or str(Path.home())
+    if sys.platform == "darwin":
+        site = "/Library/Application Support"
+        personal = f"{home}{site}"
+    else:
+        site = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)[0]
+        personal = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    for variable, folder in ((_ADMIN, site), (_USER, personal)):
+        named = environ.get(variable)
+        yield named or f"{folder}/sagemaker/{_FILE}", named is not None
+
+
+def _read(place: str, is_named: bool) -> str | None:
+    if place.startswith("s3://"):
+        return _read_s3(place)
+    file = Path(place) / _FILE if Path(place).is_dir() else Path(place)
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if not is_named and isinstance(error, FileNotFoundError | NotADirectoryError):
+            return None
+        raise PlanError([Fault(place, f"SageMaker SDK defaults cannot be read: {error}")]) from None
+
+
+def _read_s3(place: str) -> str:
+    from sm_llm.storage.uri import open_store
+
+    folder, _, name = place.rpartition("/")
+    if not name.endswith((".yaml", ".yml")):
+        folder, name = place.rstrip("/"), _FILE
+    body = open_store(folder).get(name)
+    if body is None:
+        raise PlanError([Fault(place, "SageMaker SDK defaults are not there")])
+    return body.decode("utf-8")
+
+
+def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values by dotted path; lists, tags and variables stay whole."""
+    for key, value in block.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and path not in ("Environment", "Tags"):
+            yield from _leaves(value, f"{path}.")
+        else:
+            yield path, value

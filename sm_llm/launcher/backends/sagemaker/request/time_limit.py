@@ -1,0 +1,125 @@
+"""How long a job may run: what the plan knows of its work, with room, or what the user says; never a silent day."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import Fault
+from sm_llm.launcher.display.lines import duration
+from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.machines.gpus import machines, slowest_flops
+from sm_llm.spec.tasks import RegisterTask, TrainTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.spec.job import JobSpec
+
+LONGEST_SECONDS = 28 * 86_400
+"""SageMaker ends every training job after 28 days."""
+QUOTA_SECONDS = 5 * 86_400
+"""What an account may ask for at most, until its quota is raised."""
+_HOUR = 3600
+_LOW_MFU = 0.20
+"""A slow run still reaches this share of the peak (published anchors: 0.33 to 0.68 on A100 and H100)."""
+_ROOM = 2.0
+_START_SECONDS = 2 * _HOUR
+"""For pulling the image, staging inputs, loading weights and publishing the result."""
+_SPOT_WAIT_SECONDS = 86_400
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """``max_run`` and, for spot, ``max_wait`` in seconds; ``reason`` says where they come from."""
+
+    max_run: int
+    max_wait: int | None
+    reason: str
+
+
+def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
+    """The limits of a job whose whole training is ``total_flops``; a fault where nobody knows."""
+    options = job.backend
+    assert isinstance(options, SageMakerBackend)
+    seconds, reason = options.max_run_seconds, "backend.max_run_seconds"
+    if seconds is None and isinstance(job.task, RegisterTask):
+        seconds, reason = _HOUR, "one call, and room for the instance to start"
+    elif seconds is None:
+        peak = slowest_flops(job)
+        if total_flops is None or peak is None:
+            remedy = "Give the seconds after which the job is ended whatever it does, for example 86400"
+            problem = "the plan cannot tell how long this takes, and the service's own default is one day"
+            return Fault("backend.max_run_seconds", problem, None, remedy)
+        seconds, reason = _derived(total_flops, peak, job.compute.world_size)
+        if len(machines(job)) > 1:
+            reason += "; FLOP/s of the slowest instance group"
+    wait = options.max_wait_seconds
+    if options.spot and wait is None:
+        wait = min(LONGEST_SECONDS, seconds + _SPOT_WAIT_SECONDS)
+    return TimeLimit(seconds, wait, reason)
+
+
+def time_faults(plan: Plan) -> Iterator[Fault]:
+    """A stated limit in which no training can save one step, even on hardware at its peak."""
+    options, task = plan.job.backend, plan.job.task
+    assert isinstance(options, SageMakerBackend)
+    limit, until_stop = options.max_run_seconds, options.seconds_until_stop
+    if limit is None or until_stop is None or not isinstance(task, TrainTask):
+        return
+    path, least = "backend.max_run_seconds", math.ceil(2 * options.stop_seconds)
+    step, publishing = _step_seconds(plan), _publish_seconds(plan)
+    if limit < least:
+        problem = f"leaves {limit - until_stop:g} s to save a checkpoint, which takes up to {options.stop_seconds:g} s"
+        yield Fault(path, problem, limit, f"Use at least {least}; loading image, data and weights takes minutes more")
+    elif step is not None and step + publishing > limit:
+        problem = (
+            f"ends before one step is saved: at the hardware's peak a step takes {step:,.0f} s, and publishing its "
+            f"checkpoint {publishing:,.0f} s"
+        )
+        needed = math.ceil(step + publishing) + _START_SECONDS
+        yield Fault(path, problem, limit, f"Use at least {needed}, leave it out, or use more nodes")
+
+
+def time_warnings(plan: Plan) -> Iterator[str]:
+    """A stated limit that ends the job before its training can be done, even on hardware at its peak."""
+    options = plan.job.backend
+    assert isinstance(options, SageMakerBackend)
+    limit, step, derived = options.max_run_seconds, _step_seconds(plan), plan.derived
+    if limit is None or step is None or derived is None or derived.total_steps is None:
+        return
+    whole = step * derived.total_steps
+    if whole > limit:
+        yield (
+            f"backend.max_run_seconds: the job ends after {duration(limit)}; its {derived.total_steps:,} steps take "
+            f"{duration(whole)} at the hardware's peak, and more in practice. The same command continues it"
+        )
+
+
+def _step_seconds(plan: Plan) -> float | None:
+    """Seconds of a step with every accelerator at its peak; None where a number is not known."""
+    peak = slowest_flops(plan.job)
+    if plan.model is None or plan.derived is None or peak is None:
+        return None
+    return plan.model.flops_per_token * plan.derived.tokens_per_step / (plan.world_size * peak)
+
+
+def _publish_seconds(plan: Plan) -> float:
+    """Seconds in which all nodes publish a checkpoint over the whole of their network; 0 where it is not known."""
+    rows = machines(plan.job)
+    if plan.model is None or not rows:
+        return 0.0
+    rate = min(row.network_gbps for row in rows) * 1e9 / 8
+    return plan.model.checkpoint_bytes / (plan.job.compute.instance_count * rate)
+
+
+def _derived(total_flops: float, peak: float, devices: int) -> tuple[int, str]:
+    work = total_flops / (devices * peak * _LOW_MFU)
+    seconds = min(LONGEST_SECONDS, math.ceil((_START_SECONDS + _ROOM * work) / _HOUR) * _HOUR)
+    reason = (
+        f"{total_flops:.3g} FLOP / ({devices} x {peak:.3g} FLOP/s x {_LOW_MFU:.0%} MFU) = {work / _HOUR:.1f} h; "
+        f"x {_ROOM:g} + {_START_SECONDS // _HOUR} h, in whole hours, at most 28 days"
+    )
+    return seconds, reason

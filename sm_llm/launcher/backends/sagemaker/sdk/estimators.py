@@ -1,0 +1,320 @@
+"""Estimators of the SageMaker Python SDK 2 that send exactly what ``launch`` would, and its ``distribution`` alone."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
+from sm_llm.launcher.homes import storage_root
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, changed_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline, region_faults, variable_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
+from sm_llm.optional import command
+from sm_llm.storage.publication.result import RESULT
+from sm_llm.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from sm_llm.runs.run_record import RunRecord
+    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.planning.planner import Source
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.spec.loading.load import Loaded
+    from sm_llm.spec.loading.overrides import Override
+
+_MAPPINGS = ("environment", "hyperparameters")
+"""Arguments of which the job has entries of its own; what a user gives comes on top."""
+_OPT_OUT = ("SageMaker", "PythonSDK", "Modules", "TelemetryOptOut")
+
+
+def distribution(spec: Source, *overrides: Override, **fields: Any) -> dict[str, Any]:
+    """The ``distribution`` argument of the SDK's estimators for a job: torchrun, SMP v2 or Neuron's torchrun.
+
+    For who builds an estimator himself. Raises ``SpecError``.
+    """
+    from sm_llm.launcher.backends.sagemaker.request import distribution as rules
+    from sm_llm.spec.loading.load import load
+
+    return dict(rules.distribution(_job(load(spec, overrides, fields)).spec).estimator or {})  # type: ignore[arg-type]
+
+
+def estimator(
+    spec: Source,
+    *overrides: Override,
+    sagemaker_session: Any = None,
+    fields: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """A ``sagemaker.pytorch.PyTorch`` for a job of the sagemaker backend; ``fit()`` starts what ``launch`` would.
+
+    Code and job.json are stored in S3 by ``fit`` (or when a pipeline or tuning job is made of it), not before. The run
+    is found by ``attach`` like any other: ``estimator.run_uri``.
+
+    Args:
+        spec: recipe name, YAML file, mapping or specification, changed by ``overrides`` and ``fields``.
+        sagemaker_session: a ``Session`` or ``PipelineSession``; telemetry of the SDK is switched off in it.
+        kwargs: arguments of ``PyTorch``. Those that are fields of the specification (``instance_count``, ``role``,
+            ``tags``, …) change it, and are checked with it; those about code and distribution follow from it.
+            ``sdk_effects.EFFECTS`` lists the effect of each; others are refused.
+
+    Returns the estimator. Its ``channels`` are what ``fit``, a tuner's too, adds to the inputs it is given.
+    Raises ``SpecError``, ``PlanError``, and ``SubmitError`` without version 2 of the SDK.
+    """
+    from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+
+    kind = _estimator_class()
+    watch_tuners()
+    own, rest = as_fields(pytorch(), kwargs)
+    loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
+    (plan,) = plan_loaded(loaded)
+    session = without_telemetry(sagemaker_session or _session(plan))
+    staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
+    region = json.loads(staged.request["HyperParameters"]["sagemaker_region"])
+    own_metrics = staged.request["AlgorithmSpecification"].get("MetricDefinitions", ())
+    _refuse([*region_faults(session, region), *passed_faults(rest, own_metrics)])
+    return kind(staged, session, rest)
+
+
+def _job(loaded: Loaded) -> Loaded:
+    from sm_llm.spec.job import JobSpec
+
+    if isinstance(loaded.spec, JobSpec) and loaded.spec.backend.name == "sagemaker":
+        return loaded
+    remedy = "Give one job with backend.name=sagemaker; for workflows there is sm_llm.pipelines"
+    raise PlanError([Fault("backend.name", "an estimator is for a training job of SageMaker", remedy=remedy)])
+
+
+class Staged:
+    """A run that has an id and a submission, and that nobody has heard of yet."""
+
+    def __init__(self, loaded: Loaded, plan: Plan, record: RunRecord, submission: Submission) -> None:
+        self._loaded = loaded
+        self.plan = plan
+        self.record = record
+        self.submission = submission
+        self.is_stored = False
+
+    @classmethod
+    def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
+        """A fresh run; in a pipeline, where equal definitions must be equal, one that is named by the digest."""
+        from sm_llm.runs.run_home import home_of
+        from sm_llm.launcher.stage import mint_run_id, new_record, stage
+        from sm_llm.storage.uri import join
+
+        spec = loaded.spec
+        run_id = f"{spec.name}-{loaded.digest[:12]}" if is_pipeline else mint_run_id(spec.name)
+        home = home_of(join(storage_root(spec), run_id), spec.storage_options.model_dump())
+        record = new_record(run_id, spec, loaded.digest, loaded.origins, [plan.to_json()], created=time.time())
+        return cls(loaded, plan, record, stage(plan, home, record))
+
+    def again(self) -> Staged:
+        """Another run of the same job."""
+        return Staged.next(self._loaded, self.plan, is_pipeline=False)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return self.submission.request
+
+    def store(self, *, with_record: bool = True) -> None:
+        """Put the run's record, the code and job.json where the job will look for them.
+
+        A step whose address only its execution knows writes its record itself (``with_record`` false).
+        Raises ``StorageError`` and ``SubmitError``.
+        """
+        from sm_llm.runs.run_home import job_home
+        from sm_llm.launcher.backends.sagemaker.jobs.submit import upload
+
+        if self.is_stored:
+            return
+        home = job_home(self.submission.job)
+        if with_record and not home.exists():
+            home.create(self.record)
+        upload(self.submission)
+        self.is_stored = True
+
+    def claim(self, region: str, name: str) -> None:
+        """Tell the run's record of its training job, which is created next."""
+        from sm_llm.runs.run_home import job_home
+        from sm_llm.runs.run_record import Attempt
+
+        native_id = f"{region}/{name}"
+        opened = Attempt(number=1, native_id=native_id, host=socket.gethostname(), started=time.time())
+        job_home(self.submission.job).claim(opened)
+
+
+def pytorch() -> Any:
+    """The SDK's estimator class. Raises ``SubmitError`` without version 2 of the SDK."""
+    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
+    for noise in ("sagemaker.config", "sagemaker.telemetry"):  # the second announces what without_telemetry turns off
+        logging.getLogger(noise).setLevel(logging.WARNING)
+    try:
+        from sagemaker.pytorch import PyTorch
+    except ImportError:
+        raise SubmitError(
+            "estimator() and build_pipeline() need version 2 of the SageMaker SDK (launch() and fit do not): "
+            f"{command('sagemaker')}"
+        ) from None
+    return PyTorch
+
+
+_SDK: Any = object
+"""Stands for the SDK's class, which comes after ours among the bases of the estimator."""
+
+
+class _OfRuns(_SDK):  # type: ignore[misc]
+    """What makes a PyTorch estimator of the SDK one whose every job is a run of ours; comes before the SDK's class."""
+
+    def __init__(self, staged: Staged, session: Any, kwargs: Mapping[str, Any]) -> None:
+        self._staged = staged
+        self._fitted = False
+        self._more_tags = kwargs.get("tags") or []
+        _refuse(hyperparameter_faults(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
+        _refuse(variable_faults(session, kwargs))
+        self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
+        self._address: Any = None
+        super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
+        self._adopt()
+        self._built = attributes(self)
+
+    @property
+    def run_uri(self) -> Any:
+        """The address of the run; in a pipeline a ``Join`` where variables are part of it (see ``fit``)."""
+        given = self._given if is_pipeline(self.sagemaker_session) else {}
+        return self._address or step_address(self.submission.job.run_uri, given)
+
+    @property
+    def result_uri(self) -> Any:
+        """The stable address of the result, known before the run begins: for ``TrainingInput`` of a next step."""
+        return address_below(self.run_uri, RESULT)
+
+    @property
+    def channels(self) -> dict[str, Any]:
+        """Inputs of the specification; the channel with job.json is added everywhere by itself."""
+        return channels(self._staged.request)
+
+    @property
+    def submission(self) -> Submission:
+        """What ``fit`` sends, but for arguments that were given to the estimator."""
+        return self._staged.submission
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the job, without hyperparameters."""
+        return self._staged.plan
+
+    @property
+    def hyperparameters_given(self) -> Mapping[str, Any]:
+        """Hyperparameters that the estimator was given, without the toolkit's own."""
+        return dict(self._given["hyperparameters"])
+
+    def inputs_of(self, inputs: Any, job_name: Any = None) -> dict[str, Any] | None:
+        """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``.
+
+        Refuses attributes that were set after the estimator was built, too.
+        """
+        given = inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
+        values = {f"inputs.{name}": getattr(it, "config", it) for name, it in given.items() if isinstance(name, str)}
+        _refuse([
+            *changed_faults(self, self._built), *fit_faults(self.submission, given, job_name),
+            *variable_faults(self.sagemaker_session, values),
+        ])  # fmt: skip
+        return {**self.channels, **given} or None
+
+    def _adopt(self) -> None:
+        """Take over what belongs to one run."""
+        request = self._staged.request
+        self.source_dir = json.loads(request["HyperParameters"]["sagemaker_submit_directory"])
+        self.output_path = request["OutputDataConfig"]["S3OutputPath"]
+        self.tags = [*request["Tags"], *self._more_tags]
+        self.code_channel_name, self.code_uri = job_channel(request)
+
+    def fit(
+        self, inputs: Any = None, wait: bool = True, logs: str = "All", job_name: Any = None, **options: Any
+    ) -> Any:
+        merged = self.inputs_of(inputs, job_name)
+        if self._fitted and not is_pipeline(self.sagemaker_session):
+            self._staged = self._staged.again()
+            self._adopt()
+            self._built = attributes(self)
+        self._fitted = True
+        name = job_name or self._staged.request["TrainingJobName"]
+        if is_pipeline(self.sagemaker_session):
+            step = step_of(self, self.submission.job.run_uri, {**self._given, "inputs": inputs})
+            self._address = step._address
+            step._built = attributes(step)
+            return super(_OfRuns, step).fit(merged, wait=wait, logs=logs, job_name=name, **options)
+        say(*self._staged.plan.start_lines(), err=True)
+        with of_session(self.sagemaker_session):
+            self._staged.store()
+            self._staged.claim(self.sagemaker_session.boto_region_name, name)
+        return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+
+    def set_hyperparameters(self, **given: Any) -> None:
+        variables = variable_faults(self.sagemaker_session, {"hyperparameters": given})
+        faults = hyperparameter_faults(self._staged.submission, self._staged.plan, given)
+        _refuse([*changed_faults(self, self._built), *variables, *faults])
+        self._given["hyperparameters"] |= given
+        super().set_hyperparameters(**given)
+        self._built = attributes(self)
+
+    def _prepare_for_training(self, job_name: Any = None) -> None:
+        _refuse(changed_faults(self, self._built))  # a step is prepared when its pipeline is defined, after ``fit``
+        with of_session(self.sagemaker_session):
+            self._staged.store(with_record=self._address in (None, self.submission.job.run_uri))
+        super()._prepare_for_training(job_name=job_name)
+        self._built = attributes(self)
+
+
+def _estimator_class() -> Any:
+    """A subclass of the SDK's estimator, made here because the SDK takes seconds to import."""
+    return type("RunEstimator", (_OfRuns, pytorch()), {"__doc__": "A PyTorch estimator whose every job is a run."})
+
+
+def _with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    both: dict[str, Any] = {name: {**(own[name] or {}), **(given.get(name) or {})} or None for name in _MAPPINGS}
+    rules = [*(own["metric_definitions"] or []), *(given.get("metric_definitions") or [])]
+    both["metric_definitions"] = list({it["Name"]: it for it in rules}.values()) or None
+    return {**own, **given, **both}
+
+
+def _refuse(faults: Iterable[Fault]) -> None:
+    if found := list(faults):
+        raise PlanError(found)
+
+
+def _session(plan: Plan) -> Any:
+    import boto3
+    import sagemaker
+
+    region = getattr(plan.job.backend, "region", None)
+    return sagemaker.Session(boto3.session.Session(region_name=region))
+
+
+def of_session(session: Any) -> AbstractContextManager[None]:
+    """Inside, S3 is reached with the credentials of the SDK's session: an assumed role, for example."""
+    from sm_llm.storage.s3.s3_client import as_session
+
+    return as_session(session.boto_session._session)
+
+
+def without_telemetry(session: Any) -> Any:
+    """Opt out, which the SDK reads from the session's configuration alone: else every ``fit`` calls home."""
+    config = {"SchemaVersion": "1.0", **(session.sagemaker_config or {})}
+    block = config
+    for key in _OPT_OUT[:-1]:
+        block[key] = dict(block.get(key) or {})
+        block = block[key]
+    block[_OPT_OUT[-1]] = True
+    session.sagemaker_config = config
+    return session

@@ -1,0 +1,131 @@
+"""What ``fit`` of an estimator is given as inputs: which channels the job reads, and which settings of them work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.bucket_names import bucket_problem
+from sm_llm.contract.job_file import JOB_CHANNEL
+from sm_llm.errors import Fault
+from sm_llm.launcher.backends.sagemaker.request.channels import read_channels
+from sm_llm.launcher.backends.sagemaker.request.limits import value_faults
+from sm_llm.spec.tasks import ScriptTask, TrainTask
+from sm_llm.storage.uri import is_s3
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.spec.job import JobSpec
+
+_S3 = "DataSource.S3DataSource."
+_FILE_SYSTEM = "DataSource.FileSystemDataSource."
+_PIPE_ONLY = "works in Pipe mode only, which no task reads"
+_SETTINGS: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {
+    f"{_S3}S3Uri": (None, None),
+    f"{_S3}S3DataType": (("S3Prefix", "ManifestFile"), ("S3Prefix", "ManifestFile")),
+    f"{_S3}S3DataDistributionType": (("FullyReplicated",), ("FullyReplicated", "ShardedByS3Key")),
+    f"{_S3}InstanceGroupNames": ((), None),
+    f"{_FILE_SYSTEM}FileSystemId": (None, None),
+    f"{_FILE_SYSTEM}FileSystemType": (None, None),
+    f"{_FILE_SYSTEM}DirectoryPath": (None, None),
+    f"{_FILE_SYSTEM}FileSystemAccessMode": (None, None),
+    "InputMode": (("File", "FastFile"), ("File", "FastFile")),
+    "ContentType": ((), None),
+}
+"""Setting of a channel -> values that work for our own tasks, and for a script; None is any, () is none."""
+_WHY = {
+    "InputMode": "Pipe mode gives a named pipe, and tasks read files",
+    f"{_S3}S3DataDistributionType": "gives every node other files, and every process reads all rows",
+    f"{_S3}InstanceGroupNames": "gives the other nodes no data, and every process reads all rows",
+    "ContentType": "is read by no task",
+    "CompressionType": _PIPE_ONLY,
+    "RecordWrapperType": _PIPE_ONLY,
+    "ShuffleConfig": f"{_PIPE_ONLY}; task.data.shuffle shuffles rows",
+    f"{_S3}AttributeNames": _PIPE_ONLY,
+}
+
+
+def input_faults(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) -> Iterator[Fault]:
+    """Faults of the channels that ``fit`` is given for a job as its worker reads it.
+
+    ``has_network`` is whether the job runs in a VPC, which file systems need.
+    """
+    read = read_channels(job)
+    for name, value in inputs.items():
+        if not isinstance(name, str):
+            problem = "the name of a channel must be text, not a pipeline variable"
+            yield Fault("inputs", problem, getattr(name, "expr", name), "Write the name itself")
+            continue
+        if name == JOB_CHANNEL:
+            continue
+        path = f"inputs.{name}"
+        if faults := list(_value_faults(path, value)):
+            yield from faults
+            continue
+        if read is not None and name not in read:
+            yield _unread(job, name, read, _uri(value))
+        config = getattr(value, "config", None)
+        if isinstance(config, dict):
+            yield from _setting_faults(path, config, is_script=isinstance(job.task, ScriptTask))
+            if "FileSystemDataSource" in config.get("DataSource", {}) and not has_network:
+                remedy = "Set backend.vpc.subnets and backend.vpc.security_group_ids to the file system's"
+                yield Fault(path, "a file system can be mounted only inside its network", remedy=remedy)
+
+
+def _value_faults(path: str, value: Any) -> Iterator[Fault]:
+    """What is no input, or what the service would refuse of one; variables of a pipeline have no value yet."""
+    if hasattr(value, "expr"):
+        return
+    config = {"DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": value}}}
+    if not isinstance(value, str):
+        found = getattr(value, "config", None)
+        if not isinstance(found, dict):
+            yield Fault(path, "is no input", value, "Write s3://bucket/prefix, a TrainingInput or a FileSystemInput")
+            return
+        config = found
+    uri = config["DataSource"].get("S3DataSource", {}).get("S3Uri", "")
+    if isinstance(uri, str) and uri and not is_s3(uri):
+        yield Fault(path, "is no prefix in S3", uri, "Write s3://bucket/prefix")
+    elif isinstance(uri, str) and uri and (problem := bucket_problem(uri.removeprefix("s3://").partition("/")[0])):
+        yield Fault(path, f"names no valid bucket: a name {problem}", uri, "Write s3://bucket/prefix")
+    elif not any(hasattr(it, "expr") for _, it in _leaves(config, "")):
+        yield from value_faults("InputDataConfig.*", {**config, "ChannelName": "any"}, path)
+
+
+def _unread(job: JobSpec, name: str, read: set[str], uri: Any) -> Fault:
+    task = job.task
+    reads = f"it reads {', '.join(sorted(read))}" if read else "it reads no channel"
+    if isinstance(task, TrainTask) and task.data.format == "synthetic":
+        reads = "it trains on RANDOM TOKENS (task.data.format=synthetic)"
+    field = "task.data.train" if isinstance(task, TrainTask) else "a field of the task"
+    whole = f"inputs.{name}={uri} {field}=inputs.{name}"
+    if isinstance(task, TrainTask) and task.data.format == "synthetic":
+        whole += " task.data.format=rows"
+    remedy = f"Name it in the specification: {whole}; or leave it out"
+    return Fault(f"inputs.{name}", f"the {task.kind} task does not read this channel: {reads}", uri, remedy)
+
+
+def _uri(value: Any) -> Any:
+    config = getattr(value, "config", None) or {}
+    uri = value if isinstance(value, str) else config.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+    return uri if isinstance(uri, str) else "URI"
+
+
+def _setting_faults(path: str, config: Mapping[str, Any], *, is_script: bool) -> Iterator[Fault]:
+    for setting, value in _leaves(config, ""):
+        name = setting.rpartition(".")[2]
+        allowed = _SETTINGS.get(setting, ((), ()))[is_script]
+        if allowed is None or (allowed and (value in allowed or (hasattr(value, "expr") and setting != "InputMode"))):
+            continue
+        remedy = f"Use {' or '.join(allowed)}" if allowed else "Leave it out"
+        shown = getattr(value, "expr", value)
+        yield Fault(f"{path}.{name}", _WHY.get(setting, "has no effect that the job knows of"), shown, remedy)
+
+
+def _leaves(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of every setting; ``ShuffleConfig`` is one."""
+    for key, value in config.items():
+        if key in ("DataSource", "S3DataSource", "FileSystemDataSource"):
+            yield from _leaves(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value

@@ -1,0 +1,235 @@
+"""What a user gives an estimator of the SageMaker SDK: arguments that are fields of the specification, and the rest."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.hyperparameters import applied, is_reserved, overrides
+from sm_llm.contract.job_file import JOB_CHANNEL
+from sm_llm.errors import Fault, PlanError, SpecError
+from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+from sm_llm.launcher.backends.sagemaker.request.limits import limit_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_faults
+from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched, variable_fault
+from sm_llm.spec.environment.variables import reserved_faults
+from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.spec.job import JobSpec
+from sm_llm.spec.reference.schema import dotted_paths, knows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import Effect
+
+_NAMED_BY_KEY = ("environment", "hyperparameters")
+"""Arguments whose keys are names."""
+
+
+def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields (by dotted path) that arguments of ``kind``, the SDK's estimator, stand for; and the other arguments.
+
+    ``sdk_effects.EFFECTS`` lists the effect of every argument. Raises ``PlanError`` for names that are none (the SDK
+    drops them silently), for arguments that are not listed and for what follows from the specification.
+    """
+    if faults := list(_argument_faults(kind, kwargs)):
+        raise PlanError(faults)
+    fields, rest = {}, {}
+    for name, value in kwargs.items():
+        effect = EFFECTS[name]
+        if effect.kind == "passed" or (effect.kind == "field" and is_variable(value)):
+            rest[name] = value
+        elif effect.kind == "field" and value is not None:
+            fields[effect.target] = _plain(name, value)
+    groups = fields.get("backend.instance_groups", ())
+    if groups and "compute.instance_count" not in fields:
+        fields["compute.instance_count"] = sum(group["instance_count"] for group in groups)
+    if groups and "compute.instance_type" not in fields:
+        fields["compute.instance_type"] = groups[0]["instance_type"]
+    return fields, rest
+
+
+def _argument_faults(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Fault]:
+    for name, value in kwargs.items():
+        effect = EFFECTS.get(name)
+        if effect is None:
+            known = _parameters(kind)
+            if name in known:
+                problem = "is an argument of the SDK whose effect on the job is not known"
+                yield Fault(name, problem, shown(value), "Leave it out")
+            else:
+                yield Fault(name, "is no argument of PyTorch; the SDK would drop it", value, did_you_mean(name, known))
+        elif effect.kind == "refused":
+            if value is not None and not any(value is it or value == it for it in effect.neutral):
+                yield Fault(name, effect.reason, shown(value), effect.target)
+        elif is_variable(value) and not effect.variable:
+            problem = "must be a value: job.json and how many processes start follow from it, before a pipeline starts"
+            yield Fault(name, problem, shown(value), _instead(name, effect))
+        else:
+            yield from _name_faults(name, value)
+
+
+def _instead(name: str, effect: Effect) -> str:
+    return f"Give a value, here or as {effect.target}" if effect.kind == "field" else f"Give {name} a value"
+
+
+def _name_faults(argument: str, value: Any) -> Iterator[Fault]:
+    """Names that are not text: a pipeline variable has a value only once the pipeline runs."""
+    if argument in _NAMED_BY_KEY and isinstance(value, dict):
+        names = list(value)
+    elif argument == "tags" and isinstance(value, list):
+        names = [tag.get("Key") for tag in value if isinstance(tag, dict)]
+    else:
+        return
+    for name in names:
+        if not isinstance(name, str):
+            yield Fault(argument, "a name must be text, not a pipeline variable", shown(name), "Write the name itself")
+    if argument == "environment":
+        yield from reserved_faults(name for name in names if isinstance(name, str))
+
+
+def _parameters(kind: Any) -> list[str]:
+    signatures = [inspect.signature(it.__init__) for it in kind.__mro__ if "__init__" in vars(it)]
+    return sorted({name for it in signatures for name in it.parameters if name not in ("self", "args", "kwargs")})
+
+
+def shown(value: Any) -> Any:
+    """A value for a message: the SDK's own text of a variable is an exception."""
+    if isinstance(value, dict):
+        return {shown(key): shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    if hasattr(value, "expr"):
+        return json.dumps(value.expr) if isinstance(value.expr, dict) else value.expr
+    return value
+
+
+def is_variable(value: Any) -> bool:
+    """Whether a value, or one in it, is known to a pipeline alone."""
+    if isinstance(value, dict):
+        return any(map(is_variable, value.values()))
+    return any(map(is_variable, value)) if isinstance(value, list | tuple) else hasattr(value, "expr")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """An argument as the specification spells it."""
+    if name == "tags" and isinstance(value, list):
+        return {str(tag["Key"]): str(tag["Value"]) for tag in value}
+    if name == "instance_groups":
+        return [
+            {"name": it.instance_group_name, "instance_type": it.instance_type, "instance_count": it.instance_count}
+            for it in value
+        ]
+    return value
+
+
+def _usual(entry: tuple[str, Any]) -> tuple[str, Any]:
+    """A hyperparameter, where it is a variable of a pipeline by its default."""
+    name, value = entry
+    default = getattr(value, "default_value", None) if is_variable(value) else None
+    return (name, value) if default is None else (name, default)
+
+
+def hyperparameter_faults(submission: Submission, plan: Plan, given: Mapping[str, Any]) -> Iterator[Fault]:
+    """What the service would refuse, or the worker minutes after the job has begun to cost: names, values, lengths.
+
+    ``plan`` is that of the job that ``submission`` starts.
+    """
+    if not isinstance(given, dict):
+        yield Fault("hyperparameters", "must be a mapping", given, "Write {'task.max_steps': 100}")
+        return
+    reserved = [name for name in given if isinstance(name, str) and is_reserved(name)]
+    for name in reserved:
+        problem = "is a hyperparameter of sm_llm or the training toolkit: it follows from the specification"
+        remedy = "Leave it out; storage, task, compute and task.parallelism are the fields it follows from"
+        yield Fault(f"hyperparameters.{name}", problem, shown(given[name]), remedy)
+    if reserved:
+        return
+    named = [*_variable_faults(submission.job.spec, [name for name, value in given.items() if is_variable(value)])]
+    yield from named
+    refused = {fault.path for fault in named}  # their default values would be refused once more
+    given = {name: value for name, value in given.items() if f"hyperparameters.{name}" not in refused}
+    try:
+        texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not is_variable(value)}
+    except (TypeError, ValueError) as error:
+        yield Fault("hyperparameters", f"cannot be written as JSON, which the SDK makes of them: {error}")
+        return
+    whole, too_long = {**submission.request["HyperParameters"], **texts}, False
+    for fault in limit_faults({**submission.request, "HyperParameters": whole}):
+        if fault.path.startswith("HyperParameters"):
+            too_long = True
+            path = fault.path.replace("HyperParameters", "hyperparameters", 1)
+            yield replace(fault, path=path, remedy="Say it in the specification: a job file has no such limit")
+    try:
+        _, changes = applied(submission.job, texts)
+        if not too_long:
+            yield from _launch_faults(plan, changes)
+    except (SpecError, PlanError) as error:
+        for fault in error.faults:
+            own = submission.job.spec.task.kind == "script" and "." not in fault.path
+            remedy = "Arguments of the program are task.args" if own else fault.remedy
+            yield replace(fault, path=f"hyperparameters.{fault.path}", origin="", remedy=remedy)
+
+
+def _variable_faults(job: JobSpec, names: Sequence[Any]) -> Iterator[Fault]:
+    """Names of hyperparameters whose values only a pipeline knows: the worker would refuse them whatever they are."""
+    written = job.model_dump()
+    for change in overrides({name: "" for name in names if isinstance(name, str)}):
+        name = change.partition("=")[0]
+        where = f"hyperparameters.{name}"
+        if not knows(JobSpec, written, name.split(".")):
+            known = sorted(".".join(path) for path in dotted_paths(JobSpec, written))
+            own = job.task.kind == "script" and "." not in name
+            remedy = "Arguments of the program are task.args" if own else did_you_mean(name, known)
+            yield Fault(where, "unknown key", remedy=remedy)
+        elif (fault := variable_fault(job, name)) is not None:
+            yield replace(fault, path=where)
+        elif name.startswith("environment."):
+            yield from reserved_faults([name.removeprefix("environment.")], "hyperparameters.environment")
+
+
+def _launch_faults(plan: Plan, changes: Sequence[str]) -> Iterator[Fault]:
+    """Changes that the request was made without: it would start the processes for another job than the worker reads.
+
+    Raises ``SpecError`` and ``PlanError`` where the changed job cannot be planned.
+    """
+    if not changes:
+        return
+    # Limits of the request's environment do not hold for variables that come as hyperparameters.
+    (changed,) = plan_loaded(load_whole(plan.job, [it for it in changes if not it.startswith("environment.")]))
+    if launched(changed.job) == launched(plan.job):
+        return
+    for change in changes:
+        name = change.partition("=")[0]
+        try:
+            alone = load_whole(plan.job, [change]).spec
+        except SpecError:
+            continue
+        if isinstance(alone, JobSpec) and launched(alone) != launched(plan.job):
+            remedy = f"Give it to the specification: sm_llm.estimator(spec, {change!r})"
+            yield Fault(f"hyperparameters.{name}", PROBLEM, change.partition("=")[2], remedy)
+
+
+def fit_faults(submission: Submission, inputs: Mapping[str, Any], job_name: Any) -> Iterator[Fault]:
+    """What ``fit`` is given and the SDK or the service would refuse, after the code had been stored."""
+    request = dict(submission.request)
+    own = {channel["ChannelName"] for channel in request["InputDataConfig"]}
+    if JOB_CHANNEL in inputs:
+        remedy = "Give the input another name"
+        yield Fault(f"inputs.{JOB_CHANNEL}", "is the name of the channel that brings the job itself", remedy=remedy)
+    yield from input_faults(submission.job.spec, inputs, has_network="VpcConfig" in request)
+    if job_name is not None and not isinstance(job_name, str):
+        yield Fault("job_name", "must be text, not a pipeline variable", shown(job_name), "Write the name itself")
+    more = [{"ChannelName": name, "DataSource": {}} for name in inputs if isinstance(name, str) and name not in own]
+    request |= {"InputDataConfig": [*request["InputDataConfig"], *more]}
+    request |= {"TrainingJobName": job_name} if isinstance(job_name, str) else {}
+    for fault in limit_faults(request):
+        if fault.path == "TrainingJobName":
+            yield replace(fault, path="job_name", remedy="Leave it out, or write letters, digits and hyphens")
+        elif fault.path.startswith("InputDataConfig"):
+            yield replace(fault, path="inputs", remedy="Letters, digits and ._- name a channel; there are at most 20")

@@ -1,0 +1,54 @@
+"""Arguments of an estimator that go into the request as given: their types, limits and metric rules."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault
+from sm_llm.launcher.backends.sagemaker.request.limits import value_faults
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_METRICS = "AlgorithmSpecification.MetricDefinitions"
+_PLACES = {
+    "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
+    "enable_sagemaker_metrics": "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries",
+    "enable_session_tag_chaining": "SessionChainingConfig.EnableSessionTagChaining",
+    "instance_placement_config": "ResourceConfig.InstancePlacementConfig",
+    "metric_definitions": _METRICS,
+}
+"""Argument -> its place in the request."""
+
+
+def passed_faults(passed: Mapping[str, Any], own_metrics: Sequence[Mapping[str, str]]) -> Iterator[Fault]:
+    """What the SDK or the service would refuse, after the run's record was written.
+
+    ``own_metrics`` are the metric definitions of the job itself, which count with those that are ``passed``.
+    """
+    for name, place in _PLACES.items():
+        value = passed.get(name)
+        if value is not None and not hasattr(value, "expr"):
+            faults = list(value_faults(place, value, name))
+            if name == "metric_definitions" and not faults:
+                faults = list(_metric_faults(value, own_metrics))
+            yield from faults
+    level = passed.get("container_log_level")
+    if level is not None and (isinstance(level, bool) or not isinstance(level, int)):
+        yield Fault("container_log_level", "must be a level of logging as a whole number", level, "Write 20 for INFO")
+
+
+def _metric_faults(given: Sequence[Mapping[str, str]], own: Sequence[Mapping[str, str]]) -> Iterator[Fault]:
+    for number, rule in enumerate(given):
+        path = f"metric_definitions.{number}.Regex"
+        try:
+            groups = re.compile(rule["Regex"]).groups
+        except re.error as error:
+            yield Fault(path, f"is no regular expression: {error}", rule["Regex"], "Correct it")
+            continue
+        if not groups:
+            problem = f"has no group, so {rule['Name']} would have no value"
+            yield Fault(path, problem, rule["Regex"], r"Put the number in parentheses: loss=([0-9.]+)")
+    merged = {it["Name"]: it for it in (*own, *given)}
+    yield from value_faults(_METRICS, list(merged.values()), "metric_definitions")

@@ -1,0 +1,52 @@
+"""The session of the SageMaker SDK beside the job that it starts: region, and variables that only a pipeline fills."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import is_variable, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_DEFAULT_BUCKET = re.compile(r"sagemaker-(?P<region>[a-z]{2,}(?:-[a-z]+)+-\d+)-\d{12}")
+"""Buckets that the SDK makes: the name has the region."""
+
+
+def is_pipeline(session: Any) -> bool:
+    """Whether a session defines steps of a pipeline instead of starting jobs."""
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    return isinstance(session, PipelineSession)
+
+
+def region_faults(session: Any, region: str) -> Iterator[Fault]:
+    """A session that would send the request of a job in ``region`` to another region, or store files in one."""
+    client = getattr(getattr(session, "sagemaker_client", None), "meta", None)
+    for path, found in (
+        ("sagemaker_session", getattr(session, "boto_region_name", None)),
+        ("sagemaker_session.sagemaker_client", getattr(client, "region_name", None)),
+    ):
+        if found not in (None, region):
+            problem = f"sends requests to {found}, and the job is of {region} (backend.region): image, keys and network"
+            yield Fault(path, problem, found, f"Give a session of {region}, or set backend.region={found}")
+            return
+    bucket = getattr(session, "_default_bucket", None) or getattr(session, "_default_bucket_name_override", None)
+    match = _DEFAULT_BUCKET.fullmatch(bucket) if isinstance(bucket, str) else None
+    if match and match["region"] != region:
+        problem = f"is in {match['region']}, and the job is of {region} (backend.region)"
+        yield Fault("sagemaker_session.default_bucket", problem, bucket, f"Give a bucket in {region}")
+
+
+def variable_faults(session: Any, given: Mapping[str, Any]) -> Iterator[Fault]:
+    """Pipeline variables in arguments by name, where ``session`` starts jobs: they have no value there."""
+    if is_pipeline(session):
+        return
+    for name, value in given.items():
+        if isinstance(value, dict):
+            yield from variable_faults(session, {f"{name}.{key}": item for key, item in value.items()})
+        elif is_variable(value):
+            remedy = "Give a value, or a PipelineSession as sagemaker_session"
+            yield Fault(name, "is a pipeline variable, which has no value outside a pipeline", shown(value), remedy)

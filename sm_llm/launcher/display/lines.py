@@ -1,0 +1,164 @@
+"""Says events and numbers in words: the lines that ``fit`` and ``status`` print."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.states import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+STATE_STYLES = {
+    RunState.COMPLETED: "green",
+    RunState.UNCHANGED: "yellow",
+    RunState.FAILED: "red",
+    RunState.RUNNING: "cyan",
+    RunState.INTERRUPTED: "yellow",
+    RunState.STOPPED: "yellow",
+    RunState.COMPLETED_UNPUBLISHED: "yellow",
+}
+"""Colours of rich for states that are shown in one."""
+
+
+def duration(seconds: float) -> str:
+    """``95`` -> ``1m35s``."""
+    if not math.isfinite(seconds):
+        return "an unknown time"
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours >= 48:
+        return f"{hours // 24}d{hours % 24:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def moment(at: float) -> str:
+    """Seconds since the epoch as local time: ``2026-01-31 12:00``."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: ``73_950_000`` -> ``74.0 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def big(number: float) -> str:
+    """A count for people: ``6_160_000`` -> ``6.16 M``."""
+    for power, unit in zip(range(8, 0, -1), "YZEPTGMk", strict=True):
+        if abs(number) >= 1000**power:
+            return f"{number / 1000**power:.3g} {unit}"
+    return f"{number:g}"
+
+
+def training_line(
+    step: Mapping[str, Any], speed: Mapping[str, Any], total_steps: int | None, eta_seconds: float | None
+) -> str:
+    """One logged step: loss, learning rate, gradient norm, speed, MFU, data wait and what is left."""
+    of = f"/{total_steps}" if total_steps else ""
+    parts = [
+        f"step {step['step']}{of}",
+        f"loss {step['loss']:.4f}",
+        f"lr {step['learning_rate']:.2e}",
+        f"grad norm {step['grad_norm']:.2f}",
+        f"{speed['tokens_per_second']:,.0f} tokens/s",
+    ]
+    if speed.get("mfu") is not None:
+        parts.append(f"MFU {speed['mfu']:.1%}")
+    if speed["step_seconds"]:
+        parts.append(f"data wait {min(1.0, speed['data_wait_seconds'] / speed['step_seconds']):.1%}")
+    if eta_seconds and eta_seconds >= 1:
+        parts.append(f"{duration(eta_seconds)} left")
+    return "  ".join(parts)
+
+
+def event_line(event: Mapping[str, Any]) -> str | None:
+    """What an event tells a person, in one line; None for those that only feed the training line and the summary."""
+    write = _WRITERS.get(event["kind"])
+    return write(event) if write else None
+
+
+def _attempt_started(event: Mapping[str, Any]) -> str:
+    steps = f", {event['total_steps']} steps" if event["total_steps"] else ""
+    return f"{event['world_size']} process{'es' if event['world_size'] > 1 else ''} on {event['device']}{steps}"
+
+
+def _start_chosen(event: Mapping[str, Any]) -> str:
+    if event["source"] == "scratch":
+        return "starts from scratch"
+    where = f" {event['uri']}" if event.get("uri") else ""
+    after = f", {event['step']} steps done" if event["step"] else ""
+    return f"starts from {event['source']}{where}{after}"
+
+
+def _validation(event: Mapping[str, Any]) -> str:
+    perplexity = event["perplexity"]
+    shown = f"{perplexity:,.1f}" if perplexity is not None and math.isfinite(perplexity) else "inf"
+    return f"step {event['step']}: validation loss {event['validation_loss']:.4f}, perplexity {shown}"
+
+
+def _checkpoint(event: Mapping[str, Any]) -> str:
+    return (
+        f"step {event['step']}: checkpoint published, {size(event['bytes'])} in {event['seconds']:.1f} s "
+        f"(training waited {event['blocked_seconds']:.2f} s)"
+        + (f", {event['superseded']} older saves left out" if event.get("superseded") else "")
+    )
+
+
+def _late(event: Mapping[str, Any]) -> str:
+    last = "no checkpoint is published yet" if event["step"] is None else f"the last published step is {event['step']}"
+    return f"alarm: {last}, {event['age_seconds']:,.0f} s ago: {event['reason']}"
+
+
+def _final(event: Mapping[str, Any]) -> str:
+    return f"result published, {size(event['bytes'])}"
+
+
+def _nothing_done(event: Mapping[str, Any]) -> str:
+    return f"did nothing: {event['reason']}"
+
+
+def _notice(event: Mapping[str, Any]) -> str:
+    message = str(event["message"])
+    return message if event["level"] == "info" else f"{event['level']}: {message}"
+
+
+def _tracker_opened(event: Mapping[str, Any]) -> str:
+    return f"{event['tracker']}: {event['uri'] or event['id']}"
+
+
+def _stop_requested(event: Mapping[str, Any]) -> str:
+    return "it is being killed" if event["now"] else "asked to stop after the current step"
+
+
+def _account(event: Mapping[str, Any]) -> str:
+    account = event["account"]
+    rows = sum(split["rows"] for split in account["splits"].values())
+    dropped = account["tokens_in"] - account["tokens_kept"]
+    return (
+        f"prepared {rows:,} rows from {account['documents']['used']:,} documents: {account['tokens_in']:,} tokens in, "
+        f"{account['tokens_kept']:,} kept, {dropped:,} dropped"
+    )
+
+
+_WRITERS = {
+    "attempt_started": _attempt_started,
+    "start_chosen": _start_chosen,
+    "validation": _validation,
+    "checkpoint_published": _checkpoint,
+    "publication_late": _late,
+    "final_published": _final,
+    "nothing_done": _nothing_done,
+    "notice": _notice,
+    "stop_requested": _stop_requested,
+    "account": _account,
+    "tracker_opened": _tracker_opened,
+}

@@ -1,0 +1,324 @@
+"""Tables for people: plans, the status of runs, metrics."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.states import RunState
+from sm_llm.launcher.display.lines import STATE_STYLES, big, duration, moment, size
+from sm_llm.spec.machines.gpus import groups, smallest_gpu
+from sm_llm.spec.loading.yaml_text import to_typed
+from sm_llm.terminal import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.table import Table
+    from rich.text import Text
+
+    from sm_llm.launcher.find_runs import Listed
+    from sm_llm.launcher.observe.metrics import MetricRow
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.run_handle import RunHandle
+    from sm_llm.launcher.observe.status import Status
+    from sm_llm.storage.publication.publish import CheckpointInfo
+
+_COMMANDS = 2
+"""Nodes whose commands are shown."""
+
+
+def plan_table(plan: Plan) -> Table:
+    """One plan as a table of names and values."""
+    from rich.text import Text
+
+    table = _pairs(f"{plan.job.name}" + (f"  (step {plan.step})" if plan.step else ""))
+    for name, value in _plan_rows(plan):
+        _add(table, name, value)
+    for warning in plan.warnings:
+        _add(table, Text("warning", "yellow"), Text(warning, "yellow"))
+    return table
+
+
+def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
+    yield "task", plan.job.task.kind + (f" (after {', '.join(plan.after)})" if plan.after else "")
+    yield "runs on", f"{plan.job.backend.name}: {_machines(plan)}"
+    yield from plan.settings.items()
+    if plan.model is not None:
+        yield from _model_rows(plan)
+    if plan.derived is not None:
+        yield from _batch_rows(plan)
+        yield from _length_rows(plan)
+    if plan.job.task.kind == "prepare":
+        yield "reads", ", ".join(plan.job.task.sources)
+        yield "writes", f"rows of {plan.job.task.seq_length:,} tokens"
+    if plan.job.task.kind == "fetch":
+        yield "fetches", plan.job.task.source
+    yield "storage", plan.job.storage
+    yield "spec digest", plan.digest[:16]
+    yield from plan.facts.items()
+    yield from _command_rows(plan)
+
+
+def _machines(plan: Plan) -> str:
+    compute = plan.job.compute
+    nodes = [f"{it.instance_count} x {it.instance_type}" for it in groups(plan.job)]
+    if not nodes and compute.instance_type is not None:
+        nodes = [f"{compute.instance_count} x {compute.instance_type}"]
+    where = f"{' and '.join(nodes)}, " if nodes else ""
+    processes = f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}"
+    return f"{where}{compute.instance_count} x {compute.processes} = {processes}"
+
+
+def _command_rows(plan: Plan) -> Iterable[tuple[str, str]]:
+    """The commands of the first nodes: on a hundred nodes they differ in little, and ``--json`` has all."""
+    for node, argv in enumerate(plan.command[:_COMMANDS]):
+        yield "command" if node == 0 else f"command of node {node}", quoted(*argv)
+    if len(plan.command) > _COMMANDS:
+        yield "", f"and so on to node {len(plan.command) - 1}"
+
+
+def _model_rows(plan: Plan) -> Iterable[tuple[str, str]]:
+    model = plan.model
+    assert model is not None
+    yield "model", f"{model.model_type}, {model.parameters:,} parameters ({big(model.parameters)})"
+    yield "FLOPs per token", f"{model.flops_per_token:,.0f} = {model.flops_formula}"
+    if plan.total_flops is not None:
+        yield "FLOPs in all", f"{plan.total_flops:.3g}"
+    card = smallest_gpu(plan.job)
+    if plan.memory is not None and card is not None:
+        yield "memory of a GPU", plan.memory.describe(card)
+
+
+def _batch_rows(plan: Plan) -> Iterable[tuple[str, str]]:
+    derived = plan.derived
+    assert derived is not None
+    yield "data-parallel degree", str(derived.data_parallel_degree)
+    ranks = (
+        f"{derived.micro_batch_size} x {derived.data_parallel_degree} ranks x {derived.accumulation_steps} accumulated"
+    )
+    yield "global batch", f"{derived.global_batch_size:,} sequences = {ranks}; {derived.tokens_per_step:,} tokens"
+
+
+def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
+    derived = plan.derived
+    assert derived is not None
+    unknown = "known once the rows are"
+    if derived.total_steps is None:
+        yield "length", unknown
+    else:
+        epochs = f", {derived.epochs:.3g} epochs" if derived.epochs is not None else ""
+        yield "length", f"{derived.total_steps:,} steps, {derived.total_tokens:,} tokens{epochs}"
+    yield "warm-up", unknown if derived.warmup_steps is None else f"{derived.warmup_steps:,} steps"
+    every = derived.checkpoint_every
+    saved = f"every {every:,} steps" if every else unknown
+    amount = f"{size(plan.model.checkpoint_bytes)} each (fp32 weights and two AdamW moments), " if plan.model else ""
+    yield "checkpoints", f"{amount}{saved}, the last {plan.job.task.checkpoint.keep_last} kept"  # type: ignore[union-attr]
+    if derived.validation_every:
+        yield "validation", f"every {derived.validation_every:,} steps"
+
+
+def _add(table: Table, *cells: str | Text) -> None:
+    """A row whose texts are no markup, whatever console shows it."""
+    from rich.text import Text
+
+    table.add_row(*(Text(it) if isinstance(it, str) else it for it in cells))
+
+
+def _pairs(title: str) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def status_table(status: Status) -> Table:
+    """A run's status as a table of names and values."""
+    from rich.text import Text
+
+    table = _pairs(status.run_id)
+    style = STATE_STYLES.get(status.state, "")
+    reason = f": {status.reason}" if status.reason else ""
+    is_told = (status.reason or "").startswith("stopping")  # in the platform's own words
+    stopping = " (stopping)" if status.progress.stopping and not status.state.is_final and not is_told else ""
+    words = f"{status.state.value}{stopping}"
+    _add(table, "state", Text.assemble((words, style), reason))
+    _add(table, "attempt", f"{status.attempt} ({status.native_uri})" if status.native_uri else "none yet")
+    for name, value in _progress_rows(status):
+        _add(table, name, value)
+    for step in status.steps:
+        _add(table, f"step {step.uri.rpartition('/')[2]}", step.state.value)
+    _add(table, "storage" if "://" in status.uri else "folder", status.uri)
+    if status.result:
+        from sm_llm.launcher.results import RESULT_LINK
+
+        link = Path(status.uri) / RESULT_LINK  # of a run in S3 no such file exists anywhere
+        _add(table, "result", str(link) if link.exists() else status.result)
+    return table
+
+
+def _progress_rows(status: Status) -> Iterable[tuple[str | Text, str | Text]]:
+    from rich.text import Text
+
+    now = status.progress
+    if now.total_steps or now.step:
+        yield "step", f"{now.step:,} of {now.total_steps or '?'}"
+    elif now.phase:
+        yield now.phase, f"{big(now.done or 0)}{' of ' + big(now.total) if now.total else ''} {now.unit}"
+    if now.loss is not None:
+        yield "loss", f"{now.loss:.4f}"
+    if now.validation_loss is not None:
+        yield "validation loss", f"{now.validation_loss:.4f}"
+    if now.tokens_per_second is not None:
+        yield "speed", f"{now.tokens_per_second:,.0f} tokens/s"
+    if now.eta_seconds and not status.state.is_final:
+        yield "left", duration(now.eta_seconds)
+    if now.alarm and not status.state.is_final:
+        yield Text("checkpoints", "red"), Text(now.alarm, "red")
+    if status.started and status.ended:
+        yield "took", duration(status.ended - status.started)
+    elif status.started and not status.state.is_final:
+        began = "waiting since" if status.state is RunState.PENDING else "running since"
+        yield began, f"{moment(status.started)} ({duration(time.time() - status.started)})"
+    if status.billable_seconds is not None:
+        yield "billed", _bill(status.billable_seconds, status.used_seconds)
+    yield from status.trackers.items()
+
+
+def _bill(billed: int, used: int | None) -> str:
+    """What is billed, and what spot capacity saved of it."""
+    saved = f", {1 - billed / used:.0%} less than the {duration(used)} used" if used and billed < used else ""
+    return f"{duration(billed)} of all nodes together{saved}"
+
+
+_RUN_COLUMNS = ("run", "state", "kind", "step", "loss", "attempts", "began", "took")
+_LEFT_OUT = ("kind", "attempts", "began", "took", "loss", "step")
+"""Columns of runs that a narrow terminal does without, the first of them first."""
+
+
+def runs_table(runs: Sequence[Listed], width: int | None = None) -> Table:
+    """The runs of a storage root. One that has no end time is still running.
+
+    ``width`` is that of the terminal: columns that do not fit are left out, so that ids and numbers stay whole.
+    """
+    rows = [_run_cells(run) for run in runs]
+    names = list(_RUN_COLUMNS)
+    for name in _LEFT_OUT:
+        if width is None or _needed(names, rows) <= width:
+            break
+        names.remove(name)
+    table = _columns(*names)
+    table.columns[0].no_wrap = True  # an id is there to be copied
+    table.columns[0].min_width = max((len(run.run_id) for run in runs), default=0)
+    for run, row in zip(runs, rows, strict=True):
+        _add(table, *(_state(run.state) if name == "state" else row[name] for name in names))
+    return table
+
+
+def _run_cells(run: Listed) -> dict[str, str]:
+    total = f"/{run.total_steps:,}" if run.total_steps else ""
+    return {
+        "run": run.run_id,
+        "state": run.state.value,
+        "kind": run.kind,
+        "step": f"{run.step:,}{total}" if run.step or total else "",
+        "loss": "" if run.loss is None else f"{run.loss:.4f}",
+        "attempts": str(run.attempts),
+        "began": "" if run.created is None else moment(run.created),
+        "took": _took(run.started, run.ended, run.state),
+    }
+
+
+def _needed(names: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
+    """Characters that these columns take with their margins."""
+    return sum(max(len(name), *(len(row[name]) for row in rows), 0) + 3 for name in names) + 1
+
+
+def attempts_table(run: RunHandle) -> Table:
+    """Every start of a run; one that has not ended is in the run's state."""
+    record, now = run.record, run.state
+    table = _columns("attempt", "state", "began", "took", "from step", "process", "reason")
+    for it in record.attempts:
+        start = "" if it.start is None else str(it.start.step)
+        changes = ", ".join(record.changes.get(it.number, ()))
+        words = "; ".join(filter(None, [it.reason, f"resumed with {changes}" if changes else None]))
+        process = f"{it.host}/{it.native_id}" if it.host else it.native_id
+        state = it.state or (now if it.number == record.attempts[-1].number else RunState.INTERRUPTED)
+        took = _took(it.started, it.ended, state)
+        _add(table, str(it.number), _state(state), moment(it.started), took, start, process, words)
+    return table
+
+
+def checkpoints_table(found: Sequence[CheckpointInfo]) -> Table:
+    """Committed checkpoints with their age, and what is wrong with those that cannot be used."""
+    from rich.text import Text
+
+    table = _columns("step", "size", "age", "usable")
+    for it in found:
+        age = "" if it.time is None else duration(time.time() - it.time)
+        usable = Text("yes", "green") if it.valid else Text.assemble(("no", "red"), f": {it.reason}")
+        _add(table, f"{it.step:,}", size(it.size), age, usable)
+    return table
+
+
+def _state(state: RunState) -> Text:
+    from rich.text import Text
+
+    return Text(state.value, STATE_STYLES.get(state, ""))
+
+
+def _took(started: float | None, ended: float | None, state: RunState) -> str:
+    if started is None:
+        return ""
+    if ended is not None:
+        return duration(ended - started)
+    return "" if state.is_final else f"{duration(time.time() - started)}, still running"
+
+
+def _columns(*names: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def origins_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
+    """A specification's values and where each came from; what nobody wrote is dim."""
+    from rich.text import Text
+
+    table = _columns("key", "value", "from")
+    for path, value, origin in rows:
+        style = "dim" if origin == "default" else ""
+        _add(table, *(Text(text, style) for text in (path, to_typed(value), origin)))
+    return table
+
+
+METRIC_COLUMNS = ("step", "loss", "validation_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu")
+
+
+def metrics_table(rows: Sequence[MetricRow]) -> Table:
+    """Metrics as a table; ``--json`` has every field with every digit."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in METRIC_COLUMNS:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        _add(table, *(_cell(name, row.get(name)) for name in METRIC_COLUMNS))
+    return table
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    formats = {"learning_rate": "{:.3e}", "tokens_per_second": "{:,.0f}", "mfu": "{:.1%}", "step": "{}"}
+    return formats.get(name, "{:.4f}").format(value)

@@ -1,0 +1,1 @@
+"""The container images that jobs run in: the table, building and locks."""

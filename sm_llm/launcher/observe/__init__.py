@@ -1,0 +1,1 @@
+"""Reads what a run does: events, metrics, status and logs."""

@@ -1,0 +1,117 @@
+"""Follows a run's events while they are written, across the steps of a workflow."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.events.events import event_files, read_file
+from sm_llm.errors import StorageError
+from sm_llm.launcher.observe.patience import Patience
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.states import RunState
+    from sm_llm.launcher.run_handle import RunHandle
+
+STATE_SECONDS = 1.0
+
+
+class EventTail:
+    """New events of one run since the last look, from attempt ``first_attempt`` on."""
+
+    def __init__(self, home: RunHome, first_attempt: int) -> None:
+        self._home = home
+        self._first_attempt = first_attempt
+        self._offsets: dict[Path, int] = {}
+
+    def new_events(self) -> Iterator[dict[str, Any]]:
+        """Events written since the last call, file by file."""
+        self._home.refresh(f"events/attempt-{self._first_attempt}-")
+        for attempt, _, path in event_files(self._home.paths.events):
+            if attempt >= self._first_attempt:
+                for offset, event in read_file(path, self._offsets.get(path, 0)):
+                    self._offsets[path] = offset
+                    yield event
+
+
+def follow(
+    run: RunHandle, *, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[RunHandle, Mapping[str, Any]] | None]:
+    """Every event of the newest attempt with the job it belongs to, until the run has ended; None between looks.
+
+    A store that does not answer for a while is told as a notice.
+    """
+    tails: dict[str, tuple[RunHandle, EventTail]] = {}
+    pause, patience = run.home.poll_seconds, Patience(run.home)
+    for look in itertools.count():
+        # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
+        asks = look % max(1, round(STATE_SECONDS / pause)) == 0
+        ended, fault = False, None
+        try:
+            ended = asks and run.state.is_final
+            if asks:
+                _begin_tails(run, tails)
+        except StorageError as error:
+            fault = error
+        try:  # all the same: of a run on this machine the events are here, its alarms too
+            for job, tail in tails.values():
+                for event in tail.new_events():
+                    yield job, event
+        except StorageError as error:
+            ended, fault = False, error
+        told = patience.settle() if fault is None else patience.bear(fault)
+        if told is not None:
+            yield run, _notice(told)
+        yield None
+        if ended:
+            return
+        sleep(pause)
+
+
+def _notice(message: str) -> dict[str, Any]:
+    return {"kind": "notice", "time": time.time(), "message": message, "level": "warning"}
+
+
+def _begin_tails(run: RunHandle, tails: dict[str, tuple[RunHandle, EventTail]]) -> None:
+    if tails and run.kind != "workflow":
+        return
+    for job in _jobs_of_newest_attempt(run):
+        if job.uri not in tails:
+            tails[job.uri] = (job, EventTail(job.home, job.attempts[-1].number))
+
+
+def _jobs_of_newest_attempt(run: RunHandle) -> list[RunHandle]:
+    """The run itself, or the steps that this attempt of the workflow has begun (not those finished before)."""
+    attempts = run.attempts
+    if not attempts:
+        return []
+    if run.kind != "workflow":
+        return [run]
+    return [step for step in run.steps.values() if has_begun_in(attempts[-1], step)]
+
+
+def has_begun_in(attempt: Attempt, step: RunHandle) -> bool:
+    """Whether this attempt of a workflow has begun the step; one that was finished before, it has not."""
+    own = step.attempts
+    return bool(own) and own[-1].started >= attempt.started
+
+
+def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) -> RunState:
+    """Wait, in ``pause`` seconds, until ``run`` has ended; silently."""
+    patience = Patience(run.home)
+    while True:
+        try:
+            state = run.state
+        except StorageError as fault:
+            patience.bear(fault)
+        else:
+            patience.settle()
+            if state.is_final:
+                return state
+        sleep(pause)

@@ -1,0 +1,190 @@
+"""Reads the node logs of a local run: whole, the last lines, or followed while they grow."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, BinaryIO
+
+from sm_llm.errors import SmLlmError, StorageError
+from sm_llm.launcher.backends.local.container import rank_prefix
+from sm_llm.launcher.observe.patience import Patience
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_paths import RunPaths
+
+POLL_SECONDS = 0.2
+_BLOCK_BYTES = 65_536
+_NODE_LOG = re.compile(r"node-[0-9]{1,6}\.log")
+
+
+@dataclass(frozen=True)
+class LogFilter:
+    """Which lines are wanted: the last ``tail`` of every node, one node, one rank, those that match ``pattern``."""
+
+    tail: int | None = None
+    node: int | None = None
+    rank: int | None = None
+    pattern: re.Pattern[str] = field(default_factory=lambda: re.compile(""))
+    raw: bool = False
+    """Lines as they were written, with their line endings; bytes that are not UTF-8 as Python escapes them."""
+    prefix: str = ""
+    """What the lines of ``rank`` begin with in its node's log."""
+
+    def on(self, node_count: int, processes_per_node: int) -> LogFilter:
+        """This filter for a job of that size. Raises ``SmLlmError`` for a node or rank that it does not have."""
+        if self.node is not None and self.node >= node_count:
+            raise SmLlmError(f"there is no node {self.node}: the run has {node_count}, counted from 0")
+        if self.rank is None:
+            return self
+        if self.rank >= node_count * processes_per_node:
+            raise SmLlmError(f"there is no rank {self.rank}: the run has {node_count * processes_per_node} processes")
+        prefix = rank_prefix(self.rank) if processes_per_node > 1 else ""
+        return replace(self, node=self.rank // processes_per_node, prefix=prefix)
+
+    def take(self, line: str) -> str | None:
+        """The line as it is shown, or None if it is not wanted."""
+        if not line.startswith(self.prefix):
+            return None
+        line = line.removeprefix(self.prefix)
+        return line if self.pattern.search(line) else None
+
+    def text(self, written: bytes) -> str | None:
+        """``take`` of a line as it was written."""
+        if self.raw:
+            return self.take(written.decode("utf-8", "surrogateescape"))
+        return self.take(written.decode("utf-8", "replace").rstrip("\r\n"))
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """At most ``count`` last lines of a file, read from its end; empty where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as stream:
+        return _last_lines(stream, stream.seek(0, 2), count, LogFilter())
+
+
+def _last_lines(stream: BinaryIO, end: int, count: int, wanted: LogFilter) -> list[str]:
+    """The last ``count`` wanted lines before byte ``end``, read backwards in blocks until there are enough."""
+    found: list[str] = []
+    rest, begin = b"", end
+    while begin > 0 and len(found) < count:
+        begin, before = max(0, begin - _BLOCK_BYTES), begin
+        stream.seek(begin)
+        lines = (stream.read(before - begin) + rest).splitlines(keepends=True)
+        # The first line may go on in the block before it.
+        rest = lines.pop(0) if begin > 0 else b""
+        shown = (wanted.text(line) for line in lines)
+        found = [*(line for line in shown if line is not None), *found]
+    return found[-count:] if count else []
+
+
+def _end_of_whole_lines(stream: BinaryIO) -> int:
+    size = stream.seek(0, 2)
+    begin = stream.seek(max(0, size - _BLOCK_BYTES))
+    newline = stream.read().rfind(b"\n")
+    return size if newline < 0 else begin + newline + 1
+
+
+def fresh_logs(
+    home: RunHome, attempt: int, still_running: Callable[[], bool], wanted: LogFilter | None = None
+) -> Iterator[str]:
+    """``read_logs`` of a run that may be kept, or run, elsewhere."""
+
+    patience = Patience(home)
+    was_alive = False
+
+    def look() -> bool:
+        nonlocal was_alive
+        try:
+            alive = still_running()  # asked before the rest, so that the last lines are never missed
+            home.refresh(f"logs/attempt-{attempt}/")
+        except StorageError as fault:
+            if not was_alive:  # nobody follows yet
+                raise
+            patience.bear(fault)
+            return True
+        patience.settle()
+        was_alive = alive
+        return alive
+
+    return read_logs(home.paths, attempt, wanted, still_running=look, poll=home.poll_seconds)
+
+
+def read_logs(
+    paths: RunPaths,
+    attempt: int,
+    wanted: LogFilter | None = None,
+    *,
+    still_running: Callable[[], bool],
+    poll: float = POLL_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[str]:
+    """Wanted lines of the node logs of an attempt, rank 0's node first; then new ones while ``still_running``.
+
+    With several nodes a line begins with ``[node i] ``. A node whose log appears later is read from then on.
+    """
+    followers: dict[Path, _Follower] = {}
+    wanted = wanted or LogFilter()
+    alive = True
+    try:
+        while alive:
+            alive = still_running()  # asked before reading, so that the last lines are never missed
+            for follower in _followers(paths, attempt, wanted, followers):
+                yield from follower.new_lines(whole_only=alive)
+            if alive:
+                sleep(poll)
+    finally:
+        for follower in followers.values():
+            follower.close()
+
+
+def _followers(paths: RunPaths, attempt: int, wanted: LogFilter, known: dict[Path, _Follower]) -> list[_Follower]:
+    for log in paths.logs(attempt).glob("node-*.log" if wanted.node is None else f"node-{wanted.node}.log"):
+        if log not in known and _NODE_LOG.fullmatch(log.name) and log.is_file():
+            known[log] = _Follower(log, wanted)
+    followers = [known[log] for log in sorted(known, key=_node)]
+    for follower in followers:
+        follower.label = f"[node {_node(follower.path)}] " if len(followers) > 1 else ""
+    return followers
+
+
+def _node(log: Path) -> int:
+    return int(log.stem.removeprefix("node-"))
+
+
+class _Follower:
+    """Reads one growing file line by line."""
+
+    def __init__(self, path: Path, wanted: LogFilter) -> None:
+        self.path = path
+        self.label = ""
+        self._wanted = wanted
+        self._stream: BinaryIO = path.open("rb")
+        self._has_begun = wanted.tail is None
+
+    def new_lines(self, *, whole_only: bool) -> Iterator[str]:
+        if not self._has_begun:
+            yield from self._begin()
+        while raw := self._stream.readline():
+            if whole_only and not raw.endswith(b"\n"):
+                self._stream.seek(-len(raw), 1)
+                return
+            if (line := self._wanted.text(raw)) is not None:
+                yield self.label + line
+
+    def _begin(self) -> Iterator[str]:
+        """The last lines; what follows them, a line that is being written included, is left for later."""
+        self._has_begun = True
+        end = _end_of_whole_lines(self._stream)
+        lines = _last_lines(self._stream, end, self._wanted.tail or 0, self._wanted)
+        self._stream.seek(end)
+        yield from (self.label + line for line in lines)
+
+    def close(self) -> None:
+        self._stream.close()

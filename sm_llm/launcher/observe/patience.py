@@ -1,0 +1,38 @@
+"""How whoever follows a run puts up with a store that does not answer for a while: the run itself goes on meanwhile."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.errors import StorageError
+
+PATIENCE_SECONDS = 900.0
+"""A store that has not answered for so long is an error of the following, too."""
+
+
+@dataclass
+class Patience:
+    """Of one follower of the run in ``home``. A folder does not come back by itself, so its errors are never borne."""
+
+    home: RunHome
+    _since: float | None = None
+
+    def bear(self, fault: StorageError) -> str | None:
+        """The line to tell when trouble begins, None while it lasts. Raises the fault when it has lasted too long."""
+        now = time.monotonic()
+        if not self.home.is_remote or (self._since is not None and now - self._since > PATIENCE_SECONDS):
+            raise fault
+        if self._since is not None:
+            return None
+        self._since = now
+        minutes = round(PATIENCE_SECONDS / 60)
+        return f"{fault}. The run goes on without being looked at; asking again for {minutes} minutes"
+
+    def settle(self) -> str | None:
+        """A look has succeeded: the line that tells the end of trouble, if there was any."""
+        was, self._since = self._since, None
+        return None if was is None else "the run's storage answers again"

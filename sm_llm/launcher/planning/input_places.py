@@ -1,0 +1,174 @@
+"""Inputs and storage in S3, and checkpoints to start from, before a job is started: a mistyped address is reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.s3_home import CONFIG
+from sm_llm.errors import Fault, PlanError, StorageError
+from sm_llm.launcher.homes import storage_root
+from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.optional import missing
+from sm_llm.spec.inputs import input_place
+from sm_llm.spec.loading.references import sources
+from sm_llm.storage.publication.find import commit_keys
+from sm_llm.storage.folder import FolderStore
+from sm_llm.storage.publication.result import NotPublished, result_address
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.s3_client import code_of, connect
+from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.uri import is_s3, parse, run_and_step
+from sm_llm.terminal import quoted, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.spec.job import JobSpec
+    from sm_llm.storage.uri import Location
+
+START = "task.start."
+_CHECKPOINT = f"{START}checkpoint"
+_SHOWN = 8
+
+
+def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> None:
+    """Raise one ``PlanError`` for every input in S3 that is not there, and every checkpoint to start from.
+
+    A run that ``has_begun`` continues from its own checkpoint. What cannot be checked from here is reported on standard
+    error and left to the job: its role may have access.
+    """
+    look = _Look()
+    faults = [
+        fault
+        for plan in plans
+        for path, place in _places(plan.job)
+        if not (has_begun and path.startswith(START))
+        for fault in look.faults(plan, path, place)
+    ]
+    _finish(look.notes, faults)
+
+
+def check_places(plans: Sequence[Plan]) -> None:
+    """For ``sm-llm plan``: the same, and whether the storage is there. What is not checked goes to standard error."""
+    look = _Look()
+    storages = [(plan, "storage", storage_root(plan.job)) for plan in plans]
+    places = [*storages, *((plan, *it) for plan in plans for it in _places(plan.job))]
+    in_s3 = [it for it in places if is_s3(it[2])]
+    reason = _no_access(plans[0]) if in_s3 else ""
+    if reason:
+        unchecked = dict.fromkeys(f"{path}={place}" for _, path, place in in_s3)
+        look.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
+    checked = [it for it in places if (not reason if is_s3(it[2]) else it[1] != "storage")]
+    _finish(look.notes, [fault for it in checked for fault in look.faults(*it)])
+
+
+def assert_starts_exist(plans: Sequence[Plan]) -> None:
+    """Raise one ``PlanError`` for checkpoints to start from on this machine that are not there."""
+    look = _Look()
+    places = [(plan, *it) for plan in plans for it in _places(plan.job) if it[0] == _CHECKPOINT and not is_s3(it[1])]
+    _finish(look.notes, [fault for it in places for fault in look.faults(*it)])
+
+
+def _no_access(plan: Plan) -> str:
+    """Why nothing in S3 can be asked from here; empty if it can."""
+    if (lack := missing("boto3", "botocore")) is not None:
+        return lack.rstrip(".")
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        session, _ = connect(S3Options(**plan.job.storage_options.model_dump()), CONFIG)
+        return "" if session.get_credentials() is not None else "there are no AWS credentials here"
+    except (StorageError, BotoCoreError) as error:
+        return str(error)
+
+
+def _finish(notes: Sequence[str], faults: Sequence[Fault]) -> None:
+    for note in notes:
+        say(note, err=True)
+    if faults:
+        raise PlanError(faults)
+
+
+class _Look:
+    """One look at the places of all plans of a launch. A place, and a bucket that is not there, is reported once."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        """What could not be checked, and why."""
+        self._reported: list[str] = []
+        self._is_cut_off = False
+        """Whether the store did not answer at all: every further request would wait as long."""
+
+    def faults(self, plan: Plan, path: str, place: str) -> Iterator[Fault]:
+        """What is wrong with ``place``, if anything."""
+        is_reported = any(f"{place}/".startswith(f"{it.rstrip('/')}/") for it in self._reported)
+        if is_reported or (self._is_cut_off and is_s3(place)):
+            return
+        prefix = f"steps.{plan.step}." if plan.step and path != "storage" else ""
+        try:
+            fault = _fault(path, place, plan.job.storage_options.model_dump())
+        except StorageError as error:
+            if code_of(error.__cause__) != "NoSuchBucket":
+                self._reported.append(place)
+                self._is_cut_off = is_s3(place) and not code_of(error.__cause__)
+                known = "" if path == "storage" else ". The job checks it"
+                self.notes.append(f"{prefix}{path}: cannot be checked from here: {error}{known}")
+                return
+            self._reported.append(f"s3://{parse(place).bucket}")
+            fault = Fault(path, "is not there: the bucket does not exist", place, "Create it first, or check its name")
+        if fault is not None:
+            self._reported.append(place)
+            yield replace(fault, path=f"{prefix}{path}", origin=plan.origins.get(path, ""))
+
+
+def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
+    """Path and address of everything that can be looked for; named inputs first."""
+    named = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
+    for path, place in {**named, **sources(job)}.items():
+        if is_s3(place) or (path == _CHECKPOINT and local_folder(place) is not None):
+            yield path, place
+
+
+def _fault(path: str, place: str, options: dict[str, Any]) -> Fault | None:
+    if path == _CHECKPOINT:
+        return _checkpoint_fault(place, options)
+    if path == "storage":
+        _store(parse(place), options).holds()  # nothing needs to lie there yet
+        return None
+    try:
+        if _exists(place, options):
+            return None
+    except NotPublished:
+        return Fault(path, "is the result of a run that has not published it", place, "Wait for the run to complete")
+    return Fault(path, "is not there: no object has this name, and none lies below it", place, "Check the address")
+
+
+def _exists(uri: str, options: dict[str, Any]) -> bool:
+    location = parse(result_address(uri, options))
+    if _store(location, options).holds():
+        return True
+    folder, _, name = location.prefix.rpartition("/")
+    return bool(name) and _store(replace(location, prefix=folder), options).head(name) is not None
+
+
+def _checkpoint_fault(place: str, options: dict[str, Any]) -> Fault | None:
+    run, step = run_and_step(place)
+    location = parse(run)
+    if location.path is not None and not location.path.is_dir():
+        return Fault(_CHECKPOINT, "is not there", place, "Check the path")
+    store = _store(location, options) if location.path is None else FolderStore(location.path)
+    steps = [slot.step for slot, _ in commit_keys(store)]
+    if not steps:
+        remedy = f"Give the address of a run, and maybe @STEP; what it has tells: sm-llm checkpoints {quoted(run)}"
+        return Fault(_CHECKPOINT, "has no checkpoint", place, remedy)
+    if step is None or step in steps:
+        return None
+    shown = ", ".join(map(str, steps[-_SHOWN:]))
+    return Fault(_CHECKPOINT, f"has no checkpoint of step {step}", place, f"It has those of steps {shown}")
+
+
+def _store(location: Location, options: dict[str, Any]) -> S3Store:
+    assert location.bucket is not None
+    return S3Store(location.bucket, location.prefix, S3Options(**options), CONFIG)

@@ -1,0 +1,145 @@
+"""Inputs of a job on this machine: as absolute paths, as channels, and as a manifest of what an attempt read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from sm_llm.contract.program_tree import ProgramTree
+from sm_llm.runs.run_folders import files_outside_runs
+from sm_llm.runs.run_record import InputManifest
+from sm_llm.errors import StorageError
+from sm_llm.launcher.backends.local.container import channel_name
+from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.loading.references import sources, workflow_job
+from sm_llm.storage.uri import run_and_step
+
+if TYPE_CHECKING:
+    from sm_llm.spec.inputs import Input
+    from sm_llm.spec.tasks import Task
+
+_TRACKER_FOLDERS = (("tensorboard", "folder"), ("mlflow", "tracking_uri"))
+CONTENT_BYTES = 1 << 30
+"""Inputs up to this size are read for their digest when an attempt starts (a second or so from a local disk)."""
+
+
+def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, dict[str, str]]:
+    """The job with every local input as an absolute path (workers run in another folder), and its input channels.
+
+    Relative paths are taken from ``base``, by default the working directory; an input that is not there stays as it
+    is. The folders of experiment trackers become absolute as well, there or not.
+    """
+    task = job.task.model_dump()
+    channels: dict[str, str] = {}
+    for dotted, value in sources(job).items():
+        place, _ = run_and_step(value)
+        suffix = value[len(place) :]
+        folder = local_folder(place, base)
+        if folder is not None and folder.exists():
+            _put(task, dotted.split(".")[1:], f"{folder}{suffix}")
+            channels[channel_name(dotted)] = str(folder)
+    for block, key in _TRACKER_FOLDERS:
+        tracker = task.get("logging", {}).get("sinks", {}).get(block)
+        if tracker and _is_folder(tracker[key]):
+            tracker[key] = str(local_folder(tracker[key], base or Path.cwd()))
+    update = {"task": type(job.task).model_validate(task), "inputs": _anchored_places(job.inputs, base or Path.cwd())}
+    return job.model_copy(update=update), channels
+
+
+def _is_folder(place: str | None) -> bool:
+    """Whether a tracker's place is a folder; MLflow has servers without a scheme."""
+    return place is not None and ":" not in place and place not in ("databricks", "databricks-uc", "uc")
+
+
+def anchored(spec: JobSpec | WorkflowSpec, base: Path) -> JobSpec | WorkflowSpec:
+    """A specification whose local inputs, relative to ``base``, are absolute: it can be planned from anywhere."""
+    if isinstance(spec, JobSpec):
+        return absolute_inputs(spec, base)[0]
+    steps = {
+        name: step.model_copy(
+            update={
+                "task": _anchored_task(workflow_job(spec, name), base),
+                "inputs": _anchored_places(step.inputs, base),
+            }
+        )
+        for name, step in spec.steps.items()
+    }
+    return spec.model_copy(update={"steps": steps})
+
+
+def _anchored_task(job: JobSpec, base: Path) -> Task:
+    return absolute_inputs(job, base)[0].task
+
+
+def _anchored_places(places: dict[str, Input], base: Path) -> dict[str, Input]:
+    folders = {name: local_folder(place, base) for name, place in places.items() if isinstance(place, str)}
+    return {
+        name: str(folder) if (folder := folders.get(name)) is not None and folder.exists() else place
+        for name, place in places.items()
+    }
+
+
+def _put(value: Any, path: list[str], new: str) -> None:
+    for key in path[:-1]:
+        value = value[int(key) if isinstance(value, list) else key]
+    value[int(path[-1]) if isinstance(value, list) else path[-1]] = new
+
+
+def input_manifests(job: JobSpec, content_bytes: int = CONTENT_BYTES) -> dict[str, InputManifest]:
+    """Dotted path -> manifest of every input that lies on this machine, except runs to continue from.
+
+    The checkpoint an attempt starts from is told by its own commit.
+    """
+    found = {}
+    for dotted, value in sources(job).items():
+        folder = local_folder(value)
+        if folder is not None and folder.exists() and not dotted.startswith("task.start.checkpoint"):
+            found[dotted] = manifest(folder, content_bytes, is_program=dotted == "task.source")
+    return found
+
+
+def manifest(place: Path, content_bytes: int = CONTENT_BYTES, *, is_program: bool = False) -> InputManifest:
+    """What a file or folder holds now, runs inside it left out; of a program's folder what is copied for a node.
+
+    Raises ``StorageError`` if it cannot be read.
+    """
+    try:
+        folder_files = ProgramTree(place).files if is_program else lambda: files_outside_runs(place)[0]
+        files = [place] if place.is_file() else folder_files()
+        stats = [file.stat() for file in files]
+        total = sum(stat.st_size for stat in stats)
+        names = [file.relative_to(place).as_posix() for file in files]
+        if total <= content_bytes:
+            listing: list[Any] = [[name, _checksum(file)] for name, file in zip(names, files, strict=True)]
+        else:
+            listing = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{place}: cannot be read: {error}") from error
+    of: Literal["content", "listing"] = "content" if total <= content_bytes else "listing"
+    return InputManifest(uri=str(place), files=len(files), bytes=total, digest=_digest(listing), of=of)
+
+
+def _checksum(file: Path) -> str:
+    from sm_llm.storage.checksum import crc64_file
+
+    return crc64_file(file)
+
+
+def _digest(listing: list[Any]) -> str:
+    from sm_llm.storage.checksum import crc64_bytes
+
+    return crc64_bytes(json.dumps(listing).encode())
+
+
+def code_digest() -> str:
+    """SHA-256 (64 hex digits) over names and contents of this package's files: which code launched a run."""
+    home = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(it for it in home.rglob("*") if it.suffix in (".py", ".yaml")):
+        body = file.read_bytes()
+        digest.update(f"{file.relative_to(home).as_posix()} {len(body)}\n".encode())
+        digest.update(body)
+    return digest.hexdigest()

@@ -1,0 +1,49 @@
+"""Which folder of this machine an address of a specification names, if it names one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sm_llm.errors import CheckpointError, StorageError
+
+_STEP_OUTPUT = re.compile(r"steps\.(?P<step>[\w-]+)\.output(?:/.*)?")
+
+
+def referenced_step(text: str | None) -> str | None:
+    """The step whose output ``text`` names; None for anything else."""
+    match = _STEP_OUTPUT.fullmatch(text or "")
+    return match["step"] if match else None
+
+
+def is_reference(text: str | None) -> bool:
+    """Whether ``text`` names the output of a step that may not have run yet."""
+    return referenced_step(text) is not None
+
+
+def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
+    """The folder or file ``uri`` names on this machine; None for references and remote places.
+
+    A relative path is taken from ``base``, by default the working directory.
+    """
+    from sm_llm.storage.uri import parse
+
+    if uri is None or is_reference(uri) or uri.startswith("builtin:"):
+        return None
+    try:
+        path = parse(uri).path
+    except StorageError:
+        return None
+    if path is not None and base is not None and "://" not in uri:
+        path = base / Path(uri).expanduser()
+    return path if path is None or path.exists() else _published(path)
+
+
+def _published(path: Path) -> Path:
+    """The folder that ``RUN/result/…`` stands for, on a file system without links; the path itself for any other."""
+    from sm_llm.storage.publication.result import result_address
+
+    try:
+        return Path(result_address(str(path)))
+    except (StorageError, CheckpointError):
+        return path

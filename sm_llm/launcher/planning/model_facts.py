@@ -1,0 +1,117 @@
+"""What a plan says about a model, from its config alone: counts, FLOPs and checkpoint size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, SpecError, StorageError
+from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.model_rules import check_strategy
+from sm_llm.models.config import model_config
+from sm_llm.models.parallel import parallel_faults
+from sm_llm.models.parallel_nxd import kv_heads
+from sm_llm.models.families.registry import family
+from sm_llm.models.weights_check import check_weights, unread_sentence
+from sm_llm.spec.checkpoint import PretrainedStart
+from sm_llm.spec.parallelism.strategies import FsdpSpec
+from sm_llm.storage.hub.addresses import config_file, is_hub, parse_hub
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sm_llm.spec.tasks import TrainTask
+
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+"""fp32 master weight and AdamW's two fp32 moments."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Numbers of one architecture at one sequence length."""
+
+    model_type: str
+    parameters: int
+    non_embedding_parameters: int
+    flops_per_token: float
+    """Forward and backward, as ``flops_formula`` says."""
+    flops_formula: str
+    vocab_size: int
+    max_position_embeddings: int
+    checkpoint_bytes: int
+    key_value_heads: int = 0
+
+
+def pretrained_source(task: TrainTask) -> str | None:
+    """Folder, hub id or reference of the weights that training starts from."""
+    return task.start.pretrained if isinstance(task.start, PretrainedStart) else None
+
+
+def _readable(source: str | None, where: str) -> str | None:
+    """The config of a model on the hub, in the hub's cache; other sources as they are."""
+    if source is None or not is_hub(source):
+        return source
+    try:
+        return str(config_file(parse_hub(source)))
+    except StorageError as error:
+        raise SpecError([Fault(where, str(error))]) from None
+
+
+def _check_degrees(config: Mapping[str, Any], task: TrainTask) -> None:
+    spec = task.parallelism
+    if not isinstance(spec, FsdpSpec):
+        return
+    degrees = {"tensor": spec.tensor_parallel_degree, "context": spec.context_parallel_degree}
+    if faults := parallel_faults(config, **degrees):
+        raise SpecError(faults)
+
+
+def planned_config(task: TrainTask) -> dict[str, Any]:
+    """The canonical config of the model that ``task`` trains.
+
+    Raises ``SpecError`` for an unknown family, preset or config field, and for degrees that the model does not allow.
+    """
+    pretrained = pretrained_source(task)
+    folder = local_folder(pretrained)
+    if folder is not None and not folder.exists():
+        raise SpecError([Fault("task.start.pretrained", "is not there", pretrained, "Check the path")])
+    if task.model.path is None and task.model.preset is None:
+        pretrained = _readable(pretrained, "task.start.pretrained")
+    config = model_config(
+        preset=task.model.preset,
+        path=_readable(task.model.path, "task.model.path"),
+        pretrained=pretrained,
+        overrides=task.model.config,
+    )
+    _check_degrees(config, task)
+    check_strategy(config, task)
+    return config
+
+
+def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> tuple[Sequence[Fault], list[str]]:
+    """Faults and warnings of weights that lie on this machine, compared with the canonical ``config``.
+
+    Only the files' headers are read. Weights elsewhere are checked by the worker, before its first step.
+    """
+    folder = local_folder(pretrained_source(task))
+    if folder is None or not folder.is_dir():
+        return (), []
+    checked = check_weights(folder, config)
+    return checked.faults, [unread_sentence(checked.unread)] if checked.unread else []
+
+
+def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:
+    """Facts of the model of a canonical ``config``."""
+    kind = family(config)
+    parameters = kind.parameter_count(config)
+    return ModelFacts(
+        model_type=kind.model_type,
+        parameters=parameters,
+        non_embedding_parameters=kind.non_embedding_parameter_count(config),
+        flops_per_token=kind.flops_per_token(config, task.data.seq_length),
+        flops_formula=kind.flops_formula,
+        vocab_size=kind.vocab_size(config),
+        max_position_embeddings=kind.max_position_embeddings(config),
+        checkpoint_bytes=parameters * CHECKPOINT_BYTES_PER_PARAMETER,
+        key_value_heads=kv_heads(config),
+    )

@@ -1,0 +1,244 @@
+"""From a specification to its Plans, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sm_llm.data.describe import RowsInfo, describe_rows
+from sm_llm.errors import DataError, Fault, PlanError, SpecError
+from sm_llm.launcher.planning.checks import (
+    check_prepare,
+    check_train,
+    storage_faults,
+    storage_warnings,
+    train_warnings,
+)
+from sm_llm.launcher.planning.data_warnings import data_warnings
+from sm_llm.launcher.planning.local_places import is_reference, local_folder
+from sm_llm.launcher.planning.memory import MemoryEstimate, memory_estimate
+from sm_llm.launcher.planning.model_facts import ModelFacts, check_pretrained, model_facts, planned_config, pretrained_source
+from sm_llm.launcher.planning.plan_settings import random_token_warnings
+from sm_llm.launcher.planning.plan import Plan
+from sm_llm.launcher.planning.upstream import Upstream
+from sm_llm.spec.derive import Derived, derive_task
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.machines.gpus import smallest_gpu
+from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask, TrainTask
+
+if TYPE_CHECKING:
+    from sm_llm.spec.machines.compute import ComputeSpec
+    from sm_llm.spec.machines.hardware import Instance
+    from sm_llm.spec.loading.load import FaultySpec, Loaded
+    from sm_llm.spec.loading.overrides import Override
+
+T = TypeVar("T")
+
+Source = str | Path | Mapping[str, Any] | JobSpec | WorkflowSpec
+"""What can be planned and launched: a recipe's name, a YAML file, a mapping, or a specification."""
+
+
+def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
+    """Plan a job (one Plan) or a workflow (one per step, in order). Nothing is started or written.
+
+    Args:
+        source: recipe name, YAML file, mapping or specification.
+        overrides: ``key.path=value`` with a YAML scalar as value, as on the command line.
+        fields: the same by keyword: ``compute={"instance_count": 2}``.
+
+    Raises:
+        SpecError: the specification is wrong; all faults at once.
+        PlanError: it is well-formed, but model, data and machine do not fit; all faults at once.
+    """
+    from sm_llm.launcher.planning.input_places import assert_starts_exist
+
+    plans = plan_loaded(load_whole(source, overrides, fields))
+    assert_starts_exist(plans)
+    return plans
+
+
+def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:
+    """``spec.loading.load.load``; where the specification is faulty, its ``SpecError`` tells the faults of the plan as well."""
+    from sm_llm.spec.loading.load import FaultySpec, load
+
+    try:
+        return load(source, overrides, fields)
+    except FaultySpec as error:
+        raise SpecError([*error.faults, *_beyond(error)]) from None
+
+
+def _beyond(error: FaultySpec) -> list[Fault]:
+    """Faults of the plan of a faulty specification, at fields that are not told of already."""
+    told = {fault.path for fault in error.faults}
+    try:
+        plan_loaded(error.loaded)
+    except (SpecError, PlanError) as further:
+        return [fault for fault in further.faults if not any(_overlap(fault.path, path) for path in told)]
+    except Exception:  # it may be just what the specification's faults make impossible
+        return []
+    return []
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Whether one path is the other, or leads to it."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
+
+
+def plan_loaded(loaded: Loaded) -> list[Plan]:
+    """``plan`` for a specification that was loaded already; its faults say where each value was written."""
+    try:
+        if isinstance(loaded.spec, WorkflowSpec):
+            return plan_workflow(loaded.spec, loaded.origins)
+        return [plan_job(loaded.spec, origins=loaded.origins)]
+    except PlanError as error:
+        raise PlanError([replace(it, origin=loaded.origins.get(it.path, it.origin)) for it in error.faults]) from None
+
+
+def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:
+    """A Plan per step, in the order of the file, which references already obey."""
+    from sm_llm.spec.loading.references import resolve, step_dependencies, workflow_job
+    from sm_llm.spec.validation.step_faults import gathered
+
+    plans: list[Plan] = []
+    faults: dict[str, tuple[Fault, ...]] = {}
+    # Outputs do not exist yet: a reference stays itself, and facts come from what the earlier step was told to do.
+    outputs = {name: f"steps.{name}.output" for name in workflow.steps}
+    tasks = {name: step.task for name, step in workflow.steps.items()}
+    upstream = {name: Upstream.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()}
+    for name in workflow.steps:
+        prefix = f"steps.{name}."
+        own = {path.removeprefix(prefix): text for path, text in (origins or {}).items() if path.startswith(prefix)}
+        try:
+            job = resolve(workflow_job(workflow, name), {}, outputs)
+            after = tuple(sorted(step_dependencies(workflow, name), key=list(workflow.steps).index))
+            plans.append(plan_job(job, origins=own, upstream=upstream, step=name, after=after))
+        except (PlanError, SpecError) as error:
+            faults[name] = error.faults
+    if faults:
+        raise PlanError(list(gathered(workflow, faults)))
+    return plans
+
+
+def plan_job(
+    job: JobSpec,
+    *,
+    origins: Mapping[str, str] | None = None,
+    upstream: Mapping[str, Upstream | None] | None = None,
+    step: str | None = None,
+    after: Sequence[str] = (),
+) -> Plan:
+    """The Plan of one job. Raises ``PlanError`` with every fault found."""
+    from sm_llm.launcher.backends.registry import backend
+    from sm_llm.spec.comparison.digest import spec_digest
+    from sm_llm.spec.loading.references import resolve
+
+    job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
+    target = backend(job.backend.name)
+    world_size = job.compute.world_size
+    faults = [*target.check(job), *storage_faults(job)]
+    numbers = _Numbers()
+    if isinstance(job.task, TrainTask):
+        numbers = _train_numbers(job.task, job.compute, smallest_gpu(job), upstream or {}, faults)
+        if numbers.model is None and job.secrets:
+            _forgive_refusals(faults, numbers)
+    if isinstance(job.task, PrepareTask):
+        faults += check_prepare(job.task)
+    if isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask) and world_size > 1:
+        kind = job.task.kind
+        others = "other" if world_size == 2 else f"other {world_size - 1}"
+        numbers.warnings.append(f"{kind} uses one process; the {others} will have nothing to do")
+    plan = Plan(
+        job=job,
+        digest=spec_digest(job),
+        world_size=world_size,
+        command=target.command(job),
+        derived=numbers.derived,
+        model=numbers.model,
+        rows=numbers.rows,
+        memory=numbers.memory,
+        warnings=tuple(numbers.warnings),
+        step=step,
+        after=tuple(after),
+        origins=dict(origins or {}),
+    )
+    review = target.review(plan)
+    follows = isinstance(job.task, TrainTask) and faults and not plan.total_flops
+    if found := [*faults, *(_own(review.faults) if follows else review.faults)]:
+        raise PlanError(found)
+    warnings = (*plan.warnings, *random_token_warnings(job), *storage_warnings(job), *review.warnings)
+    return replace(plan, warnings=warnings, facts=review.facts)
+
+
+def _own(faults: Sequence[Fault]) -> list[Fault]:
+    """Without the length of the job that nobody knows: that follows from other faults, and goes with them."""
+    return [fault for fault in faults if fault.path != "backend.max_run_seconds" or fault.seen]
+
+
+@dataclass
+class _Numbers:
+    derived: Derived | None = None
+    model: ModelFacts | None = None
+    rows: int | None = None
+    memory: MemoryEstimate | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def _train_numbers(
+    task: TrainTask,
+    compute: ComputeSpec,
+    card: Instance | None,
+    upstream: Mapping[str, Upstream | None],
+    faults: list[Fault],
+) -> _Numbers:
+    """Numbers of a training task; what is wrong goes to ``faults``, so that all is told at once.
+
+    ``card`` is the instance type whose GPUs have the least memory, where all nodes have GPUs.
+    """
+    numbers, config = _Numbers(), None
+    if not is_reference(task.model.path) and not is_reference(pretrained_source(task)):
+        config = _collect(faults, lambda: planned_config(task))
+    numbers.model = None if config is None else model_facts(config, task)
+    if config is not None:
+        weights_faults, weights_warnings = check_pretrained(config, task)
+        faults += weights_faults
+        numbers.warnings += weights_warnings
+    found = _rows(task, faults)
+    numbers.rows = found.rows if found else None
+    numbers.derived = _collect(faults, lambda: derive_task(task, compute.world_size, numbers.rows))
+    faults += check_train(task, numbers.model, found, upstream)
+    numbers.warnings += train_warnings(task, compute, numbers.derived, numbers.rows)
+    numbers.warnings += data_warnings(task, numbers.model, found)
+    if config is not None and numbers.derived is not None and not faults and card is not None:
+        numbers.memory = memory_estimate(config, task, numbers.derived, compute.processes)
+        warning = numbers.memory.warning(card) if numbers.memory else None
+        numbers.warnings += [warning] if warning else []
+    return numbers
+
+
+def _forgive_refusals(faults: list[Fault], numbers: _Numbers) -> None:
+    """A config that the hub shows to the worker alone, which has the secrets, is no fault of the plan."""
+    for fault in [it for it in faults if it.problem.startswith("hf://")]:
+        faults.remove(fault)
+        numbers.warnings.append(f"{fault}; the worker asks again, with its secrets. Nothing is known of the model here")
+
+
+def _rows(task: TrainTask, faults: list[Fault]) -> RowsInfo | None:
+    """Facts of the training rows where they are a folder on this machine."""
+    folder = local_folder(task.data.train) if task.data.format == "rows" else None
+    if folder is None or not folder.is_dir():
+        return None
+    try:
+        return describe_rows(folder)
+    except DataError as error:
+        faults.append(Fault("task.data.train", str(error), remedy="Write rows with the prepare task"))
+        return None
+
+
+def _collect(faults: list[Fault], compute: Callable[[], T]) -> T | None:
+    try:
+        return compute()
+    except (SpecError, PlanError) as error:
+        faults += error.faults or (Fault("task", str(error)),)
+        return None

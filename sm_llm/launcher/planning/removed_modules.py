@@ -1,0 +1,85 @@
+"""Modules of SageMaker's model parallel library that a program imports and its image does not hold."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from sm_llm.launcher.images.images import Image
+    from sm_llm.launcher.source_tree import SourceTree
+
+_PACKAGE = "torch.sagemaker"
+_FSDP_CHECKPOINT = "torch.sagemaker.distributed.fsdp.checkpoint"
+_WITH_FSDP_CHECKPOINT = ("2.3.1", "2.2.0", "2.1.2", "2.0.1")
+"""Versions of the smp line before SMP 2.7."""
+_REMOVED: dict[str, tuple[str, str]] = {
+    _FSDP_CHECKPOINT: (
+        "was removed with SMP 2.7",
+        "Use torch.sagemaker.distributed.checkpoint.state_dict_saver and state_dict_loader",
+    ),
+    "smdistributed.modelparallel": ("is SMP v1, which SMP v2 replaces", "Use torch.sagemaker"),
+}
+"""Module -> why no image of today holds it, and what stands for it (release notes of SMP v2)."""
+_HELD = (
+    "torch.sagemaker", "torch.sagemaker.checkpoint", "torch.sagemaker.context_parallel",
+    "torch.sagemaker.delayed_param",
+    "torch.sagemaker.distributed", "torch.sagemaker.distributed.checkpoint", "torch.sagemaker.grad_norm",
+    "torch.sagemaker.logger", "torch.sagemaker.moe", "torch.sagemaker.nn", "torch.sagemaker.state_handler",
+    "torch.sagemaker.tensor_parallel", "torch.sagemaker.utils",
+)  # fmt: skip
+"""Packages that AWS documents or its own examples import with the newest image; what is below them may be there."""
+_OPEN = tuple(name for name in _HELD if name not in (_PACKAGE, "torch.sagemaker.distributed"))
+
+
+def import_warnings(tree: SourceTree, image: Image | None) -> Iterator[str]:
+    """A line for every module that the program's files import and the image lacks; ``image`` None is one of its own."""
+    for module, place in sorted(_imported(tree).items()):
+        where = f"task.source/{place} imports {module}"
+        removed = next((it for it in _REMOVED if _is_below(module, it)), None)
+        if removed == _FSDP_CHECKPOINT and image is not None and image.version in _WITH_FSDP_CHECKPOINT:
+            continue
+        if removed is not None:
+            why, instead = _REMOVED[removed]
+            yield f"{where}, which {why}. {instead}"
+        elif _is_below(module, _PACKAGE) and image is not None and image.line != "smp":
+            yield f"{where}, which {image.name} does not hold. Set task.parallelism.strategy=smp for its image"
+        elif _is_below(module, _PACKAGE) and module not in _HELD and not any(_is_below(module, it) for it in _OPEN):
+            yield f"{where}, which is not known to be in the library. Check its name"
+
+
+def _is_below(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
+
+
+def _imported(tree: SourceTree) -> dict[str, str]:
+    """Module -> the first file that imports it, of the packages that matter here."""
+    found: dict[str, str] = {}
+    for name, path in tree.files.items():
+        if name.endswith(".py"):
+            for module in _modules(path):
+                if module.startswith((_PACKAGE, "smdistributed")):
+                    found.setdefault(module, name)
+    return found
+
+
+def _modules(path: Path) -> Iterator[str]:
+    """Modules that a file names in its imports; none of one that does not parse, which Python will tell."""
+    try:
+        parsed = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            members = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from [node.module] if _is_removed(node.module) else [node.module, *filter(_is_removed, members)]
+
+
+def _is_removed(module: str) -> bool:
+    """Whether a name that may be a module or a member of one is a removed module."""
+    return any(_is_below(module, it) for it in _REMOVED)

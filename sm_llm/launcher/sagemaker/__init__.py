@@ -1,1 +1,0 @@
-"""What a SageMaker training job is made of: pure functions that render it, rules that check it, calls that run it."""

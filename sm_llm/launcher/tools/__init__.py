@@ -1,0 +1,1 @@
+"""Tools beside runs: the proof of exact resume, a shell, sync."""

@@ -1,0 +1,1 @@
+"""The model families: from a config to tensors, counts and FLOPs, one module per family."""

@@ -1,0 +1,1 @@
+"""The event log of a run: its kinds and how they are written and read."""

@@ -1,0 +1,1 @@
+"""How files that grow reach S3, and come back as a local copy."""

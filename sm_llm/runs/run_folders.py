@@ -1,0 +1,45 @@
+"""Folders of runs inside a folder that something else is read from: what runs write is nobody's program and no text."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from sm_llm.runs.run_paths import RUN_RECORD
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_RUN_ID = b'"run_id"'
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether ``folder`` is the folder of a run: it holds a run's record."""
+    try:
+        return _RUN_ID in (folder / RUN_RECORD).read_bytes()
+    except OSError:
+        return False
+
+
+def files_outside_runs(folder: Path) -> tuple[list[Path], list[Path]]:
+    """All files below ``folder`` in order of path but those of runs, and the folders of these runs."""
+    files: list[Path] = []
+    runs: list[Path] = []
+    for current, names, found in os.walk(folder):
+        below = {name: folder.joinpath(current, name) for name in names}
+        own = {name for name, path in below.items() if is_run_folder(path)}
+        runs += [below[name] for name in own]
+        names[:] = [name for name in names if name not in own]
+        files += [path for name in found if (path := folder.joinpath(current, name)).is_file()]
+    return sorted(files), sorted(runs)
+
+
+def runs_sentence(name: object, folder: Path, runs: list[Path]) -> str:
+    """That ``runs`` inside ``folder``, which is called ``name``, are left out."""
+    places = sorted({path.parent.relative_to(folder).as_posix() for path in runs})
+    return f"{name}: {counted(runs)} left out (in {', '.join(places)})"
+
+
+def counted(runs: list[Path]) -> str:
+    """How many folders of runs there are, in words."""
+    return f"{len(runs)} run folder{'s' if len(runs) != 1 else ''}"

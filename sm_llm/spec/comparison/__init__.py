@@ -1,0 +1,1 @@
+"""How two specifications differ, and what a difference changes."""

@@ -1,0 +1,1 @@
+"""Environment variables and secrets of a job."""

@@ -1,0 +1,205 @@
+"""From a recipe name, a file, a mapping or an object to one checked specification that knows its origins."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
+from typing import Any
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.validation.check import check
+from sm_llm.spec.loading.defaults import Defaults, read_defaults, with_account
+from sm_llm.spec.comparison.digest import spec_digest
+from sm_llm.spec.validation.faults import did_you_mean, validate
+from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.machines.machine import with_local_gpus
+from sm_llm.spec.loading.overrides import Override, parse_fields, parse_overrides, placed
+from sm_llm.spec.loading.recipes import recipe_files
+from sm_llm.spec.loading.references import is_reference
+from sm_llm.spec.environment.secrets import conceal
+from sm_llm.spec.loading.tree import Path, Tree, from_python
+from sm_llm.spec.loading.yaml_text import from_yaml, read_text
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+SpecSource = str | FilePath | Mapping[str, Any] | JobSpec | WorkflowSpec
+"""What a specification can be loaded from: a recipe's name, a YAML file, a mapping or an object."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked specification, where each of its values came from, and its digest."""
+
+    spec: JobSpec | WorkflowSpec
+    origins: dict[str, str]
+    """Dotted path -> ``job.yaml:12``, ``recipe tiny-local``, ``override``, ...; a path that is missing is a default."""
+    digest: str
+    defaults: Defaults = field(default_factory=Defaults)
+    """The user's own defaults, of which those of storage have been applied."""
+
+
+class FaultySpec(SpecError):
+    """A specification whose classes parse, but whose fields do not fit together: more checks can look at ``loaded``."""
+
+    def __init__(self, faults: Sequence[Fault], loaded: Loaded) -> None:
+        super().__init__(faults)
+        self.loaded = loaded
+
+
+def load(
+    source: SpecSource,
+    overrides: Sequence[Override] = (),
+    fields: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    config_file: FilePath | None = None,
+) -> Loaded:
+    """Merge, validate and check a specification. A mapping with ``steps`` is a workflow.
+
+    Later ones win: built-in defaults, the user's configuration file, ``SM_LLM_*`` variables, ``source``,
+    ``overrides`` (``key.path=value``), ``fields`` (dotted path or nested mapping -> Python value). Relative folders
+    stay as they are written: they are those of the working directory, wherever the file lies.
+
+    Raises:
+        SpecError: every fault found, each with its dotted path and where the value was written; ``FaultySpec`` where
+            a plan could still look for more.
+    """
+    defaults = read_defaults(environ, config_file)
+    tree = _with_defaults(read_source(source), defaults)
+    return _merged(tree, overrides, fields or {}, defaults, environ)
+
+
+def changed(spec: JobSpec, overrides: Sequence[Override]) -> Loaded:
+    """A whole specification with ``overrides`` merged in and checked; nothing of this machine's defaults is read.
+
+    Raises ``SpecError``.
+    """
+    return _merged(from_python(spec, "job.json"), overrides, {}, Defaults())
+
+
+def _merged(
+    tree: Tree,
+    overrides: Sequence[Override],
+    fields: Mapping[str, Any],
+    defaults: Defaults,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """``environ`` is this machine's, where what a job leaves out may follow from it."""
+    kind: type[JobSpec] | type[WorkflowSpec] = WorkflowSpec if "steps" in tree.value else JobSpec
+    typed, faults = parse_overrides(overrides)
+    given, field_faults = parse_fields(fields)
+    changes: list[tuple[Path, Tree]] = []
+    for written, value in [*typed, *given]:
+        path, fault = placed(kind, written, tree.value)
+        if fault is None:
+            changes.append((path, value))
+        else:
+            faults.append(replace(fault, origin=value.origin(())))
+    _apply(tree, changes, kind)
+    with_account(tree, defaults)
+    if environ is not None:
+        with_local_gpus(tree, environ)
+        _with_hub_tokenizers(tree)
+    concealed = conceal(tree)
+    spec, type_faults = validate(kind, tree)
+    reported = {fault.path for fault in concealed}
+    type_faults = [fault for fault in type_faults if fault.path not in reported]
+    further = _further_faults(spec, tree, [*type_faults, *concealed])
+    faults += [*field_faults, *concealed, *type_faults]
+    if spec is None or faults:
+        raise SpecError([*faults, *further])
+    origins = {".".join(path): origin for path, origin in tree.origins.items() if path}
+    loaded = Loaded(spec, origins, spec_digest(spec), defaults)
+    if further:
+        raise FaultySpec(further, loaded)
+    return loaded
+
+
+def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec] | type[WorkflowSpec]) -> None:
+    """Put changes into a tree, in order.
+
+    A change of ``data.format`` alone takes the place of the source's values of another format, and its origin names
+    them; what other changes set stays, and is refused where it does not fit.
+    """
+    left_out = {path: tree.retag(path, value.value, kind) for path, value in dict(changes).items()}
+    for path, value in changes:
+        tree.put(path, value, kind)
+    for path, names in left_out.items():
+        if names:
+            where = tree.origin(path)
+            tree.origins[path] = f"{where} (leaves out {', '.join(names)})" if where else where
+
+
+def read_source(source: SpecSource) -> Tree:
+    """The tree of a source, unchecked. Raises ``SpecError`` if it is not there or is not a mapping."""
+    if isinstance(source, JobSpec | WorkflowSpec | Mapping):
+        tree = from_python(source, "Python")
+    else:
+        file, label = _find(source)
+        tree = from_yaml(_read(file), label)
+    if not isinstance(tree.value, dict):
+        raise SpecError([Fault(str(source), "a specification is a mapping of keys to values", tree.value)])
+    return tree
+
+
+def _find(source: str | FilePath) -> tuple[FilePath, str]:
+    recipes = recipe_files()
+    if isinstance(source, str) and source in recipes:
+        return recipes[source], f"recipe {source}"
+    file = FilePath(source).expanduser()
+    if file.exists():
+        return file, str(source)
+    remedy = did_you_mean(str(source), recipes) or f"Recipes: {', '.join(recipes)}"
+    raise SpecError([Fault(str(source), "neither a recipe nor a file", remedy=remedy)])
+
+
+def _read(file: FilePath) -> str:
+    try:
+        return read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Fault(str(file), f"cannot be read: {error}")]) from None
+
+
+def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:
+    if defaults.values.storage is not None and "storage" not in tree.value:
+        tree.value["storage"] = defaults.values.storage
+        tree.origins[("storage",)] = defaults.origins["storage"]
+    for name, value in defaults.values.storage_options.model_dump(exclude_none=True).items():
+        own = tree.value.setdefault("storage_options", {})
+        if isinstance(own, dict) and name not in own:
+            own[name] = value
+            tree.origins["storage_options", name] = defaults.origins[f"storage_options.{name}"]
+    return tree
+
+
+def _further_faults(spec: JobSpec | WorkflowSpec | None, tree: Tree, faults: list[Fault]) -> list[Fault]:
+    """Cross-field faults, but none in a block with a field that is faulty itself: they may only follow from it."""
+    if spec is None:
+        return []
+    touched = {_parent(fault.path) for fault in faults} - {""}
+    found = [fault for fault in check(spec) if _parent(fault.path) not in touched]
+    return [replace(fault, origin=tree.origin(_path(fault.path))) for fault in found]
+
+
+def _with_hub_tokenizers(tree: Tree) -> None:
+    """Write a tokenizer ``org/name`` that is not a folder here as the hub's address, like ``model.path``."""
+    steps = tree.value.get("steps")
+    holders: list[Path] = [("steps", str(name)) for name in steps] if isinstance(steps, Mapping) else [()]
+    for holder in holders:
+        path = (*holder, "task", "tokenizer")
+        name = tree.get(path)
+        if not isinstance(name, str) or is_reference(name):
+            continue
+        if _HUB_ID.fullmatch(name) and not FilePath(name).parent.is_dir():
+            tree.replace(path, f"hf://{name}")
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _path(dotted: str) -> Path:
+    return tuple(dotted.split("."))

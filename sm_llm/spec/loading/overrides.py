@@ -1,0 +1,161 @@
+"""Changes to a specification: ``key.path=value`` with a YAML value, and the same paths with Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.spec.job import JobSpec, StepSpec
+from sm_llm.spec.reference.schema import dotted_paths, knows
+from sm_llm.spec.loading.tree import Path, Tree, from_python
+from sm_llm.spec.loading.yaml_text import from_typed, to_typed
+from sm_llm.terminal import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sm_llm.spec.base import SpecModel
+
+OVERRIDE_ORIGIN = "override"
+FIELD_ORIGIN = "Python argument"
+
+Override = str | Mapping[str, Any]
+"""A change: ``key.path=value`` with a YAML value, or a mapping of dotted or nested keys to Python values."""
+
+
+class CommandLine(str):
+    """An override that was typed in a shell: its values' origin says so."""
+
+    __slots__ = ()
+    origin = "command line"
+
+
+class TypedFields(dict[str, Any]):
+    """A mapping as override whose values were typed in a shell, as options of a verb."""
+
+    origin = CommandLine.origin
+
+
+def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
+    """Paths and values of overrides, in order, and a fault for each that is not one."""
+    parsed, faults = [], []
+    for text in overrides:
+        if isinstance(text, Mapping):
+            fields, wrong = parse_fields(text, text.origin if isinstance(text, TypedFields) else FIELD_ORIGIN)
+            parsed += fields
+            faults += wrong
+            continue
+        if not isinstance(text, str):
+            remedy = "Write 'task.max_steps=100' or {'task.max_steps': 100}"
+            problem = f"an override is text or a mapping, not of type {type(text).__name__}"
+            faults.append(Fault(repr(text), problem, remedy=remedy))
+            continue
+        key, equals, value = text.partition("=")
+        path = _path(key)
+        if not (equals and path and not key.startswith("-")):
+            faults.append(Fault(key or text, "an override is written key.path=value", text, _example(text)))
+            continue
+        try:
+            origin = text.origin if isinstance(text, CommandLine) else OVERRIDE_ORIGIN
+            parsed.append((path, from_typed(value, origin)))
+        except SpecError as error:
+            faults += [replace(fault, path=key) for fault in error.faults]
+    return parsed, faults
+
+
+def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
+    """Paths and values of Python fields: ``{"task.max_steps": 10}`` or ``{"task": {"max_steps": 10}}``."""
+    parsed, faults = [], []
+    for key, value in fields.items():
+        if path := _path(key):
+            try:
+                parsed.append((path, from_python(value, origin)))
+            except SpecError as error:
+                faults += [replace(fault, path=f"{key}.{fault.path}".rstrip(".")) for fault in error.faults]
+        else:
+            faults.append(Fault(key, "a field is named by a dotted path such as task.max_steps"))
+    return parsed, faults
+
+
+def is_override(text: str) -> bool:
+    """Whether a word among others changes a job: ``key.path=value``, where the key is a job's."""
+    key, equals, _ = text.partition("=")
+    return bool(equals) and key.partition(".")[0] in JobSpec.model_fields
+
+
+def texts(overrides: Sequence[Override], fields: Mapping[str, Any]) -> list[str]:
+    """Changes as a record lists them, and as they can be typed again."""
+    given = [*(it for it in overrides if isinstance(it, Mapping)), fields]
+    typed = (f"{key}={to_typed(value)}" for it in given for key, value in it.items())
+    return [*(str(it) for it in overrides if isinstance(it, str)), *typed]
+
+
+def without_step(overrides: Sequence[Override], step: str) -> list[Override]:
+    """Changes to a job that was a step of a workflow: ``steps.<step>.task.x=1`` is its own ``task.x=1``."""
+    prefix = f"steps.{step}."
+
+    def own(override: Override) -> Override:
+        if isinstance(override, str):
+            return type(override)(override.removeprefix(prefix))
+        return {key.removeprefix(prefix): value for key, value in override.items()}
+
+    return [own(it) for it in overrides]
+
+
+def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple[Path, Fault | None]:
+    """The whole path of a change to ``whole``, a job or workflow that is unchecked, and a fault if it has none.
+
+    In a workflow ``task.x`` is that of the only step whose task has an x. Where several steps have it, or none, the
+    path stays and the issue names what to write.
+    """
+    steps = whole.get("steps")
+    if path[0] in kind.model_fields:
+        return path, None
+    key = ".".join(path)
+    if kind is JobSpec and path[0] == "steps" and knows(JobSpec, whole, path[2:]) and len(path) > 2:
+        return path, Fault(key, "this is a single job, which has no steps", remedy=f"Write {'.'.join(path[2:])}")
+    if path[0] not in StepSpec.model_fields or not isinstance(steps, Mapping):
+        return path, Fault(key, "unknown key", remedy=_similar(key, dotted_paths(kind, whole)))
+    having = [str(name) for name, step in steps.items() if knows(StepSpec, step, path)]
+    if len(having) == 1:
+        return ("steps", having[0], *path), None
+    if having:
+        remedy = f"Write {' or '.join(f'steps.{name}.{key}' for name in having)}"
+        return path, Fault(key, f"several steps have it: {', '.join(having)}", remedy=remedy)
+    known = (it for step in steps.values() for it in dotted_paths(StepSpec, step))
+    return path, Fault(key, "unknown key: no step has it", remedy=_similar(key, known))
+
+
+def _similar(key: str, paths: Iterable[Path]) -> str:
+    """The paths that end as ``key`` does, or else the most similar one, as a remedy."""
+    known = list(dict.fromkeys(".".join(it) for it in paths))
+    same = [it for it in known if it.endswith(f".{key}")]
+    return f"Did you mean {' or '.join(same[:3])}?" if same else did_you_mean(key, sorted(known))
+
+
+def _path(key: str) -> Path | None:
+    parts = tuple(key.strip().split("."))
+    return parts if all(parts) else None
+
+
+def _example(text: str) -> str:
+    key, equals, _ = text.partition("=")
+    if key.startswith("-"):
+        return "Options of the program go by their own names (--help lists them)"
+    if text.lstrip().startswith("{"):
+        return _from_mapping(text)
+    return "For example task.max_steps=100" if equals else f"For example {key}=VALUE"
+
+
+def _from_mapping(text: str) -> str:
+    """What to type in place of a mapping that was typed as it is written in Python or JSON."""
+    try:
+        value = from_typed(text, OVERRIDE_ORIGIN).value
+    except SpecError:
+        value = None
+    given = {} if not isinstance(value, Mapping) else {key: it for key, it in value.items() if it is not None}
+    changes = quoted(*(f"{key}={to_typed(it)}" for key, it in given.items()))
+    return f"Write {changes}" if changes else "For example task.max_steps=100"

@@ -1,0 +1,182 @@
+"""Specifications before they are checked: nested plain values that remember where each was written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.base import SpecModel
+from sm_llm.spec.reference.schema import block_for, child, constant, tag, tag_values
+
+Path = tuple[str, ...]
+
+
+MOST_VALUES = 10_000
+DEEPEST = 64
+_LARGEST_BITS = 3300
+"""Of a whole number: about a thousand digits."""
+
+
+@dataclass
+class Size:
+    """How much of a nested value has been seen, and how deep it goes: more than any specification needs is refused."""
+
+    values: int = 0
+    depth: int = 0
+
+    def enter(self) -> str:
+        """Count a value and go into it; what is wrong, if it is one too many or too deep."""
+        self.values += 1
+        self.depth += 1
+        if self.depth > DEEPEST:
+            return f"is nested more than {DEEPEST} levels deep"
+        return f"holds more than {MOST_VALUES:,} values" if self.values > MOST_VALUES else ""
+
+    def leave(self) -> None:
+        """Come out of the value entered last."""
+        self.depth -= 1
+
+
+@dataclass
+class Tree:
+    """A nested value, where each of its parts was written, and how plain YAML scalars were spelt."""
+
+    value: Any = field(default_factory=dict)
+    origins: dict[Path, str] = field(default_factory=dict)
+    """Path -> ``job.yaml:12``, ``override``, ...; of leaves and of blocks."""
+    texts: dict[Path, str] = field(default_factory=dict)
+    """Path -> the characters typed, where they were not quoted: an unquoted 010 is ``"010"`` where text is wanted."""
+
+    def put(self, path: Path, other: Tree, annotation: Any) -> None:
+        """Set ``other`` at ``path``: a mapping merges into a mapping, everything else replaces what is there.
+
+        A mapping that is empty, or that names another class of a tagged union (``format: synthetic`` over
+        ``format: rows``), replaces as well. ``annotation`` is the type of the whole tree.
+        """
+        parent, holder = self._reach(path[:-1], annotation, other.origin(()))
+        old = parent.get(path[-1])
+        if _merges(old, other.value, tag(child(holder, parent, path[-1]))):
+            for name, part in other.parts().items():
+                self.put((*path, name), part, annotation)
+            return
+        self._forget(path)
+        parent[path[-1]] = other.value
+        self.origins.update({(*path, *rest): origin for rest, origin in other.origins.items()})
+        self.texts.update({(*path, *rest): text for rest, text in other.texts.items()})
+
+    def retag(self, path: Path, value: Any, annotation: Any) -> list[str]:
+        """Name another class of a tagged union (``data.format``): keys that only the class before has are left out.
+
+        Returns their names. Keys that neither class has stay, so that they are refused; so does everything where
+        ``path`` is not a tag or ``value`` names no class.
+        """
+        holder, kind = self.get(path[:-1]), annotation
+        for index, key in enumerate(path[:-1]):
+            kind = child(kind, self.get(path[:index]), key)
+        new = tag_values(kind).get(value) if isinstance(value, str) and tag(kind) == path[-1] else None
+        old = block_for(kind, holder)
+        if new is None or old is None or new is old:
+            return []
+        lost = [name for name in holder if name in old.model_fields and name not in new.model_fields]
+        for name in lost:
+            self.remove((*path[:-1], name))
+        return lost
+
+    def parts(self) -> dict[str, Tree]:
+        """The part of this tree under each of its keys."""
+        found = {name: Tree(value, {}, {}) for name, value in self.value.items()}
+        for path, origin in self.origins.items():
+            if path:
+                found[path[0]].origins[path[1:]] = origin
+        for path, text in self.texts.items():
+            if path:
+                found[path[0]].texts[path[1:]] = text
+        return found
+
+    def get(self, path: Path) -> Any:
+        """The value at ``path``, or None."""
+        node = self.value
+        for key in path:
+            if isinstance(node, dict):
+                node = node.get(key)
+            elif isinstance(node, list) and key.isdigit() and int(key) < len(node):
+                node = node[int(key)]
+            else:
+                return None
+        return node
+
+    def replace(self, path: Path, value: Any) -> None:
+        """Put another value where one is, keeping its origin."""
+        holder = self.get(path[:-1])
+        holder[int(path[-1]) if isinstance(holder, list) else path[-1]] = value
+
+    def remove(self, path: Path) -> None:
+        """Take away a mapping's key, if it is there."""
+        holder = self.get(path[:-1])
+        if isinstance(holder, dict):
+            holder.pop(path[-1], None)
+            self._forget(path)
+
+    def origin(self, path: Path) -> str:
+        """Where the value at ``path``, or else the nearest block around it, was written; empty if nowhere."""
+        ends = range(len(path), -1, -1)
+        return next((self.origins[path[:end]] for end in ends if path[:end] in self.origins), "")
+
+    def _reach(self, path: Path, annotation: Any, origin: str) -> tuple[dict[str, Any], Any]:
+        node, kind = self.value, annotation
+        for index, key in enumerate(path):
+            kind = child(kind, node, key)
+            if not isinstance(node.get(key), dict):
+                self._forget(path[: index + 1])
+                node[key] = {}
+                self.origins[path[: index + 1]] = origin
+            node = node[key]
+        return node, kind
+
+    def _forget(self, path: Path) -> None:
+        if path not in self.origins:
+            return
+        for table in (self.origins, self.texts):
+            for known in [known for known in table if known[: len(path)] == path]:
+                del table[known]
+
+
+def from_python(value: Any, origin: str) -> Tree:
+    """A Python value: mappings, sequences, scalars, paths and specification objects.
+
+    Of an object only the fields that were set are taken, so that user defaults still apply to the others. Raises
+    ``SpecError`` for more values, levels or digits than a specification has.
+    """
+    tree = Tree(None)
+    tree.value = _plain(value, (), tree.origins, origin, Size())
+    return tree
+
+
+def _merges(old: Any, new: Any, key: str | None) -> bool:
+    if not (isinstance(old, dict) and isinstance(new, dict) and new):
+        return False
+    return key is None or key not in new or new[key] == old.get(key)
+
+
+def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: Size) -> Any:
+    origins[path] = origin
+    if problem := size.enter():
+        raise SpecError([Fault(".".join(path[:3]), problem, origin=origin)])
+    if isinstance(value, SpecModel):
+        kind = type(value)
+        kept = [name for name in kind.model_fields if name in value.model_fields_set or constant(kind, name)]
+        value = {name: getattr(value, name) for name in kept}
+    if isinstance(value, Mapping):
+        value = {str(key): _plain(item, (*path, str(key)), origins, origin, size) for key, item in value.items()}
+    elif isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        value = [_plain(item, (*path, str(at)), origins, origin, size) for at, item in enumerate(value)]
+    elif isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
+        problem = f"is a number of {value.bit_length():,} bits"
+        raise SpecError([Fault(".".join(path), problem, remedy="Give one that means something here", origin=origin)])
+    size.leave()
+    return value

@@ -1,0 +1,1 @@
+"""The machines of a job: instance types, accelerators and this machine."""

@@ -1,0 +1,81 @@
+"""What this machine offers to local jobs, and how many processes of one that leaves their number out use it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.spec.machines.compute import ComputeSpec
+
+if TYPE_CHECKING:
+    from sm_llm.spec.loading.tree import Tree
+
+DEVICES = Path("/dev")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine offers: CPU cores we may use, and GPU ids as ``CUDA_VISIBLE_DEVICES`` spells them."""
+
+    cpus: int
+    gpus: tuple[str, ...] = ()
+
+
+def this_machine(environ: Mapping[str, str] = os.environ, devices: Path | None = None) -> Machine:
+    """Cores of this process's affinity mask and the visible NVIDIA devices; loads no CUDA library."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    visible = environ.get(_VISIBLE)
+    if visible is not None:
+        return Machine(cpus, tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")))
+    files = (devices or DEVICES).glob("nvidia[0-9]*")
+    numbers = sorted(int(path.name[6:]) for path in files if path.name[6:].isdigit())
+    return Machine(cpus, tuple(str(index) for index in range(len(numbers))))
+
+
+def with_local_gpus(tree: Tree, environ: Mapping[str, str]) -> None:
+    """Give local jobs that train, or start ranks, one process per visible GPU where they leave the number out.
+
+    ``tree`` is a job's or a workflow's, not checked yet. Without a GPU nothing changes: one process is the default.
+    """
+    backend = tree.value.get("backend") or {}
+    if not isinstance(backend, Mapping) or backend.get("name", "local") != "local":
+        return
+    steps = tree.value.get("steps")
+    holders = [("steps", str(name)) for name in steps] if isinstance(steps, Mapping) else [()]
+    for holder in holders:
+        block = tree.get(holder)
+        if isinstance(block, Mapping) and _uses_gpus(block.get("task")):
+            _fill(tree, holder, environ)
+
+
+def _uses_gpus(task: Any) -> bool:
+    """Whether a task runs once per process; the classes agree (``tasks.starts_ranks``)."""
+    if not isinstance(task, Mapping):
+        return False
+    return task.get("kind") == "train" or (task.get("kind") == "script" and not str(task.get("entry")).endswith(".sh"))
+
+
+def _fill(tree: Tree, holder: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    from sm_llm.spec.loading.tree import Tree
+
+    # A step's own compute replaces the workflow's, so that is what must be completed.
+    above = (*holder, "compute") if not holder or tree.get((*holder, "compute")) is not None else ("compute",)
+    compute = tree.get(above) or {}
+    own = {**(tree.get(("environment",)) or {}), **(tree.get((*holder, "environment")) or {})}
+    gpus = this_machine({**environ, **own} if _VISIBLE in own else environ).gpus
+    if not gpus or not isinstance(compute, Mapping):
+        return
+    if compute.get("processes_per_instance") is not None or compute.get("instance_type") is not None:
+        return
+    nodes = compute.get("instance_count", 1)
+    count = max(1, len(gpus) // nodes) if isinstance(nodes, int) and nodes > 0 else 1
+    origin = f"this machine's {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+    if above == ("compute",) and holder:  # other steps keep one process: only this one's compute changes
+        for name, value in compute.items():
+            place = (*holder, "compute", str(name))
+            tree.put(place, Tree(value, {(): tree.origin(("compute", str(name)))}), ComputeSpec)
+    tree.put((*holder, "compute", "processes_per_instance"), Tree(count, {(): origin}), ComputeSpec)

@@ -1,0 +1,1 @@
+"""The specification explained: its schema, its fields and a template."""

@@ -1,0 +1,1 @@
+"""Faults of a specification, all at once."""

@@ -1,0 +1,291 @@
+"""Faults that show only when several fields of a specification are read together."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sm_llm.bucket_names import bucket_problem
+from sm_llm.errors import Fault, SpecError
+from sm_llm.spec.validation.check_compute import compute_faults
+from sm_llm.spec.validation.check_register import register_faults
+from sm_llm.spec.validation.check_script import script_faults
+from sm_llm.spec.validation.check_strategy import strategy_faults, training_faults
+from sm_llm.spec.checkpoint import PretrainedStart
+from sm_llm.spec.data import StreamData, SyntheticData
+from sm_llm.spec.derive import derive_task
+from sm_llm.spec.environment.variables import environment_faults
+from sm_llm.spec.inputs import MOUNT, S3Input, input_place
+from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
+from sm_llm.spec.parallelism.nxd import NxdSpec
+from sm_llm.spec.parallelism.strategies import FsdpSpec
+from sm_llm.spec.loading.references import references, sources, workflow_job
+from sm_llm.spec.validation.step_faults import gathered
+from sm_llm.spec.tasks import (
+    FetchTask,
+    PrecompileTask,
+    PrepareTask,
+    RegisterTask,
+    ScriptTask,
+    TrainTask,
+    TrainTokenizer,
+    parallelism_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.spec.machines.compute import ComputeSpec
+
+NAME_LENGTH = 63
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEMES = ("file", "s3")
+_HUB = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:@(?:refs/(?:pr|convert)/)?[^/@]+)?(?:/(?P<path>.*))?")
+
+
+def check(spec: JobSpec | WorkflowSpec) -> list[Fault]:
+    """Every fault of a well-formed specification, with paths relative to it."""
+    return list(_job_faults(spec) if isinstance(spec, JobSpec) else _workflow_faults(spec))
+
+
+def _job_faults(job: JobSpec) -> Iterator[Fault]:
+    yield from _name_faults("name", job.name)
+    yield from _place_faults("storage", job.storage)
+    yield from _body_faults(job)
+    for path, kind, name in references(job):
+        if kind == "step":
+            yield Fault(path, f"refers to step {name!r}, but a job alone has no steps", remedy="Write a workflow")
+
+
+def _workflow_faults(workflow: WorkflowSpec) -> Iterator[Fault]:
+    own = [
+        *_name_faults("name", workflow.name),
+        *_place_faults("storage", workflow.storage),
+        *environment_faults(workflow.environment, workflow.secrets),
+    ]
+    yield from own
+    earlier: list[str] = []
+    for name, step in workflow.steps.items():
+        prefix = f"steps.{name}"
+        yield from _name_faults(prefix, name, suffix_of=workflow.name)
+        yield from _order_faults(prefix, name, step, workflow, earlier)
+        earlier.append(name)
+    bodies = {name: list(_body_faults(workflow_job(workflow, name))) for name in workflow.steps}
+    yield from gathered(workflow, bodies, {fault.path for fault in own})
+
+
+def _order_faults(
+    prefix: str, name: str, step: StepSpec, workflow: WorkflowSpec, earlier: list[str]
+) -> Iterator[Fault]:
+    wanted = [(f"{prefix}.after", other) for other in step.after]
+    wanted += [(f"{prefix}.{path}", other) for path, kind, other in references(step) if kind == "step"]
+    for path, other in wanted:
+        if other in earlier:
+            continue
+        known = f"Steps before {name}: {', '.join(earlier) or 'none'}"
+        problem = "refers to itself or a later step" if other in workflow.steps else "there is no such step"
+        yield Fault(path, problem, other, known)
+
+
+def _body_faults(job: JobSpec) -> Iterator[Fault]:
+    yield from environment_faults(job.environment, job.secrets)
+    yield from _input_faults(job)
+    for path, place in {**sources(job), **_input_uris(job)}.items():
+        yield from _place_faults(path, place, hub=not path.endswith("start.checkpoint"))
+    misfits = list(compute_faults(job)) or list(_strategy_faults(job))
+    yield from misfits
+    compute = None if misfits else job.compute  # what follows from wrong numbers would only repeat the issue
+    task = job.task
+    if isinstance(task, TrainTask):
+        yield from _train_faults(task, compute)
+    elif isinstance(task, PrepareTask):
+        yield from _prepare_faults(task)
+    elif isinstance(task, FetchTask):
+        yield from _fetch_faults(task)
+    elif isinstance(task, RegisterTask):
+        yield from register_faults(task)
+    elif isinstance(task, PrecompileTask):
+        yield from _precompile_faults(task, compute)
+    elif isinstance(task, ScriptTask):
+        yield from script_faults(task)
+
+
+def _strategy_faults(job: JobSpec) -> Iterator[Fault]:
+    parallelism = parallelism_of(job.task)
+    where = "task.training.parallelism" if isinstance(job.task, PrecompileTask) else "task.parallelism"
+    if parallelism is not None:
+        yield from strategy_faults(parallelism, job.compute.world_size, job.compute.processes, where)
+
+
+def _input_uris(job: JobSpec) -> dict[str, str]:
+    """Inputs that are places to read, by their path in the specification."""
+    uris = {f"inputs.{name}": it for name, it in job.inputs.items() if isinstance(it, str)}
+    return uris | {f"inputs.{name}.uri": it.uri for name, it in job.inputs.items() if isinstance(it, S3Input)}
+
+
+def _input_faults(job: JobSpec) -> Iterator[Fault]:
+    yield from list(_input_value_faults(job)) or _unread_inputs(job)
+
+
+def _input_value_faults(job: JobSpec) -> Iterator[Fault]:
+    for name, value in job.inputs.items():
+        if isinstance(value, S3Input) and value.mode == "Pipe":
+            problem = "a pipe can be read only once and in order, which neither shuffling nor resume can do"
+            yield Fault(f"inputs.{name}.mode", problem, value.mode, "Use FastFile or File")
+    for path, kind, name in references(job):
+        if kind != "input":
+            continue
+        if path.startswith("inputs."):
+            yield Fault(path, "an input cannot refer to another input", input_place(job.inputs[path.split(".")[1]]))
+        elif name not in job.inputs:
+            yield Fault(path, "there is no such input", name, f"Known inputs: {', '.join(job.inputs) or 'none'}")
+
+
+def _unread_inputs(job: JobSpec) -> Iterator[Fault]:
+    """Inputs that the task neither refers to nor reads from by their place; a script may read any."""
+    if isinstance(job.task, ScriptTask):
+        return
+    named = {name for path, kind, name in references(job) if kind == "input" and path.startswith("task.")}
+    places = [f"{place.rstrip('/')}/" for place in sources(job).values()]
+    for name, value in job.inputs.items():
+        read = (
+            f"{input_place(value).rstrip('/')}/",
+            f"{MOUNT}/{name}/",
+        )  # inside a container the channel stands for it
+        if name in named or any(place.startswith(read) for place in places):
+            continue
+        reads = f"the {job.task.kind} task does not read it"
+        remedy = f"Refer to it where the task reads it, as inputs.{name}, or leave it out"
+        if isinstance(job.task, TrainTask) and isinstance(job.task.data, SyntheticData):
+            reads += ": it trains on RANDOM TOKENS (task.data.format=synthetic)"
+            remedy = f"Read it with task.data.format=rows task.data.train=inputs.{name}, or leave it out"
+        yield Fault(f"inputs.{name}", reads, input_place(value), remedy)
+
+
+def _train_faults(task: TrainTask, compute: ComputeSpec | None) -> Iterator[Fault]:
+    if isinstance(task.data, StreamData) and _SCHEME.match(task.data.dataset):
+        yield from _stream_faults(task.data.dataset)
+    yield from _length_faults(task)
+    yield from _model_faults(task)
+    yield from _optim_faults(task)
+    yield from _precision_faults(task)
+    profile = task.logging.profile
+    if profile is not None and profile.steps > profile.every_steps:
+        problem = f"a trace would be longer than the {profile.every_steps} steps to the next one"
+        yield Fault("task.logging.profile.steps", problem, profile.steps, f"Use at most {profile.every_steps}")
+    yield from training_faults(task)
+    if compute is None:
+        return
+    try:
+        derive_task(task, compute.world_size, node_size=compute.processes)
+    except SpecError as error:
+        yield from error.faults
+
+
+def _length_faults(task: TrainTask) -> Iterator[Fault]:
+    lengths = {"max_steps": task.max_steps, "max_tokens": task.max_tokens, "max_epochs": task.max_epochs}
+    given = {name: value for name, value in lengths.items() if value is not None}
+    if len(given) != 1:
+        problem = f"give exactly one of {', '.join(lengths)}"
+        ways = [
+            " ".join(f"task.{other}=null" for other in given if other != kept) + f" keeps {kept}"
+            for kept in reversed(given)
+        ]
+        remedy = f"Keep one and set the others to null, e.g. {', '.join(ways)}"
+        yield Fault("task.max_steps", problem, given, remedy) if given else Fault("task.max_steps", problem)
+    elif task.max_epochs is not None and isinstance(task.data, StreamData):
+        yield Fault("task.max_epochs", "a stream has no known length", task.max_epochs, "Use max_steps or max_tokens")
+
+
+def _model_faults(task: TrainTask) -> Iterator[Fault]:
+    model = task.model
+    if model.preset is not None and model.path is not None:
+        yield Fault("task.model", "give preset or path, not both", {"preset": model.preset, "path": model.path})
+    pretrained = isinstance(task.start, PretrainedStart)
+    if model.preset is None and model.path is None and not pretrained:
+        yield Fault("task.model", "no model", remedy="Give model.preset, model.path or start.pretrained")
+    try:
+        json.dumps(model.config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        yield Fault("task.model.config", f"cannot be written as JSON: {error}", model.config)
+
+
+def _optim_faults(task: TrainTask) -> Iterator[Fault]:
+    optim = task.optim
+    if optim.warmup_steps is not None and optim.warmup_fraction is not None:
+        yield Fault("task.optim.warmup_fraction", "give warmup_steps or warmup_fraction, not both")
+    if optim.min_learning_rate > optim.learning_rate:
+        problem = f"the floor is above the peak learning_rate {optim.learning_rate}"
+        yield Fault("task.optim.min_learning_rate", problem, optim.min_learning_rate)
+    if optim.learning_rate * optim.weight_decay >= 1:
+        problem = f"times learning_rate {optim.learning_rate:g} is 1 or more: a step would turn every matrix's sign"
+        yield Fault("task.optim.weight_decay", problem, optim.weight_decay, "For example 0.1")
+    if optim.schedule == "exponential" and optim.min_learning_rate == 0:
+        problem = "an exponential schedule never reaches 0 and needs a floor above it"
+        yield Fault("task.optim.min_learning_rate", problem, 0.0, f"For example {optim.learning_rate / 100:g}")
+    if not all(0 <= beta < 1 for beta in optim.betas):
+        yield Fault("task.optim.betas", "each must be at least 0 and less than 1", list(optim.betas))
+
+
+def _precision_faults(task: TrainTask) -> Iterator[Fault]:
+    if task.precision.master == "bf16" and task.precision.compute == "fp32":
+        problem = "compute is fp32, which has more digits than the parameters would"
+        yield Fault("task.precision.master", problem, "bf16", "Use compute: bf16, or master: fp32")
+    spec = task.parallelism
+    if task.precision.compile and isinstance(spec, FsdpSpec) and spec.tensor_parallel_degree > 1:
+        problem = "compiled layers get wrong gradients where their matrices are split (seen with torch 2.13)"
+        yield Fault("task.precision.compile", problem, True, "Use false, or tensor_parallel_degree 1")
+
+
+def _prepare_faults(task: PrepareTask) -> Iterator[Fault]:
+    if task.tokenizer is not None and task.train_tokenizer != TrainTokenizer():
+        yield Fault("task.train_tokenizer", "give tokenizer or train_tokenizer, not both")
+
+
+def _precompile_faults(task: PrecompileTask, compute: ComputeSpec | None) -> Iterator[Fault]:
+    if not isinstance(task.training.parallelism, NxdSpec):
+        seen, remedy = task.training.parallelism.strategy, "Only nxd compiles ahead"
+        yield Fault("task.training.parallelism.strategy", "has no graphs to compile", seen, remedy)
+    for fault in _train_faults(task.training, compute):
+        yield replace(fault, path=fault.path.replace("task.", "task.training.", 1))
+
+
+def _name_faults(path: str, name: str, suffix_of: str = "") -> Iterator[Fault]:
+    whole = f"{suffix_of}-{name}" if suffix_of else name
+    if not _NAME.fullmatch(name):
+        valid = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "my-run"
+        yield Fault(path, "a name has letters, digits and hyphens only, none at its ends", name, f"Try {valid}")
+    elif len(whole) > NAME_LENGTH:
+        yield Fault(path, f"a name has at most {NAME_LENGTH} characters", whole, f"This one has {len(whole)}")
+
+
+def _stream_faults(dataset: str) -> Iterator[Fault]:
+    match = _HUB.fullmatch(dataset)
+    if not dataset.startswith("hf://datasets/") or match is None or match["path"]:
+        remedy = "Write hf://datasets/org/name@revision, and files of it as data_files"
+        yield Fault("task.data.dataset", "is not a data set on the hub", dataset, remedy)
+
+
+def _fetch_faults(task: FetchTask) -> Iterator[Fault]:
+    if _HUB.fullmatch(task.source):
+        return
+    remedy = "Write hf://org/name@revision; files elsewhere are read where they are, or copied by sm-llm sync"
+    yield Fault("task.source", "is not an address on the hub", task.source, remedy)
+
+
+def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault]:
+    """``hub``: whether the place may be on the Hugging Face hub."""
+    scheme = _SCHEME.match(place)
+    if not place.strip():
+        yield Fault(path, "is empty", place)
+    elif scheme and scheme[1] == "hf" and hub:
+        if not _HUB.fullmatch(place):
+            yield Fault(path, "is not an address on the hub", place, "Write hf://org/name@revision or hf://datasets/…")
+    elif scheme and scheme[1] not in _SCHEMES:
+        known = ", ".join(f"{it}://" for it in (*_SCHEMES, *(["hf"] if hub else [])))
+        yield Fault(path, f"{scheme[1]}:// is not supported", place, f"Give a folder, or one of {known}")
+    elif scheme and scheme[1] == "s3" and (problem := bucket_problem(place[len("s3://") :].partition("/")[0])):
+        yield Fault(path, f"names no valid bucket: a name {problem}", place, "Write s3://bucket/prefix")

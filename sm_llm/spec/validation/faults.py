@@ -1,0 +1,257 @@
+"""Checking a tree against its specification class, and describing in plain words what does not fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError
+
+from sm_llm.errors import Fault
+from sm_llm.spec.base import SpecModel
+from sm_llm.spec.reference.schema import (
+    block_for,
+    blocks,
+    child,
+    constant,
+    default_block,
+    describe,
+    dotted_paths,
+    members,
+    tag,
+    tag_values,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic_core import ErrorDetails
+
+    from sm_llm.spec.loading.tree import Path, Tree
+
+Spec = TypeVar("Spec", bound=SpecModel)
+
+_COUNTABLE = 2**63
+_MISSPELT = 0.8
+"""Keys at least this similar (``SequenceMatcher.ratio``) are one key with a typing error."""
+_LIMITS = {
+    "greater_than": "must be greater than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "too_short": "needs at least {min_length} item(s)",
+    "finite_number": "must be finite",
+}
+
+
+def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
+    """The specification of a tree, and every fault in it.
+
+    Where something is wrong, the specification is that of the tree without the faulty parts (so that further
+    checks can still look at the rest), or None if too little is left. ``tree`` is changed: numbers typed without
+    quotes become text where text is wanted, ``1e6`` a whole number where one is wanted, and a block with nothing in
+    it the block's defaults; a block without the key that chooses one of several becomes the one that is the default.
+    """
+    _choose(kind, tree, ())
+    too_large = _take_too_large(kind, tree)
+    spec, places = _attempt(kind, tree)
+    if repairs := [(path, value) for path, _ in places if (value := _repair(kind, tree, path)) is not None]:
+        for path, value in repairs:
+            tree.replace(path, value)
+        spec, places = _attempt(kind, tree)
+    reported = {fault.path for fault in too_large}
+    found = [_fault(kind, tree, path, detail) for path, detail in places]
+    for path, _ in places:
+        tree.remove(path)
+    return spec or _rest(kind, tree), [*too_large, *(fault for fault in found if fault.path not in reported)]
+
+
+def _take_too_large(kind: type[Spec], tree: Tree) -> list[Fault]:
+    """Take out every whole number that no computer counts to: arithmetic with it has no end, or no float holds it."""
+    faults = []
+    for path, value in _leaves(tree.value, ()):
+        is_large = isinstance(value, int) and abs(value) >= _COUNTABLE
+        if is_large and int in members(annotation_at(kind, tree, path)):
+            problem = f"must be less than 2**63 ({_COUNTABLE:,})"
+            faults.append(Fault(".".join(path), problem, value, origin=tree.origin(path)))
+            tree.remove(path)
+    return faults
+
+
+def _leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
+    if isinstance(value, dict):
+        return [leaf for key, item in value.items() for leaf in _leaves(item, (*path, str(key)))]
+    if isinstance(value, list):
+        return [leaf for index, item in enumerate(value) for leaf in _leaves(item, (*path, str(index)))]
+    return [(path, value)]
+
+
+def _rest(kind: type[Spec], tree: Tree) -> Spec | None:
+    """The specification of a tree without its faulty parts, nor the blocks that cannot be without those."""
+    spec, places = _attempt(kind, tree)
+    for path, _ in places:
+        tree.remove(path[:-1] or path)
+    return _attempt(kind, tree)[0] if places else spec
+
+
+def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
+    """A remedy for an unknown key: whose it is, a misspelt key beside it, the same elsewhere, or the most similar."""
+    from difflib import SequenceMatcher, get_close_matches
+
+    if other := _of_another(annotation_at(kind, tree, path[:-1]), tree, path):
+        return other
+    block = block_for(annotation_at(kind, tree, path[:-1]), tree.get(path[:-1]))
+    known = list(block.model_fields) if block else []
+    elsewhere = [other for other in dotted_paths(kind, tree.value) if other[-1] == path[-1] and other != path]
+    beside = [(*path[:-1], close) for close in get_close_matches(path[-1], known, n=1)]
+    misspelt = bool(beside) and SequenceMatcher(None, beside[0][-1], path[-1]).ratio() >= _MISSPELT
+    if meant := (beside if misspelt else elsewhere[:3] or beside):
+        return f"Did you mean {' or '.join('.'.join(other) for other in meant)}?"
+    return f"Known keys here: {', '.join(known)}" if known else ""
+
+
+def _of_another(annotation: Any, tree: Tree, path: Path) -> str:
+    """The message for a key of another class that may stand there: ``backend.spot`` of a local job."""
+    key = tag(annotation)
+    owners = [value for value, block in tag_values(annotation).items() if path[-1] in block.model_fields]
+    if key is None or not owners:
+        return ""
+    where = ".".join((*path[:-1], key))
+    return f"It belongs to {where}: {' or '.join(owners)}; here it is {tree.get((*path[:-1], key))}"
+
+
+def annotation_at(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
+    """The annotation of the place ``path``."""
+    annotation: Any = kind
+    for end, key in enumerate(path):
+        annotation = child(annotation, tree.get(path[:end]), key)
+    return annotation
+
+
+def _choose(annotation: Any, tree: Tree, path: Path) -> None:
+    """Write ``strategy: fsdp`` or ``name: local`` into mappings that leave it out, below ``path``."""
+    value = tree.get(path)
+    if not isinstance(value, dict):
+        return
+    block = block_for(annotation, value)
+    for key, item in list(value.items()):
+        field = block.model_fields.get(str(key)) if block else None
+        inner = child(annotation, value, str(key))
+        name, usual = tag(inner), default_block(field) if field else None
+        if name and usual and isinstance(item, dict) and name not in item:
+            item[name] = constant(usual, name)
+        _choose(inner, tree, (*path, str(key)))
+
+
+def _attempt(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[tuple[Path, ErrorDetails]]]:
+    """The specification, or path and first error of every faulty place."""
+    try:
+        return kind.model_validate(tree.value), []
+    except ValidationError as error:
+        places: dict[Path, ErrorDetails] = {}
+        for detail in error.errors(include_url=False):
+            path = _path(kind, tree, detail["loc"])
+            if path is not None:
+                places.setdefault(path, detail)
+        return None, list(places.items())
+
+
+def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) -> Path | None:
+    """Pydantic's location without the names of union members, which are not part of what the user wrote.
+
+    Errors inside a pair of numbers, or inside one of several untagged alternatives, are those of the whole value; but
+    where its keys show which alternative is meant, they are its own, and those of the others are None.
+    """
+    annotation: Any = kind
+    path: Path = ()
+    labelled = False
+    for item in location:
+        if labelled:
+            meant = block_for(annotation, tree.get(path))
+            if tag(annotation) is None and meant is None:
+                return path
+            if tag(annotation) is None and meant is not None and item != meant.__name__:
+                return None
+            labelled = False
+            continue
+        if get_origin(annotation) is tuple:
+            return path
+        annotation = child(annotation, tree.get(path), str(item))
+        path = (*path, str(item))
+        labelled = len(members(annotation)) > 1
+    return path
+
+
+def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
+    """A better reading of what was typed without quotes, or None."""
+    value, text = tree.get(path), tree.texts.get(path)
+    annotation = annotation_at(kind, tree, path)
+    wanted = members(annotation)
+    if text == "" and value is None:  # what is below it is all commented out
+        if block_for(annotation, {}) or any(get_origin(kind) is dict for kind in wanted):
+            return {}
+        if any(get_origin(kind) is list for kind in wanted):
+            return []
+    if isinstance(value, list) and any(get_origin(kind) is list and get_args(kind) == (str,) for kind in wanted):
+        spelt = [it if isinstance(it, str) else tree.texts.get((*path, str(place))) for place, it in enumerate(value)]
+        return None if None in spelt or spelt == value else spelt
+    if text is None or value is None:
+        return None
+    if not isinstance(value, str) and any(map(_is_text, wanted)):
+        return text
+    if isinstance(value, float) and int in wanted and value.is_integer() and abs(value) < _COUNTABLE:
+        return int(value)
+    return None
+
+
+def _is_text(kind: Any) -> bool:
+    return kind is str or (get_origin(kind) is Annotated and kind.__origin__ is str)
+
+
+def _fault(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) -> Fault:
+    annotation = annotation_at(kind, tree, path)
+    code = detail["type"]
+    if code in ("union_tag_not_found", "union_tag_invalid"):
+        path = (*path, tag(annotation) or "")
+    dotted, origin, seen = ".".join(path), tree.origin(path), tree.get(path)
+    match code:
+        case "extra_forbidden":
+            return Fault(dotted, "unknown key", seen, nearest(kind, tree, path), origin)
+        case "missing" if seen is None:
+            return Fault(dotted, f"missing; expected {_expected(annotation)}", origin=origin)
+        case "union_tag_not_found":
+            return Fault(dotted, f"missing; choose {' or '.join(tag_values(annotation))}", origin=origin)
+        case "union_tag_invalid":
+            choices = list(tag_values(annotation))
+            return Fault(dotted, f"choose {' or '.join(choices)}", seen, did_you_mean(seen, choices), origin)
+        case "string_pattern_mismatch":
+            pattern = detail.get("ctx", {}).get("pattern", "")
+            return Fault(dotted, f"does not have the form {pattern}", seen, origin=origin)
+        case limit if limit in _LIMITS:
+            return Fault(dotted, _LIMITS[limit].format(**detail.get("ctx", {})), seen, origin=origin)
+    return Fault(dotted, f"expected {_expected(annotation)}", seen, _remedy(annotation, seen), origin)
+
+
+def _expected(annotation: Any) -> str:
+    if tags := tag_values(annotation):
+        return f"a mapping with {tag(annotation)}: {' | '.join(tags)}"
+    return describe(annotation)
+
+
+def _remedy(annotation: Any, seen: Any) -> str:
+    kinds = members(annotation)
+    if isinstance(seen, dict) and (fields := [name for kind in blocks(annotation) for name in kind.model_fields]):
+        return next((text for key in seen if key not in fields and (text := did_you_mean(str(key), fields))), "")
+    if any(map(_is_text, kinds)) and isinstance(seen, int | float):
+        return f'Write "{seen}"'
+    return did_you_mean(seen, [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)])
+
+
+def did_you_mean(seen: Any, choices: Iterable[str]) -> str:
+    """``Did you mean X?`` for the choice nearest to a value, or nothing if none is near."""
+    from difflib import get_close_matches
+
+    if not isinstance(seen, str):
+        return ""
+    lower = {choice.lower(): choice for choice in map(str, choices)}
+    close = get_close_matches(seen.lower(), list(lower), n=1)
+    return f"Did you mean {lower[close[0]]}?" if close else ""

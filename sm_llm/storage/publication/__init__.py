@@ -1,0 +1,1 @@
+"""Atomic publication of checkpoints and results (docs/publication.md)."""

@@ -1,0 +1,1 @@
+"""S3: its client, its store and conditional writes."""

@@ -1,0 +1,140 @@
+"""Listings of a bucket, believed only when they are complete: a wrong one must never look like an empty bucket.
+
+A proxy, a captive portal or a broken store can answer 200 with something else. Every page must be a whole
+``ListBucketResult`` or ``ListMultipartUploadsResult`` (Amazon S3 API Reference, "ListObjectsV2" and
+"ListMultipartUploads") for the bucket and prefix that were asked for.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.storage.s3.s3_client import AnswerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+MOST_PAGES = 10_000
+"""Pages of one listing, of up to 1,000 keys each."""
+TRIES = 4
+"""Requests for one page, while its answers are not whole."""
+_FIRST_PAUSE_SECONDS = 0.2
+_ALIASES = ("-s3alias", "--ol-s3")
+"""Endings of access point aliases, for which S3 may echo the name of the bucket behind."""
+
+
+def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Iterator[Mapping[str, Any]]:
+    """Every page of the keys that begin with ``prefix``; ``request`` are further arguments of ``ListObjectsV2``.
+
+    Raises ``AnswerError`` for answers that are not whole, after several tries, and for a listing without end.
+    """
+    seen: set[str] = set()
+    token: dict[str, str] = {}
+    for _ in range(MOST_PAGES):
+        page = _ask(
+            partial(client.list_objects_v2, Bucket=bucket, Prefix=prefix, **request, **token),
+            lambda page: _objects_fault(page, bucket, prefix, seen),
+        )
+        yield page
+        if not page["IsTruncated"]:
+            return
+        seen.add(page["NextContinuationToken"])
+        token = {"ContinuationToken": page["NextContinuationToken"]}
+    raise AnswerError(f"the listing has more than {MOST_PAGES:,} pages")
+
+
+def first_objects(client: Any, bucket: str, prefix: str, count: int, **request: Any) -> Mapping[str, Any]:
+    """One page of at most ``count`` keys that begin with ``prefix``, whole as in ``object_pages``."""
+    return _ask(
+        partial(client.list_objects_v2, Bucket=bucket, Prefix=prefix, MaxKeys=count, **request),
+        lambda page: _objects_fault(page, bucket, prefix, set()),
+    )
+
+
+def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Iterator[Mapping[str, Any]]:
+    """Every page of the unfinished multipart uploads of keys that begin with ``prefix``; raises as ``object_pages``."""
+    seen: set[tuple[str, str]] = set()
+    markers: dict[str, str] = {}
+    for _ in range(MOST_PAGES):
+        page = _ask(
+            partial(client.list_multipart_uploads, Bucket=bucket, Prefix=prefix, **request, **markers),
+            lambda page: _uploads_fault(page, bucket, prefix, seen),
+        )
+        yield page
+        if not page["IsTruncated"]:
+            return
+        seen.add(_markers(page))
+        markers = dict(zip(("KeyMarker", "UploadIdMarker"), _markers(page), strict=True))
+    raise AnswerError(f"the listing of uploads has more than {MOST_PAGES:,} pages")
+
+
+def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, Any]], str]) -> Mapping[str, Any]:
+    from botocore.parsers import ResponseParserError
+
+    fault = ""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(random.uniform(0.5, 1) * _FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
+        try:
+            page = ask()
+            fault = fault_of(page)
+        except ResponseParserError as error:
+            fault = f"it is not XML ({str(error)[:200]})"
+        if not fault:
+            return page
+    raise AnswerError(
+        f"the store answered a listing {TRIES} times with something else: {fault}. Is a proxy in between, or the "
+        "endpoint not an S3 store?"
+    )
+
+
+def _objects_fault(page: Mapping[str, Any], bucket: str, prefix: str, seen: set[str]) -> str:
+    if fault := _frame_fault(page, page.get("Name"), bucket, prefix):
+        return fault
+    token = page.get("NextContinuationToken")
+    if page["IsTruncated"] and (not token or token in seen):
+        return "it is truncated, and does not say where it continues"
+    contents, folders = page.get("Contents") or (), page.get("CommonPrefixes") or ()
+    if (count := page.get("KeyCount")) is not None and count != len(contents) + len(folders):
+        return f"it counts {count} keys and holds {len(contents) + len(folders)}"
+    if any(not str(it.get("Prefix", "")).startswith(prefix) for it in folders):
+        return "it holds folders that were not asked for"
+    return next((fault for it in contents if (fault := _object_fault(it, prefix))), "")
+
+
+def _object_fault(item: Mapping[str, Any], prefix: str) -> str:
+    key, size = item.get("Key"), item.get("Size")
+    if not isinstance(key, str) or not key.startswith(prefix):
+        return f"it holds the key {key!r}, which was not asked for"
+    if not isinstance(size, int) or size < 0 or not isinstance(item.get("LastModified"), datetime):
+        return f"{key!r} has no size or no time"
+    return ""
+
+
+def _uploads_fault(page: Mapping[str, Any], bucket: str, prefix: str, seen: set[tuple[str, str]]) -> str:
+    if fault := _frame_fault(page, page.get("Bucket"), bucket, prefix):
+        return fault
+    if page["IsTruncated"] and (not all(_markers(page)) or _markers(page) in seen):
+        return "it is truncated, and does not say where it continues"
+    for item in page.get("Uploads") or ():
+        if not str(item.get("Key", "")).startswith(prefix):
+            return f"it holds an upload of {item.get('Key')!r}, which was not asked for"
+        if not item.get("UploadId") or not isinstance(item.get("Initiated"), datetime):
+            return f"the upload of {item['Key']!r} has no id or no time"
+    return ""
+
+
+def _frame_fault(page: Mapping[str, Any], name: Any, bucket: str, prefix: str) -> str:
+    if not name or (name != bucket and not bucket.endswith(_ALIASES)):
+        return f"it is not a listing of the bucket {bucket!r}" + (f", but of {name!r}" if name else "")
+    if (page.get("Prefix") or "") != prefix:
+        return f"it lists {page.get('Prefix')!r} instead of {prefix!r}"
+    return "" if isinstance(page.get("IsTruncated"), bool) else "it does not say whether it is complete"
+
+
+def _markers(page: Mapping[str, Any]) -> tuple[str, str]:
+    return page.get("NextKeyMarker") or "", page.get("NextUploadIdMarker") or ""

@@ -1,0 +1,237 @@
+"""The S3 client, and what its errors mean to a user."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.base import SMALL_BYTES, TooLargeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.storage.s3.s3_options import S3Options
+
+_Kind = TypeVar("_Kind")
+
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_UNKNOWN_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidClientTokenId", "InvalidToken"})
+DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "403", "Forbidden"})
+_CREDENTIALS = ". Set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+_CONFIG: dict[str, Any] = {
+    "connect_timeout": 10,
+    "read_timeout": 60,
+    "max_pool_connections": 32,
+    "tcp_keepalive": True,
+    "retries": {"mode": "adaptive", "total_max_attempts": 8},
+    # Whole files are checked against our own manifests, on disk; some stores answer ranges with the checksum of the
+    # whole object, which the SDK would take for damage.
+    "response_checksum_validation": "when_required",
+    "request_checksum_calculation": "when_required",
+}
+
+
+class AnswerError(StorageError):
+    """An answer of the store that is not what S3 would have said. ``told`` adds where and of what."""
+
+
+_METADATA_ADDRESSES = (ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"))
+"""Beside link-local ones: of EC2 over IPv6 and of Alibaba Cloud."""
+_METADATA_NAMES = ("metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal")
+
+_GIVEN: ContextVar[Any] = ContextVar("given_session", default=None)
+_SHARED: ContextVar[dict[str, tuple[Any, Any]] | None] = ContextVar("shared_clients", default=None)
+
+
+@contextmanager
+def as_session(session: Any) -> Iterator[None]:
+    """Inside, stores that are opened reach S3 with the credentials of a botocore session, not with AWS's own chain."""
+    token = _GIVEN.set(session)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
+@contextmanager
+def one_client() -> Iterator[None]:
+    """Inside, stores that are reached in one way share a client: a launch opens several, and is over in seconds."""
+    token = _SHARED.set({})
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+    """A new botocore session and an S3 client of it. ``config`` overrides what ``botocore.config.Config`` is given.
+
+    A fresh session reads credentials anew; one that was given (``as_session``) refreshes its own, and inside
+    ``one_client`` nothing that is there is made again. Raises ``StorageError`` for settings that cannot be.
+    """
+    shared = _SHARED.get()
+    if shared is None:
+        return _connected(options, config)
+    way = repr((options, config, id(_GIVEN.get())))
+    if way not in shared:
+        shared[way] = _connected(options, config)
+    return shared[way]
+
+
+def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        # Not by boto3, whose import costs a short copy more than all its requests.
+        session = _GIVEN.get() or fresh_session()
+        client = session.create_client(
+            "s3",
+            endpoint_url=options.endpoint_url,
+            region_name=options.region or session.get_config_variable("region") or "us-east-1",
+            config=Config(**{**_CONFIG, **(config or {})}),
+        )
+    except (BotoCoreError, ValueError) as error:
+        raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
+    _refuse_metadata(client.meta.endpoint_url)
+    for operation in ("PutObject", "UploadPart"):
+        client.meta.events.register(f"before-sign.s3.{operation}", _leave_files_unsigned)
+    return session, client
+
+
+def _refuse_metadata(endpoint: str) -> None:
+    """Raise ``StorageError`` for the services that give a machine its credentials: signed requests are not for them."""
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        address = ipaddress.ip_address(host)
+        is_metadata = address.is_link_local or address in _METADATA_ADDRESSES
+    except ValueError:
+        is_metadata = host.rstrip(".") in _METADATA_NAMES
+    if is_metadata:
+        raise StorageError(f"the endpoint {endpoint} is a metadata service, not an S3 store. Name another one")
+
+
+def _leave_files_unsigned(request: Any, **_: Any) -> None:
+    """Bodies that are files are not read to be signed: S3 compares the checksum of the whole.
+
+    The runtime would read them, and print a traceback if an upload is broken off meanwhile.
+    """
+    from botocore.config import Config
+
+    if not isinstance(request.data, bytes | bytearray):
+        unsigned = Config(s3={"payload_signing_enabled": False})
+        request.context["client_config"] = request.context["client_config"].merge(unsigned)
+
+
+def fresh_session() -> Any:
+    """A botocore session that reads credentials anew; what AWS's services understand is read once per process."""
+    import botocore.session
+
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _loader(os.environ.get("AWS_DATA_PATH")))
+    return session
+
+
+@lru_cache
+def _loader(data_path: str | None) -> Any:
+    """Botocore's reader of service models: most of what another client would cost."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
+
+
+@contextmanager
+def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None]:
+    """Tell an error of the SDK as a storage error that names the place, the key and what to do."""
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except AnswerError as error:
+        raise StorageError(f"{uri}: cannot {action} {key!r}: {error}") from error
+    except ResponseParserError as error:
+        raise StorageError(f"{uri}: cannot {action} {key!r}: the answer is not one of S3's ({error})") from error
+    except ClientError as error:
+        raise StorageError(f"{uri}: cannot {action} {key!r}: {_meaning(error, permission)}") from error
+    except (BotoCoreError, HTTPClientError) as error:
+        raise StorageError(f"{uri}: cannot {action} {key!r}: {error}{credentials_hint(error)}") from error
+
+
+def header(answer: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
+    """A field of an answer. Raises ``AnswerError`` if it is missing or of another kind."""
+    value = answer.get(name)
+    if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
+        raise AnswerError(f"the answer has no usable {name} (got {value!r}). Is the endpoint an S3 store?")
+    return value
+
+
+def small_body(answer: Mapping[str, Any], uri: str, key: str) -> bytes:
+    """The body of an object. Raises ``TooLargeError`` above ``SMALL_BYTES``, ``AnswerError`` if not all of it comes."""
+    size = header(answer, "ContentLength", int)
+    if size > SMALL_BYTES:
+        raise TooLargeError(f"{uri}: {key!r} has {size:,} bytes; of such an object at most {SMALL_BYTES:,} are read")
+    body: bytes = answer["Body"].read(size + 1)
+    if len(body) != size:
+        raise AnswerError(f"{len(body):,} of {size:,} bytes arrived")
+    return body
+
+
+def code_of(error: BaseException | None) -> str:
+    """The error code of a ``ClientError``; empty for any other error."""
+    return str(_response(error).get("Error", {}).get("Code", ""))
+
+
+def status_of(error: BaseException | None) -> int:
+    """The HTTP status of a ``ClientError``; 0 for any other error."""
+    return int(_response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _response(error: BaseException | None) -> Mapping[str, Any]:
+    # Errors of the connection have this attribute too, with other things in it.
+    response = getattr(error, "response", None)
+    return response if isinstance(response, dict) else {}
+
+
+def is_expired(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, says that the credentials have expired."""
+    while error is not None:
+        if code_of(error) in EXPIRED or "ExpiredToken" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _meaning(error: Any, permission: str) -> str:
+    code = code_of(error)
+    said = error.response.get("Error", {}).get("Message", "") or str(error)
+    if code in EXPIRED:
+        return f"the credentials have expired ({code}). Refresh them; what was done so far is kept"
+    if code in DENIED:
+        wanted = f" Needed: {permission}." if permission else ""
+        return f"access denied ({said}).{wanted} Check with: sm-llm doctor --storage URI"
+    if code in _UNKNOWN_KEYS:
+        return f"{code} {said.rstrip('.')}{_CREDENTIALS}"
+    if code == "NoSuchBucket":
+        return "the bucket does not exist. Create it first; buckets are never made in passing"
+    if code == "RequestTimeTooSkewed":
+        return f"this machine's clock is wrong ({said})"
+    if code == "ENOSPC":
+        return f"disk full ({said})"
+    return f"{code} {said}".strip()
+
+
+def credentials_hint(error: BaseException) -> str:
+    """What to do where the SDK found no usable credentials, to follow its own words; empty for other errors."""
+    name = type(error).__name__
+    if name in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "TokenRetrievalError"):
+        return _CREDENTIALS
+    if name in ("UnauthorizedSSOTokenError", "SSOTokenLoadError"):
+        return ". Log in again: aws sso login"
+    return ""

@@ -1,0 +1,96 @@
+"""Replaces an object in S3 only if it is still the one that was read, so that two writers lose no change."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import StorageError
+from sm_llm.storage.checksum import crc64_bytes
+from sm_llm.storage.s3.listing import object_pages
+from sm_llm.storage.names import name_fault
+from sm_llm.storage.s3.store import to_base64
+from sm_llm.storage.s3.s3_client import code_of, header, small_body, status_of, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.storage.s3.store import S3Store
+
+_TRIES = 20
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """An object's bytes, and the tag that changes when they do. ``tag`` None with no bytes: there is no such object."""
+
+    body: bytes = b""
+    tag: str | None = None
+
+
+def read_tagged(store: S3Store, key: str) -> Tagged:
+    """What is stored under ``key`` now. Raises ``StorageError`` if the store does not answer."""
+    from botocore.exceptions import ClientError
+
+    with told(store.uri, "read", key, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
+        try:
+            answer = store.client.get_object(**store.at(key))
+            return Tagged(small_body(answer, store.uri, key), header(answer, "ETag", str).strip('"'))
+        except ClientError as error:
+            if code_of(error) == "NoSuchKey":
+                return Tagged()
+            raise
+
+
+def swap(store: S3Store, key: str, body: bytes, tag: str | None) -> str | None:
+    """Store ``body`` if the object still has ``tag`` (None: if it does not exist); returns the new tag.
+
+    None if somebody else has changed it. A lost answer is settled by reading back: our own bytes are a success.
+    Raises ``StorageError`` if the store does not answer, or cannot replace conditionally (``If-Match``).
+    """
+    from botocore.exceptions import ClientError
+
+    condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": f'"{tag}"'}
+    with told(store.uri, "replace", key, f"s3:PutObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
+        try:
+            return _put(store, key, body, condition)
+        except ClientError as error:
+            # 412: changed or there already; 409: two writers at once; 404: gone, so nothing has that tag.
+            if status_of(error) not in (404, 409, 412) or code_of(error) == "NoSuchBucket":
+                raise
+    found = read_tagged(store, key)
+    return found.tag if found.body == body else None
+
+
+def _put(store: S3Store, key: str, body: bytes, condition: dict[str, str]) -> str:
+    writing = {name: value for name, value in store.options.writing.items() if name not in store.options.owner}
+    answer: dict[str, Any] = store.client.put_object(
+        **store.at(key), **writing, **condition, Body=body, ChecksumCRC64NVME=to_base64(crc64_bytes(body))
+    )
+    return header(answer, "ETag", str).strip('"')
+
+
+def change(store: S3Store, key: str, edit: Callable[[Tagged], bytes]) -> bytes:
+    """Read, ``edit`` and replace until nobody got in between; returns what is stored now. ``edit`` may raise."""
+    for attempt in range(_TRIES):
+        found = read_tagged(store, key)
+        body = edit(found)
+        if swap(store, key, body, found.tag) is not None:
+            return body
+        time.sleep(random.uniform(0, min(1.0, 0.02 * 2**attempt)))
+    raise StorageError(f"{store.uri}: cannot change {key!r}: other writers were in the way {_TRIES} times")
+
+
+def folders(store: S3Store, prefix: str = "") -> list[str]:
+    """Names of the folders right below the store that begin with ``prefix``, in one listing that looks into none.
+
+    Folders that no path could have as its name are left out.
+    """
+    with told(store.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{store.bucket}"):
+        begin = store.prefix + prefix
+        pages = object_pages(store.client, store.bucket, begin, Delimiter="/", **store.options.owner)
+        found = [it["Prefix"] for page in pages for it in page.get("CommonPrefixes") or ()]
+    names = (name[len(store.prefix) :].removesuffix("/") for name in found)
+    return sorted(name for name in names if not name_fault(name))

@@ -1,0 +1,1 @@
+"""Copies between folders and S3, compared and verified."""

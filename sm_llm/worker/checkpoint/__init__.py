@@ -1,0 +1,1 @@
+"""Saves training state and continues from it."""

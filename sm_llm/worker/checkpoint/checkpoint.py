@@ -1,0 +1,226 @@
+"""Saves training state without stopping training: staged in memory, written, sealed and published in the background."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from sm_llm.runs.events.published import CheckpointPublished
+from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.storage.publication import publish as publication
+from sm_llm.storage.uri import join
+from sm_llm.worker.runtime.collectives import Agreement
+from sm_llm.worker.publishing.freshness import Freshness
+from sm_llm.worker.publishing.publisher import Publisher
+from sm_llm.worker.checkpoint.save_writer import Job, SaveWriter
+from sm_llm.worker.checkpoint.staging import Staging
+
+if TYPE_CHECKING:
+    from sm_llm.spec.checkpoint import CheckpointSpec
+    from sm_llm.storage.base import Store
+    from sm_llm.storage.publication.publish import Published
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.publishing.publisher import Sealed
+
+PUBLICATION_TIMEOUT = timedelta(hours=2)
+"""How long the slowest node may take to store its part before the others give the job up."""
+_ECHO_SECONDS = 10.0
+"""How much later than another process this one learns what went wrong in the background."""
+
+
+class Checkpointer:
+    """One save is written while an older one is published and one waits. The loop waits for copies to host memory.
+
+    ``save``, ``check`` and ``finish`` are collectives. A store that is slow or fails does not stop training: newer
+    saves replace the one that waits, an alarm tells the age of the last published one, and only when the oldest
+    unpublished save has waited ``max_unpublished_seconds`` it is an error. What goes wrong on the node itself, a full
+    disk above all, is raised at the next save.
+    """
+
+    def __init__(self, context: WorkerContext, store: Store, spec: CheckpointSpec, control: Agreement) -> None:
+        self._context = context
+        self._store = store
+        self._spec = spec
+        self._control = control
+        self._freshness = Freshness()
+        # Collectives of different threads must never cross each other: each has an agreement of its own.
+        self._publisher = Publisher(
+            context,
+            store,
+            Agreement(PUBLICATION_TIMEOUT),
+            self._freshness,
+            spec.max_unpublished_seconds,
+            self._announce,
+        )
+        self._writer = SaveWriter(context, Agreement(PUBLICATION_TIMEOUT), self._publisher)
+        self._staging = Staging()
+        self._writing: Future[Sealed] | None = None
+        self._protected: set[int] = set()
+        self._last_saved: int | None = None
+        self._deadline: float | None = None
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """How long it would take to save now, from experience: the save in flight comes first. None without any."""
+        if self._writer.seconds is None or self._publisher.seconds is None:
+            return None
+        seconds = self._writer.seconds + self._publisher.seconds
+        return seconds + (self._publisher.seconds if self._publisher.is_busy else 0.0)
+
+    @property
+    def published_step(self) -> int | None:
+        """The newest step that is safe, as far as this attempt knows."""
+        return self._freshness.step
+
+    def protect(self, step: int) -> None:
+        """Never collect the checkpoint of this step (the one that training continued from)."""
+        self._protected.add(step)
+        self._last_saved = step
+        self._freshness.begin(step)
+
+    def save(
+        self, step: int, state: dict[str, Any], private: dict[str, Any], meta: dict[str, Any], *, required: bool = False
+    ) -> float:
+        """Begin a save of ``step``; returns the seconds the loop was blocked.
+
+        ``state`` are the live tensors by name, ``private`` this rank's JSON, ``meta`` goes into the commit. While an
+        earlier save is still being written after ``max_blocking_seconds``, this one is skipped and said so; a
+        ``required`` one waits, is published when this returns, and raises what goes wrong. A step is saved at most
+        once.
+        """
+        began = time.perf_counter()
+        if step == self._last_saved:
+            self.finish()
+            return time.perf_counter() - began
+        self.check()
+        if not self._make_room(required):
+            self._context.notice(f"checkpoint of step {step} skipped: an earlier one is still being written", "warning")
+            return time.perf_counter() - began
+        place = self._context.place
+        save = self._control.broadcast(
+            publication.new_save(
+                self._context.job.run_id, step, world_size=place.world_size, node_count=place.node_count
+            )
+        )
+        self._freshness.saved(step)
+        staged = self._staging.stage(state)
+        waits = required or not self._spec.async_save
+        blocked = None if waits else time.perf_counter() - began
+        self._last_saved = step
+        self._writing = self._writer.submit(Job(save, staged, private, meta, began, blocked))
+        if waits and not self._wait(None if required else self._spec.max_blocking_seconds):
+            self._context.notice(f"checkpoint of step {step}: is not published yet", "warning")
+        return time.perf_counter() - began
+
+    def check(self) -> None:
+        """Raise, on all processes, what went wrong for good. Tells when publication is late. A collective."""
+        if (alarm := self._freshness.late()) is not None:
+            self._context.emit(alarm)
+        if not self._control.any(self._failure is not None):
+            return
+        deadline = time.monotonic() + _ECHO_SECONDS
+        while self._failure is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise self._failure or CheckpointError("another process could not save its checkpoint")
+
+    @property
+    def _failure(self) -> BaseException | None:
+        written = self._writing.exception() if self._writing is not None and self._writing.done() else None
+        return written or self._publisher.failure
+
+    @property
+    def alarm(self) -> str:
+        """For the training line, on the leader: the last published step and its age, if that is too old; else empty."""
+        return self._freshness.sentence
+
+    def hurry(self, seconds: float | None) -> None:
+        """Wait no longer than this from now on, for anything (None: as long as it takes)."""
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
+    def finish(self) -> bool:
+        """Wait until everything is published; raises what goes wrong. A collective; False only after ``hurry``.
+
+        Then what still goes on is broken off: the store holds the old state or the new one, and the transfer agents
+        abort their uploads before they end.
+        """
+        done = self._wait(None)
+        if not done:
+            self._publisher.end_soon()
+            self._context.agent.end()
+        return done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Publish what is left, unless training failed: then other ranks may never join the collectives."""
+        if kind is None:
+            self.finish()
+        self._writer.close(wait=kind is None)
+        self._publisher.close(wait=kind is None)
+
+    def _make_room(self, required: bool) -> bool:
+        """Wait until the save before this one is on disk, within the bound; all ranks get the same answer."""
+        if self._writing is not None:
+            wait_for([self._writing], timeout=None if required else self._spec.max_blocking_seconds)
+        busy = self._writing is not None and not self._writing.done()
+        if self._control.any(busy):
+            return False
+        self.check()
+        return True
+
+    def _wait(self, seconds: float | None) -> bool:
+        """Whether the newest save is published, on all processes, within so many seconds and the time there is."""
+        limits = [time.monotonic() + seconds] if seconds is not None else []
+        limits += [self._deadline] if self._deadline is not None else []
+        deadline = min(limits, default=None)
+        if self._writing is None:
+            return True
+        self._publisher.is_awaited = True
+        done = _is_done(self._writing, deadline) and _is_done(self._writing.result().done, deadline)
+        self._publisher.is_awaited = False
+        if done:
+            self._writing.result().done.result()
+        return deadline is None or not self._control.any(not done)
+
+    def _announce(self, sealed: Sealed, published: Published) -> None:
+        """Publication thread, on all processes: tell how it ended, and delete what is not to be kept."""
+        step, commit, is_leader = sealed.save.step, published.commit, self._context.place.is_leader
+        assert step is not None
+        if not published.won or commit is None:
+            self._context.notice(f"checkpoint of step {step} dropped: {published.reason}", "warning")
+        if commit is None or commit.run_id != self._context.job.run_id:
+            return
+        left_out = self._freshness.published(step)
+        if is_leader and published.won:
+            seconds = time.perf_counter() - sealed.began
+            blocked = seconds if sealed.blocked_seconds is None else sealed.blocked_seconds
+            uri = join(self._store.uri, sealed.save.slot.commit_key)
+            self._context.emit(CheckpointPublished(step, uri, commit.size, seconds, blocked, left_out))
+            self._context.say(
+                f"checkpoint step {step}: {commit.size / 2**20:.1f} MiB published in {seconds:.2f} s, "
+                f"training waited {blocked:.3f} s"
+            )
+            self._collect()
+
+    def _collect(self) -> None:
+        """Delete what the policy does not keep. A failure leaves garbage, which the next collection finds."""
+        try:
+            publication.collect_garbage(
+                self._store,
+                run_id=self._context.job.run_id,
+                keep_last=self._spec.keep_last,
+                keep_every=self._spec.keep_every_steps,
+                protect=self._protected,
+            )
+        except StorageError as error:
+            self._context.notice(f"old checkpoints could not be deleted: {error}", "warning")
+
+
+def _is_done(future: Future[Any], deadline: float | None) -> bool:
+    """Wait for it until ``deadline``, by the monotonic clock."""
+    wait_for([future], timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return future.done()

@@ -1,0 +1,62 @@
+"""What an earlier job has left in this job's run: its result, or a beginning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_llm.runs.events.published import NothingDone
+from sm_llm.errors import RunFailed
+from sm_llm.storage.hub.hub_ledger import LEDGERS
+from sm_llm.storage.names import usable
+from sm_llm.storage.publication.publish import find_final
+from sm_llm.storage.publication.result import POINTER, RESULT, leave_pointer
+from sm_llm.storage.publication.retire import retire_all
+from sm_llm.storage.uri import join
+from sm_llm.terminal import quoted
+
+if TYPE_CHECKING:
+    from sm_llm.worker.context import WorkerContext
+
+
+def begin_anew(context: WorkerContext, reason: str) -> None:
+    """Set all that another job has published in this run aside, and the pins of what it read. The leader's business.
+
+    Raises ``StorageError``.
+    """
+    other = str(context.replaced_job).rpartition("/")[2]
+    found = retire_all(context.store, label=other)
+    ledgers = usable((it.key for it in context.store.list(LEDGERS)), context.store.uri)
+    context.store.delete([f"{RESULT}/{POINTER}", *ledgers])
+    told = f"This run begins anew; the commits of what {other} published ({found}) are in ckpt/retired/{other}"
+    context.notice(f"{reason}. {told}", "warning")
+
+
+def replace_finished(context: WorkerContext) -> None:
+    """Begin anew where another job has finished this run: a pipeline starts a job only if no cached step stands in.
+
+    The leader's business, before anything is read. Raises ``StorageError``.
+    """
+    if context.replaced_job is not None and find_final(context.store, run_id=context.job.run_id) is not None:
+        begin_anew(context, f"the result of {context.replaced_job} does not stand in for this job: no cache was hit")
+
+
+def is_published(context: WorkerContext) -> bool:
+    """Whether this very job, or an earlier attempt of its run, has published the result. The leader's business.
+
+    Then the attempt does nothing, and says so. Raises ``RunFailed`` for the result of another specification.
+    """
+    final = find_final(context.store, run_id=context.job.run_id)
+    if final is None:
+        return False
+    leave_pointer(context.store, final)
+    uri = join(context.store.uri, final.save.data_prefix.rstrip("/"))
+    digest, own = final.meta.get("spec_digest"), context.job.spec_digest
+    if digest not in (None, own):
+        raise RunFailed(
+            f"{uri} is the result of another specification ({str(digest)[:12]}, this job has {own[:12]}). "
+            f"Begin another run: sm-llm rerun {quoted(context.store.uri)}, or in fit the option --new"
+        )
+    reason = "the result of this run is published already; there is nothing to do"
+    context.say(reason)
+    context.emit(NothingDone(reason, uri))
+    return True

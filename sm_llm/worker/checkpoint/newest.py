@@ -1,0 +1,20 @@
+"""From where a run would go on, as far as storage tells at this moment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import SmLlmError
+from sm_llm.storage.publication.publish import find_newest
+
+if TYPE_CHECKING:
+    from sm_llm.storage.base import Store
+
+
+def newest_step(store: Store, run_id: str) -> int | None:
+    """The newest committed step of a run; None without one, or if that cannot be seen now."""
+    try:
+        commit = find_newest(store, run_id=run_id).commit
+    except SmLlmError:
+        return None
+    return None if commit is None else commit.save.step

@@ -1,0 +1,108 @@
+"""Which files of a checkpoint a process reads, and what of them each node fetches."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.events.events import Progress
+from sm_llm.errors import CheckpointError
+from sm_llm.storage.publication.restore import fetch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sm_llm.storage.base import Store
+    from sm_llm.storage.publication.manifest import CommitManifest, FileEntry
+    from sm_llm.worker.context import WorkerContext
+
+_METADATA = ".metadata"
+_FOLDER = "restored"
+
+
+def rank_file(rank: int) -> str:
+    """The file of what only one process knows, as JSON: its random state and its position in a stream."""
+    return f"rank-{rank:05d}.json"
+
+
+def files_read(state: dict[str, Any], metadata: Any) -> list[str]:
+    """The files in which DCP finds this process's part of ``state``, by the metadata of a save of it."""
+    from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
+
+    items = create_default_local_load_plan(state, metadata).items
+    return sorted({metadata.storage_data[item.storage_index].relative_path for item in items})
+
+
+def layout(context: WorkerContext) -> dict[str, Any]:
+    """What decides how state is spread over processes: of equal layouts, each process reads what it read before."""
+    import torch
+
+    parallelism = context.job.spec.model_dump(mode="json")["task"].get("parallelism")
+    return {"world_size": context.place.world_size, "torch": str(torch.__version__), "parallelism": parallelism}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Chooses files by path. Unlike a closure, it can be told to another process."""
+
+    paths: frozenset[str]
+
+    def __call__(self, entry: FileEntry) -> bool:
+        return entry.path in self.paths
+
+
+def wanted_by_node(context: WorkerContext, commit: CommitManifest) -> Wanted | None:
+    """The files that this node's processes read; None, all, if their state was spread in another way."""
+    reads, place = commit.meta.get("reads"), context.place
+    if reads is None or commit.meta.get("layout") != layout(context):
+        return None
+    if not _is_of_all_ranks(reads, place.world_size):
+        raise CheckpointError(f"step {commit.step}: its commit does not name the files that each process reads")
+    first = place.rank - place.local_rank
+    ranks = range(first, first + place.local_world_size)
+    paths = {rank_file(rank) for rank in ranks} | {path for rank in ranks for path in reads[rank]}
+    return Wanted(frozenset(paths | {_METADATA}))
+
+
+def _is_of_all_ranks(reads: Any, world_size: int) -> bool:
+    lists = isinstance(reads, list) and len(reads) == world_size and all(isinstance(it, list) for it in reads)
+    return lists and all(isinstance(path, str) for paths in reads for path in paths)
+
+
+def fetcher(context: WorkerContext, store: Store) -> Callable[[CommitManifest, Path], object]:
+    """Brings the node's files of a commit: by its transfer agent, verified, and not again what is there already."""
+
+    def bring(commit: CommitManifest, folder: Path) -> None:
+        for other in folder.parent.glob("*"):
+            if not other.name.startswith(folder.name):
+                _remove(other)
+        select = wanted_by_node(context, commit)
+        total = sum(it.size for it in commit.files if select is None or select(it))
+        done = 0
+
+        def count(increment: int) -> None:
+            nonlocal done
+            done += increment
+            context.emit(Progress("restore", done, total, "bytes", f"step {commit.step}"))
+
+        marker = folder.with_name(f"{folder.name}.verified")
+        context.agent.call(fetch, store, commit, folder, select=select, marker=marker, progress=count)
+
+    return bring
+
+
+def restored_folder(context: WorkerContext) -> Path:
+    """Where fetched checkpoints lie on this node."""
+    return context.scratch / _FOLDER
+
+
+def forget_restored(context: WorkerContext) -> None:
+    """Delete them. Until the first save an attempt on this node can start from them without fetching."""
+    if context.place.is_node_leader:
+        shutil.rmtree(restored_folder(context), ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -1,0 +1,119 @@
+"""Writes a staged save to the node's disk and seals it: the part of a save that the store has nothing to do with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
+
+from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.storage.publication import publish as publication
+from sm_llm.worker.publishing.publisher import Sealed, named
+from sm_llm.worker.checkpoint.restore import files_read, forget_restored, layout, rank_file
+from sm_llm.worker.checkpoint.shard_reader import ShardReader
+from sm_llm.worker.checkpoint.shard_writer import ShardWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from sm_llm.storage.publication.publish import Save
+    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.publishing.publisher import Publisher
+
+
+@dataclass(frozen=True)
+class Job:
+    """One save on its way: everything the writing thread needs, nothing that training still changes."""
+
+    save: Save
+    state: dict[str, Any]
+    private: dict[str, Any]
+    meta: dict[str, Any]
+    began: float
+    blocked_seconds: float | None
+
+
+class SaveWriter:
+    """One background thread, on every process alike, which hands what it has sealed to the publisher."""
+
+    def __init__(self, context: WorkerContext, agreement: Agreement, publisher: Publisher) -> None:
+        self._context = context
+        self._background = agreement
+        self._publisher = publisher
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._folder = context.scratch / "saving"
+        self.seconds: float | None = None
+        """How long the last save took to write."""
+        if context.place.is_node_leader:
+            shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
+
+    def submit(self, job: Job) -> Future[Sealed]:
+        """Write ``job`` after the one before it. The future raises what goes wrong on the node."""
+        return self._thread.submit(self._named, job)
+
+    def close(self, *, wait: bool) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=wait, cancel_futures=True)
+
+    def _named(self, job: Job) -> Sealed:
+        """Background thread. A full disk is told as what it is, whichever layer found it."""
+        try:
+            return self._write_and_offer(job)
+        except CheckpointException as error:  # which is no Exception
+            wrapped = CheckpointError(f"the checkpoint of step {job.save.step} was not written: {error}")
+            wrapped.__cause__ = error
+            raise named(wrapped, job.save) from error
+        except Exception as error:
+            if (told := named(error, job.save)) is not error:
+                raise told from error
+            raise
+
+    def _write_and_offer(self, job: Job) -> Sealed:
+        """On every rank alike."""
+        began = time.perf_counter()
+        working = self._folder / job.save.save_id
+        sealed = working.with_name(f"{job.save.save_id}.sealed")
+        place = self._context.place
+        forget_restored(self._context)
+        try:
+            self._together(lambda: _write_private(working, place.rank, job.private))
+            write_distributed(
+                job.state,
+                storage_writer=ShardWriter(working, sync_files=False),  # sealing flushes them all
+                process_group=self._background.group,
+            )
+            # What write_distributed returns lacks the places of tensors in some releases of torch, the file never.
+            written = ShardReader(working).read_metadata() if place.is_leader else None
+            reads = self._background.gather(files_read(job.state, self._background.broadcast(written)))
+            self._together(lambda: publication.seal(working, sealed) if place.is_node_leader else None)
+        finally:
+            if place.is_node_leader:
+                shutil.rmtree(working, ignore_errors=True)
+        self.seconds = time.perf_counter() - began
+        meta = {**job.meta, "layout": layout(self._context), "reads": reads}
+        offered = Sealed(job.save, sealed, meta, job.began, job.blocked_seconds)
+        self._publisher.offer(offered, self._background)
+        return offered
+
+    def _together(self, action: Callable[[], object]) -> None:
+        """Do something that may fail on one rank; if it does, all ranks raise."""
+        error: Exception | None = None
+        try:
+            action()
+        except (OSError, StorageError) as caught:
+            error = caught
+        if fault := self._background.verdict(error):
+            raise CheckpointError(f"a checkpoint could not be written: {fault}")
+
+
+def _write_private(folder: Path, rank: int, private: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / rank_file(rank)).write_text(json.dumps(private), encoding="utf-8")

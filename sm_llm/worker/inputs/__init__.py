@@ -1,0 +1,1 @@
+"""Brings what a job reads to its node."""

@@ -1,0 +1,1 @@
+"""Publishes checkpoints and results while a job runs."""

@@ -1,0 +1,109 @@
+"""Publishes a task's result as the run's final commit."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.failure import Cause, cause_of
+from sm_llm.runs.events.published import FinalPublished
+from sm_llm.errors import StorageError
+from sm_llm.storage.publication import publish as publication
+from sm_llm.storage.files import write_atomically
+from sm_llm.storage.publication.publish import upload_part
+from sm_llm.storage.publication.result import POINTER, leave_pointer, pointer_text
+from sm_llm.storage.uri import is_s3, join
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from sm_llm.storage.base import Store
+    from sm_llm.storage.publication.manifest import CommitManifest
+    from sm_llm.storage.publication.publish import Gather, Published
+    from sm_llm.worker.context import WorkerContext
+
+RESULT_FOLDER = "result"
+PATIENCE_SECONDS = 900.0
+"""How long a store in S3 that fails is tried again; then the attempt fails, and the next one publishes the result."""
+PAUSE_SECONDS = 10.0
+"""Between two tries."""
+
+
+def result_folder(context: WorkerContext) -> Path:
+    """A fresh place in scratch where the leader writes the result before it is sealed."""
+    folder = context.scratch / RESULT_FOLDER
+    if context.place.is_leader:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(_sealed(folder), ignore_errors=True)
+    return folder
+
+
+def publish_final(
+    context: WorkerContext, store: Store, folder: Path, gather: Gather, meta: Mapping[str, Any]
+) -> str | None:
+    """Publish what the leader wrote to ``folder``; returns the address of the files, on the leader.
+
+    A collective over ``gather``: rank 0 brings all files. A store in S3 that fails is tried again for a while: the work
+    is done, and all that it needs is a store. Raises ``StorageError`` on every process if it fails, or if another run's
+    result holds the place.
+    """
+    sealed = publication.seal(folder, _sealed(folder)) if context.place.is_leader else None
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            published = _publish_once(context, store, sealed, gather, meta)
+            break
+        except StorageError as error:
+            is_leader = context.place.is_leader
+            if not gather(is_leader and _may_pass(store, error) and time.monotonic() < deadline)[0]:
+                raise
+            if is_leader:
+                context.notice(f"{error}. It is tried again for {PATIENCE_SECONDS / 60:.0f} minutes", "warning")
+            time.sleep(PAUSE_SECONDS)
+    commit = published.commit
+    if commit is None or commit.run_id != context.job.run_id:
+        raise StorageError(f"the result was not published: {published.reason}")
+    if sealed is None:
+        return None
+    shutil.rmtree(sealed, ignore_errors=True)
+    return announce(context, store, commit)
+
+
+def announce(context: WorkerContext, store: Store, commit: CommitManifest) -> str:
+    """Tell of a result that was committed: in the model folder, which the platform archives whole, under the stable
+    address, and in events and log. Returns the address of the files."""
+    uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
+    write_atomically(context.container.model / POINTER, pointer_text(store, commit))
+    leave_pointer(store, commit)
+    context.emit(FinalPublished(uri, commit.size))
+    context.say(f"published: {uri} ({commit.size / 2**20:.1f} MiB)")
+    return uri
+
+
+def _publish_once(
+    context: WorkerContext, store: Store, sealed: Path | None, gather: Gather, meta: Mapping[str, Any]
+) -> Published:
+    place = context.place
+    own = publication.new_save(context.job.run_id, None, world_size=place.world_size, node_count=1)
+    return publication.publish(
+        store,
+        gather(own)[0],
+        sealed,
+        node=0,
+        leader=place.is_leader,
+        gather=gather,
+        meta=meta,
+        upload=partial(context.agent.call, upload_part),
+    )
+
+
+def _may_pass(store: Store, error: StorageError) -> bool:
+    """Whether to wait for the store: a folder does not mend itself, nor does a full disk."""
+    return is_s3(store.uri) and cause_of(error) is not Cause.DISK_FULL
+
+
+def _sealed(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.sealed")

@@ -1,0 +1,32 @@
+"""Brings a node's events to a run in S3 where no launcher does, and looks there for a request to stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_llm.runs.replication.courier import Courier
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
+from sm_llm.runs.run_home import job_home
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.replication.shipper import Shipper
+from sm_llm.runs.stop_request import StopRequest
+from sm_llm.worker.run_folder import is_own_event_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.worker.context import WorkerContext
+
+
+def ship_events(context: WorkerContext, environ: Mapping[str, str]) -> Courier | None:
+    """Start shipping the events of this node, on its first process; None where a launcher or a folder does.
+
+    It never raises: a store that does not answer is told, once.
+    """
+    home, place = job_home(context.job), context.place
+    if not isinstance(home, S3Home) or RUN_FOLDER_ENVIRONMENT in environ or not place.is_node_leader:
+        return None
+    shipper = Shipper(context.run.root, home.store, lambda name: is_own_event_file(name, context.job, place))
+    requests = StopRequest(home.store, context.job.attempt, context.run.stop_file.touch)
+    duties = [shipper.ship, requests.look] if place.is_leader else [shipper.ship]
+    return Courier(duties, lambda message: context.notice(message, "warning"), last=shipper.ship_all).start()

@@ -1,0 +1,1 @@
+"""What every process of a job has: its place, messages, signals, failures and the watchdog."""

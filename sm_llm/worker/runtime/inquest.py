@@ -1,0 +1,135 @@
+"""After an alarm: collects the stacks of all processes that can answer and names those that cannot, or are behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.events.events import EventWriter
+from sm_llm.contract.failure import Cause, Failure
+from sm_llm.runs.events.trouble import Stacks, Stalled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.worker.runtime.board import Board
+    from sm_llm.worker.context import WorkerContext
+
+ANSWER_SECONDS = 3.0
+"""How long the inquest waits for answers."""
+_STATES = {"T": "is stopped (SIGSTOP)", "t": "is held by a debugger", "D": "waits for a disk or network file system"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where one process is: steps done, what it is doing, and the stacks of its threads."""
+
+    rank: int
+    step: int
+    phase: str
+    text: str
+
+
+class Inquest:
+    """One process's part in it. The lowest rank that answers writes the events and gives the verdict."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        board: Board | None,
+        alarm: dict[str, Any],
+        own: Answer,
+        clock: Callable[[], float],
+    ) -> None:
+        self._context = context
+        self._board = board
+        self._alarm = alarm
+        self._own = own
+        self._clock = clock
+        self._began = clock()
+
+    def answer(self) -> None:
+        """Put this process's answer on the board."""
+        if self._board is not None:
+            self._board.put(f"answer/{self._own.rank}", json.dumps(asdict(self._own)))
+
+    def verdict(self) -> Failure | None:
+        """The failure to end the job with; None while answers may still come, and for all ranks but the lowest.
+
+        Should the lowest end before it has told, the next one takes its place.
+        """
+        waited = self._clock() - self._began
+        if waited < ANSWER_SECONDS:
+            return None
+        answers = self._answers()
+        turn = [answer.rank for answer in answers].index(self._own.rank)
+        if waited < ANSWER_SECONDS * (1 + turn):
+            return None
+        return self._judge(answers)
+
+    def _answers(self) -> list[Answer]:
+        if self._board is None:
+            return [self._own]
+        texts = [self._board.get(f"answer/{rank}") for rank in range(self._context.place.world_size)]
+        return [Answer(**json.loads(text)) for text in texts if text is not None]
+
+    def _judge(self, answers: list[Answer]) -> Failure:
+        place = self._context.place
+        silent = sorted(set(range(place.world_size)) - {answer.rank for answer in answers})
+        behind = [] if silent else _behind(answers)
+        guilty = next(iter(silent or behind), None)
+        message = self._sentence(answers, silent, behind)
+        self._tell(answers, Stalled(self._alarm["seconds"], self._alarm["median"], silent, behind, message))
+        stack = next((answer.text for answer in answers if answer.rank == guilty), self._own.text)
+        step = min(answer.step for answer in answers)
+        return Failure(Cause.STALLED, message, guilty, None, socket.gethostname(), step, stack)
+
+    def _sentence(self, answers: list[Answer], silent: list[int], behind: list[int]) -> str:
+        step, seconds = max(answer.step for answer in answers), self._alarm["seconds"]
+        if silent:
+            named = "; ".join(self._fate(rank) for rank in silent)
+            return f"stalled after step {step}: {named} (no sign of life for {seconds:.0f} s)"
+        usual = self._alarm["median"]
+        usually = "" if usual is None else f", a step takes {usual:.2f} s"
+        where = {answer.rank: answer.phase for answer in answers}
+        if not behind:
+            return f"stalled after step {step}: no step for {seconds:.0f} s{usually}; no rank is behind the others"
+        named = ", ".join(f"rank {rank} ({where[rank]})" for rank in behind)
+        return f"stalled after step {step}: no step for {seconds:.0f} s{usually}; behind the others: {named}"
+
+    def _fate(self, rank: int) -> str:
+        """What a rank that gives no answer is doing, as far as its machine's kernel tells this process."""
+        told = self._board.get(f"process/{rank}") if self._board is not None else None
+        if told is None:
+            return f"rank {rank} has never answered"
+        host, pid = json.loads(told)
+        if host != socket.gethostname():
+            return f"rank {rank} does not answer (process {pid} on {host})"
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return f"rank {rank} does not answer: its process {pid} is gone"
+        return f"rank {rank} does not answer: its process {pid} {_STATES.get(state, f'is in state {state}')}"
+
+    def _tell(self, answers: list[Answer], stalled: Stalled) -> None:
+        attempt = self._context.job.attempt
+        try:
+            log = EventWriter(self._context.run.event_file(attempt, f"rank{self._own.rank}-watchdog"), attempt)
+            log.write(stalled)
+            for answer in answers:
+                log.write(Stacks(answer.rank, answer.step, answer.phase, answer.text))
+            log.close()
+        except OSError:  # the verdict still goes to output/failure and stderr
+            return
+
+
+def _behind(answers: list[Answer]) -> list[int]:
+    """Ranks that have come less far: fewer steps, or in the same step still waiting for data or doing other things."""
+    steps = min(answer.step for answer in answers)
+    last = [answer for answer in answers if answer.step == steps]
+    if len(last) == len(answers):
+        last = [answer for answer in answers if answer.phase != "step"]
+    return [answer.rank for answer in last] if len(last) < len(answers) else []

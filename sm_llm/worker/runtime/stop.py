@@ -1,0 +1,94 @@
+"""Who asked this process to stop: a signal, or a stop file in the run's folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from types import FrameType
+
+    from sm_llm.runs.stopped import StopRecord
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""A platform's end, a scheduler's early warning, a person's Ctrl-C below a bare torchrun."""
+_LOOK_SECONDS = 1.0
+
+
+class Stopping(BaseException):
+    """All processes stop here, together. No ``Exception``: nothing that handles errors may take it for one."""
+
+    def __init__(self, record: StopRecord) -> None:
+        super().__init__(record.sentence)
+        self.record = record
+
+
+class StopRequests:
+    """Notes the first request. Outside ``deferred``, where no step can be finished, the process ends at once."""
+
+    def __init__(self, rank: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.reason: str | None = None
+        self.signalled_at: float | None = None
+        """When the first signal came, by ``clock``; a stop file sets no limit of time."""
+        self._rank = rank
+        self._clock = clock
+        self._deferred = False
+        self._looked = -_LOOK_SECONDS
+        self._end_now: Callable[[str], None] = lambda reason: None
+
+    def install(self, end_now: Callable[[str], None]) -> None:
+        """Take over the signals, in the main thread. ``end_now(reason)`` ends the process outside ``deferred``."""
+        self._end_now = end_now
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.warn(f"{signal.Signals(number).name} to rank {self._rank}")
+
+    def warn(self, reason: str) -> None:
+        """The platform ends this process soon: stop, within the grace time from now on."""
+        self.signalled_at = self.signalled_at or self._clock()
+        self.ask(reason)
+
+    def ask(self, reason: str) -> None:
+        """Stop after the current step, or at once where there are no steps."""
+        self.reason = self.reason or reason
+        if not self._deferred:
+            self._end_now(self.reason)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Inside, a request is only noted: the training loop stops between two steps."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+
+    def look_for(self, stop_file: Path) -> None:
+        """Take ``stop_file`` for a request if it exists; looks once a second at most."""
+        now = self._clock()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        if stop_file.exists():
+            self.ask("the stop file")
+
+    def seconds_left(self, grace_seconds: float) -> float | None:
+        """What is left of the grace time; None if nothing has set one."""
+        if self.signalled_at is None:
+            return None
+        return grace_seconds - (self._clock() - self.signalled_at)
+
+
+def leave(code: int) -> None:
+    """End this process now. Threads that wait for processes which are gone would keep it alive."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

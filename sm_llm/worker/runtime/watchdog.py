@@ -1,0 +1,174 @@
+"""A thread beside the main one: gives signs of life, ends with a failed job, and finds out who stalls it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.failure import Cause, Failure
+from sm_llm.worker.runtime import failure as failures
+from sm_llm.worker.runtime.inquest import Answer, Inquest
+from sm_llm.worker.runtime.stacks import stacks
+from sm_llm.worker.runtime.stop import leave
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.spec.watchdog import WatchdogSpec
+    from sm_llm.worker.runtime.board import Board
+    from sm_llm.worker.context import WorkerContext
+
+POLL_SECONDS = 0.5
+OWN_END_SECONDS = 4.0
+"""How long the main thread may take to end by itself once the job has failed."""
+SILENT_STORE_SECONDS = 12.0
+ALARM = "alarm"
+_DONE = "done"
+
+
+class Watchdog:
+    """Runs from the first import to the end of the task, whatever the main thread waits for.
+
+    Processes stand in a ring: each looks whether the next one still gives signs of life. Whoever sees something wrong
+    raises the alarm; then every process that can puts its stacks on the board, and the lowest rank among them
+    (``Inquest``) tells the event log and ends the job. Without a board it watches this process alone.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        spec: WatchdogSpec,
+        board: Board | None,
+        end: Callable[[int], object] = leave,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._context = context
+        self._spec = spec
+        self._board = board
+        self._end = end
+        self._clock = clock
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._beats = 0
+        self._neighbour = (context.place.rank + 1) % context.place.world_size
+        self._heard: tuple[str | None, float] = (None, clock())
+        self._inquest: Inquest | None = None
+        self._first: Failure | None = None
+        self._failed_at = 0.0
+        self._answered_at = clock()
+
+    def start(self) -> Watchdog:
+        if self._board is not None:
+            place = self._context.place
+            self._board.put(f"process/{place.rank}", json.dumps([socket.gethostname(), os.getpid()]))
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop watching; the others take this process's silence for what it is."""
+        self._closed.set()
+        self._thread.join(timeout=2 * POLL_SECONDS)
+        faulthandler.cancel_dump_traceback_later()
+        if self._board is not None:
+            try:
+                self._board.put(f"beat/{self._context.place.rank}", _DONE)
+            except RuntimeError:  # node 0 has ended already
+                return
+
+    def _watch(self) -> None:
+        pause = POLL_SECONDS
+        while not self._closed.wait(pause):
+            try:
+                self._beat()
+                self._look()
+                self._answered_at, pause = self._clock(), POLL_SECONDS
+            except RuntimeError as error:  # torch prints a page of its own each time
+                self._miss_the_board(error)
+                pause = SILENT_STORE_SECONDS / 4
+
+    def _beat(self) -> None:
+        if self._spec.enabled:  # tells C stacks, should this very thread be kept from running
+            faulthandler.dump_traceback_later(self._spec.stall_seconds, exit=False)
+        self._beats += 1
+        if self._board is not None and self._first is None:
+            self._board.put(f"beat/{self._context.place.rank}", str(self._beats))
+
+    def _look(self) -> None:
+        if self._first is None and self._board is not None and (told := self._board.get(failures.FAILED)) is not None:
+            self._first, self._failed_at = Failure.from_json(told), self._clock()
+        if self._first is not None:  # the board may go now
+            self._end_with(self._first)
+        elif self._inquest is not None:
+            if (verdict := self._inquest.verdict()) is not None:
+                self._end_at_once(failures.claim(self._board, verdict))
+        elif (alarm := self._alarm()) is not None:
+            self._answer(alarm)
+
+    def _alarm(self) -> dict[str, Any] | None:
+        """An alarm that another process, or this one, raises."""
+        told = self._board.get(ALARM) if self._board is not None else None
+        if told is not None:
+            return dict(json.loads(told))
+        own = (self._own_stall() or self._silent_neighbour()) if self._spec.enabled else None
+        if own is None or self._board is None:
+            return own
+        return dict(json.loads(self._board.first(ALARM, json.dumps(own))))
+
+    def _own_stall(self) -> dict[str, Any] | None:
+        pulse = self._context.pulse
+        seconds, median = pulse.seconds_without_step(), pulse.median_seconds
+        if seconds is None:
+            return None
+        usual = self._spec.start_seconds if median is None else self._spec.stall_factor * median
+        if seconds <= max(usual, self._spec.stall_seconds):
+            return None
+        return {"seconds": seconds, "median": median, "silent": None}
+
+    def _silent_neighbour(self) -> dict[str, Any] | None:
+        if self._board is None or self._neighbour == self._context.place.rank:
+            return None
+        beat, now = self._board.get(f"beat/{self._neighbour}"), self._clock()
+        if beat != self._heard[0]:
+            self._heard = (beat, now)
+        silence = now - self._heard[1]
+        limit = self._spec.start_seconds if beat is None else self._spec.stall_seconds
+        if beat == _DONE or silence <= limit:
+            return None
+        return {"seconds": silence, "median": self._context.pulse.median_seconds, "silent": self._neighbour}
+
+    def _answer(self, alarm: dict[str, Any]) -> None:
+        pulse = self._context.pulse
+        answer = Answer(self._context.place.rank, pulse.step, pulse.phase, stacks(skip=threading.get_ident()))
+        self._inquest = Inquest(self._context, self._board, alarm, answer, self._clock)
+        self._inquest.answer()
+
+    def _end_with(self, first: Failure) -> None:
+        """The job has failed. The main thread may come to its own end; if it waits for ever, it ends here."""
+        if first.rank == self._context.place.rank and self._inquest is None:
+            return  # the main thread has told it and is on its way out
+        if self._clock() - self._failed_at > OWN_END_SECONDS:
+            self._end_at_once(first)
+
+    def _end_at_once(self, first: Failure) -> None:
+        failures.publish(self._context, first)
+        print(f"rank {self._context.place.rank} ends: the first to fail was {first.headline}", flush=True)
+        failures.acknowledge(self._board, self._context.place.rank)
+        failures.linger(self._board, self._context.place.world_size, is_cause=False)
+        self._end(1)
+
+    def _miss_the_board(self, error: RuntimeError) -> None:
+        """torchrun's store does not answer: node 0 has failed, or is out of reach."""
+        if self._closed.is_set() or self._clock() - self._answered_at < SILENT_STORE_SECONDS:
+            return
+        place = self._context.place
+        message = f"another process is gone: torchrun's store on node 0 does not answer ({error})"
+        failures.leave_note(
+            self._context.container.failure,
+            Failure(Cause.LOST_PEER, message, place.rank, place.node, socket.gethostname(), self._context.pulse.step),
+        )
+        self._end(1)

@@ -1,0 +1,1 @@
+"""The parts of the script task: the user's program, its platform and what it publishes."""

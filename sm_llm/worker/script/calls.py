@@ -1,0 +1,123 @@
+"""What a user's own program may call inside a script job; anywhere else these functions do nothing.
+
+::
+
+    import sm_llm
+
+    sm_llm.log(step, loss=loss, learning_rate=rate)      # rank 0 writes it; metrics(), plots and status show it
+    sm_llm.publish("checkpoints/step-100", step=100)     # on every process, once the folder is complete
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import NoReturn, SupportsFloat
+
+from sm_llm.runs.events.events import EventWriter, Logged
+from sm_llm.contract.program import ATTEMPT, EVENTS, HANDOVER
+from sm_llm.errors import StorageError
+from sm_llm.storage.files import link_tree
+
+
+def log(step: int, **values: SupportsFloat) -> None:
+    """Record named numbers of ``step`` and print them; rank 0's are taken, other processes' calls do nothing.
+
+    ``loss`` and ``learning_rate`` are shown like those of our own trainer.
+    """
+    path, attempt = os.environ.get(EVENTS), os.environ.get(ATTEMPT)
+    if path is None or attempt is None:
+        return
+    numbers = {name: float(value) for name, value in values.items()}
+    writer = EventWriter(Path(path), int(attempt))
+    try:
+        writer.write(Logged(step, numbers))
+    finally:
+        writer.close()
+    words = [f"Loss: {value:.4f}" if name == "loss" else f"{name} {value:.6g}" for name, value in numbers.items()]
+    print(" | ".join([f"step {step}", *words]), flush=True)
+
+
+def publish(folder: str | os.PathLike[str], step: int) -> None:
+    """Hand a finished folder over as the checkpoint of ``step``; it is published while the program goes on.
+
+    Every process calls it after the save is complete; each node's files become part of one checkpoint, which exists
+    once all are stored. The folder may be deleted afterwards, but no file in it changed. After a restart it is back in
+    the checkpoint folder, under its own name. Raises ``StorageError`` for a folder that holds no file, and when this
+    node's files came too late to be part of the checkpoint of this step.
+    """
+    place = os.environ.get(HANDOVER)
+    if place is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    step = int(step)
+    source, target = Path(folder).resolve(), Path(place) / str(step)
+    if not holds_file(source):
+        raise StorageError(f"{source}: holds no file to publish")
+    late = closed(Path(place), step)
+    if not late.exists():
+        if target.exists():
+            return
+        copying = target.with_name(f".{step}-{secrets.token_hex(4)}")
+        link_tree(source, copying / source.name)
+        copying.rename(target)
+        if not late.exists() or not _taken_back(target, copying):
+            return
+    raise StorageError(
+        f"step {step}: {source} came too late to be part of its checkpoint; "
+        f"hand it over within {LATE_SECONDS:.0f} s after the first node"
+    )
+
+
+def _taken_back(target: Path, aside: Path) -> bool:
+    """Undo a handing over; False if the publisher has taken the files, for it takes them by a rename, too."""
+    try:
+        target.rename(aside)
+    except FileNotFoundError:
+        return False
+    shutil.rmtree(aside, ignore_errors=True)
+    return True
+
+
+LATE_SECONDS = 120.0
+"""How long after the first node the others may hand over a step."""
+
+
+def closed(place: Path, step: int) -> Path:
+    """Marks a step of which this node had nothing in time: nothing can be added any more."""
+    return place / f".closed-{step}"
+
+
+def holds_file(folder: Path) -> bool:
+    """Whether there is a file anywhere below ``folder``; a link to nothing is none."""
+    walked = os.walk(folder, followlinks=True)
+    return any(Path(current, name).is_file() for current, _, names in walked for name in names)
+
+
+def quiet_since(folder: Path) -> float:
+    """Seconds since anything below ``folder`` changed; 0 if something vanishes while it is looked at.
+
+    Raises ``OSError`` for what is there and cannot be looked at.
+    """
+    try:
+        newest = folder.stat().st_mtime
+        for current, _, names in os.walk(folder, onerror=_raise):
+            for name in [*names, "."]:
+                newest = max(newest, _changed(Path(current, name)))
+    except (FileNotFoundError, NotADirectoryError):
+        return 0.0
+    return time.time() - newest
+
+
+def _changed(path: Path) -> float:
+    """When a file changed, or, of a link that leads nowhere, the link."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return path.lstat().st_mtime
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error

@@ -1,0 +1,102 @@
+"""SageMaker's own contract for a user's program: its variables, and the folders that an ordinary script writes to.
+
+A script that was written for SageMaker finds its arguments in ``SM_HPS`` and ``SM_HP_*`` and its inputs in
+``SM_CHANNEL_*``, and writes to ``SM_MODEL_DIR`` and ``SM_OUTPUT_DATA_DIR``: parts of the output folder, which is
+published as the run's result.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.storage.publication.result import POINTER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from sm_llm.runs.run_paths import ContainerPaths
+    from sm_llm.spec.tasks import ScriptTask
+
+DATA = "data"
+INTERMEDIATE = "intermediate"
+CHECKPOINTS = "checkpoints"
+"""Below the container's base: where SageMaker's examples keep checkpoints."""
+
+
+def variables(
+    task: ScriptTask, argv: Sequence[str], inputs: Mapping[str, str], output: Path, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """What the training toolkit sets, filled from the job: ``argv`` are the program's arguments, ``inputs`` its inputs
+    by name, ``output`` the folder that is published."""
+    arguments = task.args if isinstance(task.args, dict) else {}
+    channels = sorted({*json.loads(environ.get("SM_CHANNELS", "[]")), *inputs})
+    found = {
+        "SM_MODEL_DIR": str(output),
+        "SM_OUTPUT_DATA_DIR": str(output / DATA),
+        "SM_OUTPUT_INTERMEDIATE_DIR": str(output / INTERMEDIATE),
+        "SM_HPS": json.dumps({**_given(environ), **arguments}),
+        "SM_USER_ARGS": json.dumps(list(argv)),
+        "SM_CHANNELS": json.dumps(channels),
+        **{f"SM_CHANNEL_{name.upper()}": place for name, place in inputs.items()},
+        **{f"SM_HP_{name.upper()}": _text(value) for name, value in arguments.items()},
+    }
+    if training := environ.get("SM_TRAINING_ENV"):
+        own = {"hyperparameters": arguments, "model_dir": str(output), "output_data_dir": str(output / DATA)}
+        found["SM_TRAINING_ENV"] = json.dumps({**json.loads(training), **own})
+    return found
+
+
+def _given(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Hyperparameters that the toolkit tells of and that are not overrides of our specification."""
+    return {name: value for name, value in json.loads(environ.get("SM_HPS") or "{}").items() if "." not in name}
+
+
+def _text(value: Any) -> str:
+    """A value as the toolkit writes it into a variable."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def make_folders(container: ContainerPaths, output: Path, checkpoints: Path) -> None:
+    """Make the folders that a program finds; the platform's folder for checkpoints leads to ours, where it can."""
+    for folder in (output / DATA, output / INTERMEDIATE):
+        folder.mkdir(parents=True, exist_ok=True)
+    link = container.base / CHECKPOINTS
+    try:
+        if link.is_symlink():
+            link.unlink()
+        elif link.is_dir() and not any(link.iterdir()):
+            link.rmdir()
+        link.symlink_to(checkpoints, target_is_directory=True)
+    except OSError:
+        return  # what is written there is warned of in the end
+
+
+def collect(container: ContainerPaths, output: Path) -> list[str]:
+    """Bring what the program wrote to the platform's own folders, by their fixed names, into its output.
+
+    Returns warnings for what stays where it is and is not published.
+    """
+    kept = []
+    places = {container.model: output, container.output_data: output / DATA}
+    for source, target in places.items():
+        for entry in sorted(source.iterdir()) if source.is_dir() else []:
+            if entry.name == POINTER:
+                continue
+            if (target / entry.name).exists():
+                kept.append(f"{entry} is not published: {target / entry.name} is there already")
+                continue
+            shutil.move(entry, target / entry.name)
+    checkpoints = container.base / CHECKPOINTS
+    if not checkpoints.is_symlink() and (count := count_files(checkpoints)):
+        kept.append(f"{count} files in {checkpoints} are not published: write them to SM_LLM_CHECKPOINTS")
+    return kept
+
+
+def count_files(folder: Path) -> int:
+    """Files in a folder and below it."""
+    return sum(it.is_file() for it in folder.rglob("*")) if folder.is_dir() else 0

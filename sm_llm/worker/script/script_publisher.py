@@ -1,0 +1,290 @@
+"""Publishes a program's checkpoints while it runs: what it hands over, and folders that change no more."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from sm_llm.contract.program import step_of
+from sm_llm.runs.events.published import CheckpointPublished
+from sm_llm.errors import SmLlmError, StorageError
+from sm_llm.storage.publication import publish as publication
+from sm_llm.storage.files import link_tree
+from sm_llm.storage.publication.publish import upload_part
+from sm_llm.storage.uri import join
+from sm_llm.worker.script.calls import LATE_SECONDS, closed, holds_file, quiet_since
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.storage.base import Store
+    from sm_llm.storage.publication.manifest import PartManifest, Save
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.runtime.gathering import Gathering
+
+SETTLE_SECONDS = 30.0
+"""A folder that the program did not hand over is taken for complete after so long without a change."""
+KEEP_LAST = 2
+MARKS = ".sm_llm"
+"""Folder of a checkpoint with a file of every node, so that a node may have nothing else to store."""
+_LOOK_SECONDS = 0.5
+TURN_SECONDS = 10.0
+"""How long after the end of a failed program its publisher may take to begin with what was handed over."""
+_AT_WORK = (".taken-", ".sealed-")
+_Found = TypeVar("_Found")
+
+
+class ScriptPublisher:
+    """On the first process of every node. Node 0 decides what is published next, the others join in.
+
+    ``gather`` is among nodes, and used by this thread alone. A publication that fails is told and given up; the
+    program goes on.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        store: Store,
+        gather: Gathering,
+        *,
+        checkpoints: Path,
+        handover: Path,
+        done: int,
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._gather = gather
+        self._checkpoints = checkpoints
+        self._handover = handover
+        self._done = done
+        """The newest step that is published, or was given up."""
+        self._resumed = done
+        self._complete = False
+        self._bad_look = ""
+        """Why a folder could not be looked at, as it was told last."""
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    def start(self) -> Self:
+        self._handover.mkdir(parents=True, exist_ok=True)
+        self._thread.start()
+        return self
+
+    def finish(self, *, well: bool) -> None:
+        """After the program: publish what is left of it; returns when that is done.
+
+        Only if it ended ``well`` are folders taken for complete that it did not hand over and changed just now.
+        """
+        self._complete = well
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except SmLlmError as error:
+            self._context.notice(f"checkpoints are not published any more: {error}", "warning")
+
+    def _turn(self) -> bool:
+        """One publication on all nodes; False when there will be no more."""
+        step = self._next() if self._context.place.is_leader else None
+        step = self._gather(step)[0]
+        if step is None:
+            return False
+        began = time.monotonic()
+        save = publication.new_save(
+            self._context.job.run_id, step, world_size=self._context.place.world_size, node_count=len(self._gather(0))
+        )
+        save = self._gather(save)[0]
+        try:
+            published = publication.publish(
+                self._store,
+                save,
+                self._place("sealed", step),
+                node=self._context.place.node,
+                leader=self._context.place.is_leader,
+                gather=self._gather,
+                meta={"kind": "script", "spec_digest": self._context.job.spec_digest},
+                upload=self._upload,
+            )
+            if self._context.place.is_leader:
+                self._announce(published, step, time.monotonic() - began)
+        except (SmLlmError, OSError) as error:
+            self._context.notice(f"the checkpoint of step {step} was not published: {error}", "warning")
+        finally:
+            self._done = step
+            self._clear(step)
+        return True
+
+    def _place(self, what: str, step: int) -> Path:
+        """A folder of this node's files of ``step``, beside what is handed over: ``taken``, then ``sealed``."""
+        return self._handover / f".{what}-{step}"
+
+    def _clear(self, step: int) -> None:
+        """Free the files of ``step``, and what nobody will ask for; what came too late, its program takes back."""
+        over = [it for it in self._handed() if it <= step and not closed(self._handover, it).exists()]
+        places = [self._place("taken", step), self._place("sealed", step), *(self._handover / str(it) for it in over)]
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _next(self) -> int | None:
+        """Wait for a step and take its files of this node; None once the program has ended and nothing is left."""
+        while True:
+            ended = self._ending.is_set()
+            found = [*self._handed(), *(step for step, _ in self._settled())]
+            newest = max(found, default=self._done)
+            if newest > self._done:
+                if self._take_or_tell(newest):
+                    return newest
+            elif ended:
+                return None
+            time.sleep(_LOOK_SECONDS)
+
+    def _take_or_tell(self, step: int) -> bool:
+        """``_take``; what fails is told and given up."""
+        try:
+            return self._take(step)
+        except OSError as error:
+            self._context.notice(f"the checkpoint of step {step} was not published: {error}", "warning")
+            self._done = step
+            self._clear(step)
+            return False
+
+    def _handed(self) -> list[int]:
+        return self._look(lambda: [int(path.name) for path in self._handover.iterdir() if path.name.isdigit()])
+
+    def _settled(self) -> list[tuple[int, Path]]:
+        """Checkpoint folders that are complete: nothing in them has changed for long, or nobody is left to do so."""
+        return self._look(
+            lambda: [it for it in self._folders() if self._complete or quiet_since(it[1]) >= SETTLE_SECONDS]
+        )
+
+    def _folders(self) -> list[tuple[int, Path]]:
+        """Checkpoint folders with a file in them, and their steps."""
+        folders = [path for path in self._checkpoints.iterdir() if path.is_dir()] if self._checkpoints.is_dir() else []
+        named = [(step, path) for path in folders if (step := step_of(path.name)) is not None]
+        return [(step, path) for step, path in named if holds_file(path)]
+
+    def _look(self, look: Callable[[], list[_Found]]) -> list[_Found]:
+        """What ``look`` finds: nothing, where the program changes folders under its eyes. It will look again."""
+        try:
+            return look()
+        except OSError as error:
+            if str(error) != self._bad_look:
+                self._bad_look = str(error)
+                self._context.notice(f"looking for checkpoints failed and is tried again: {error}", "warning")
+            return []
+
+    def _upload(self, store: Store, save: Save, sealed: Path, node: int, **options: Any) -> PartManifest:
+        """Store this node's files; at least a mark that says it has none. Its failure is told to all nodes."""
+        assert save.step is not None
+        taken = self._place("taken", save.step)
+        if not self._context.place.is_leader:  # the leader has taken them before it told the step
+            self._wait_for_files(save.step)
+        mark = taken / MARKS / f"node-{node}.json"
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text("{}\n", encoding="utf-8")
+        publication.seal(taken, sealed)
+        return self._context.agent.call(upload_part, store, save, sealed, node, **options)
+
+    def _wait_for_files(self, step: int) -> None:
+        """Take this node's files, if it has any; they may be some seconds behind the first node's.
+
+        Raises ``StorageError`` if there are some that are not complete.
+        """
+        deadline = time.monotonic() + LATE_SECONDS
+        while True:
+            last = self._ending.is_set() or time.monotonic() > deadline
+            if self._take(step):
+                return
+            if last:
+                break
+            time.sleep(_LOOK_SECONDS)
+        closed(self._handover, step).touch()
+        if not self._take_handed(step) and (changing := [path for it, path in self._folders() if it == step]):
+            raise StorageError(f"{changing[0]} was not complete in time")
+
+    def _take(self, step: int) -> bool:
+        """Bring this node's files of ``step`` aside, as ``<name>/…``; False if none are complete."""
+        if self._take_handed(step):
+            return True
+        settled = self._settled_of(step)
+        if settled is None:
+            return False
+        taken, failure = self._place("taken", step), None
+        try:
+            link_tree(settled, taken / settled.name)
+        except OSError as error:
+            failure = error
+        if self._settled_of(step) != settled:  # the program has touched, renamed or removed it meanwhile
+            shutil.rmtree(taken, ignore_errors=True)
+            return False
+        if failure is not None:
+            raise failure
+        return True
+
+    def _take_handed(self, step: int) -> bool:
+        with suppress(FileNotFoundError):
+            (self._handover / str(step)).rename(self._place("taken", step))
+            return True
+        return False
+
+    def _settled_of(self, step: int) -> Path | None:
+        return next((path for it, path in self._settled() if it == step), None)
+
+    def _announce(self, published: publication.Published, step: int, seconds: float) -> None:
+        if published.commit is None or not published.won:
+            self._context.notice(f"checkpoint of step {step} dropped: {published.reason}", "warning")
+            return
+        uri, size = join(self._store.uri, published.commit.save.slot.commit_key), published.commit.size
+        self._context.emit(CheckpointPublished(step, uri, size, seconds, 0.0))
+        self._context.say(f"checkpoint step {step}: {size / 2**20:.1f} MiB published in {seconds:.2f} s")
+        publication.collect_garbage(
+            self._store, run_id=self._context.job.run_id, keep_last=KEEP_LAST, protect={self._resumed, step}
+        )
+
+
+def await_publication(handover: Path, is_over: Callable[[], bool]) -> None:
+    """Wait until the checkpoints that a program has handed over on this node are published, or ``is_over()``.
+
+    One that waits for its turn is waited for ``TURN_SECONDS`` at most: the publisher never takes a step that a later
+    one has overtaken, or that the first node never hands over.
+    """
+    turn_ends: float | None = None
+    while not is_over():
+        found = [path.name for path in handover.iterdir()] if handover.is_dir() else []
+        if any(name.startswith(_AT_WORK) for name in found):
+            turn_ends = None
+        elif not any(name.isdigit() for name in found):
+            return
+        else:
+            turn_ends = turn_ends or time.monotonic() + TURN_SECONDS
+            if time.monotonic() > turn_ends:
+                return
+        time.sleep(_LOOK_SECONDS / 5)
+
+
+def restore_checkpoint(
+    store: Store, run_id: str, checkpoints: Path, *, leader: bool, gather: Callable[[object], list[object]]
+) -> tuple[int, Path] | None:
+    """Bring the run's newest checkpoint back into the checkpoint folder of every node, under its own name.
+
+    A collective among nodes. Returns its step and folder; None where the run has none. Raises ``CheckpointError``
+    and ``StorageError`` on all nodes alike.
+    """
+    fetched = checkpoints.with_name(f"{checkpoints.name}.restored")
+    restored = publication.restore(store, fetched, run_id=run_id, leader=leader, fetches=True, gather=gather)
+    if restored is None:
+        return None
+    assert restored.commit.step is not None
+    names = sorted({Path(entry.path).parts[0] for entry in restored.commit.files} - {MARKS})
+    for name in names:
+        shutil.rmtree(checkpoints / name, ignore_errors=True)
+        shutil.move(restored.folder / name, checkpoints / name)
+    shutil.rmtree(fetched, ignore_errors=True)
+    return restored.commit.step, checkpoints / names[0] if names else checkpoints

@@ -1,0 +1,1 @@
+"""The strategy ``fsdp``: native PyTorch FSDP2 on Hugging Face models."""

@@ -1,0 +1,69 @@
+"""The device meshes of a layout, and the process group they live in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from sm_llm.worker.objects import restrict_object_collectives
+
+if TYPE_CHECKING:
+    import torch
+
+    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.worker.place import Place
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """The processes of a job as its parameters and as its sequences see them.
+
+    ``parameters`` has a dimension ``shard`` and, where their degree is not 1, ``replicate`` before and ``tensor``
+    behind it: every parameter is distributed over all of them.
+    """
+
+    parameters: DeviceMesh
+    context: DeviceMesh | None
+    """The group of processes that share this one's sequences, in order; None if they are not split."""
+
+    @property
+    def data(self) -> DeviceMesh:
+        """What FSDP shards, and replicates, over."""
+        names = self.parameters.mesh_dim_names or ()
+        wanted = tuple(name for name in names if name != "tensor")
+        return self.parameters if wanted == names else self.parameters[wanted]
+
+    @property
+    def tensor(self) -> DeviceMesh | None:
+        """The group of processes that share matrices; None if they are not split."""
+        return self.parameters["tensor"] if "tensor" in (self.parameters.mesh_dim_names or ()) else None
+
+
+def make_meshes(device_type: str, layout: Layout) -> Meshes:
+    """A collective."""
+    sizes = {"replicate": layout.replicate, "shard": layout.shard, "tensor": layout.tensor}
+    kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    parameters = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+    if layout.context == 1:
+        return Meshes(parameters, None)
+    shape = (layout.data, layout.context, layout.tensor)
+    sequences = init_device_mesh(device_type, shape, mesh_dim_names=("data", "context", "inner"))
+    return Meshes(parameters, sequences["context"])
+
+
+def start_process_group(device: torch.device, place: Place) -> bool:
+    """Unless the program has done so; returns whether it was done here."""
+    if dist.is_initialized():
+        return False
+    restrict_object_collectives()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
+    else:  # started without torchrun: the only process
+        dist.init_process_group(backend, store=HashStore(), rank=place.rank, world_size=place.world_size)
+    return True

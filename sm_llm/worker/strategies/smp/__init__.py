@@ -1,0 +1,1 @@
+"""The strategy ``smp``: SageMaker's model parallel library v2."""

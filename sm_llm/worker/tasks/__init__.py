@@ -1,0 +1,1 @@
+"""The tasks: one module per kind."""

@@ -1,0 +1,100 @@
+"""The fetch task: a model or data set of the hub becomes the run's result, file after file, by one process."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from sm_llm.runs.events.events import AttemptStarted, Progress
+from sm_llm.errors import StorageError
+from sm_llm.spec.tasks import FetchTask
+from sm_llm.storage.publication import publish as publication
+from sm_llm.storage.hub.addresses import parse_hub
+from sm_llm.storage.hub.hub_fetch import StoreSink, bring_files, select
+from sm_llm.storage.hub.hub_ledger import Ledger, ledger_prefix
+from sm_llm.storage.publication.manifest import PartManifest, Save
+from sm_llm.storage.syncing.selection import Selection
+from sm_llm.storage.uri import open_store
+from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.publishing.publish_final import announce
+from sm_llm.worker.versions import versions
+
+if TYPE_CHECKING:
+    from sm_llm.spec.job import JobSpec
+    from sm_llm.storage.base import Store
+    from sm_llm.storage.hub.addresses import HubFile, HubSnapshot
+    from sm_llm.worker.context import WorkerContext
+
+_LINE_SECONDS = 5.0
+_EVENT_SECONDS = 0.5
+
+
+def run(context: WorkerContext, job: JobSpec) -> None:
+    """Fetch as ``job.task`` says and publish the files. One process works; the others have nothing to do.
+
+    The commit, and the place that files are stored at, are pinned in the run's storage: another attempt goes on with
+    the files that are stored already.
+    """
+    task = job.task
+    assert isinstance(task, FetchTask)
+    if not context.place.is_leader:
+        return
+    context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
+    store = open_store(context.job.run_uri, job.storage_options.model_dump())
+    if is_published(context):
+        return
+    ledger = Ledger(store, ledger_prefix(task.source))
+    snapshot = ledger.pin(parse_hub(task.source))
+    files, left_out = select(snapshot, Selection(task.include, task.exclude, task.one_weight_format))
+    tell_source(context, snapshot, files)
+    for it in left_out:
+        context.say(f"left out ({it.reason}): {it.files} files, {it.size / 2**20:,.1f} MiB")
+    own = publication.new_save(context.job.run_id, None, world_size=context.place.world_size, node_count=1)
+    save = Save.model_validate_json(ledger.once("save.json", own.model_dump_json()))
+    sink = StoreSink(store, save.data_prefix, ledger, context.scratch / "fetch")
+    bring_files(snapshot, files, sink, FetchReporter(context, "fetch", task.source))
+    _publish(context, store, PartManifest(save=save, node=0, files=sink.entries(files)), snapshot, files)
+
+
+def tell_source(context: WorkerContext, snapshot: HubSnapshot, files: list[HubFile]) -> None:
+    """Say which commit an address stands for, and how much of it is meant."""
+    size = sum(file.size for file in files) / 2**20
+    context.notice(f"{snapshot.address.uri} is commit {snapshot.commit}: {len(files)} files, {size:,.1f} MiB")
+
+
+def _publish(
+    context: WorkerContext, store: Store, part: PartManifest, snapshot: HubSnapshot, files: list[HubFile]
+) -> None:
+    save = part.save
+    publication.write_part(store, part)
+    meta = {
+        "kind": "hub",
+        "source": snapshot.address.uri,
+        "commit": snapshot.commit,
+        "checksums": {file.path: file.checksum for file in files},
+        "spec_digest": context.job.spec_digest,
+    }
+    published = publication.commit(store, save, meta)
+    commit = published.commit
+    if commit is None or commit.run_id != context.job.run_id:
+        raise StorageError(f"the result was not published: {published.reason}")
+    announce(context, store, commit)
+
+
+class FetchReporter:
+    """Bytes done and in all: to the event log twice a second, and in a printed line now and then."""
+
+    def __init__(self, context: WorkerContext, phase: str, detail: str) -> None:
+        self._context, self._phase, self._detail = context, phase, detail
+        self._emitted = 0.0
+        self._printed = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._emitted >= _EVENT_SECONDS or done == total:
+            self._emitted = now
+            self._context.emit(Progress(self._phase, done, total, "bytes", self._detail))
+        if now - self._printed >= _LINE_SECONDS and total:
+            self._printed = now
+            share = f"{done / 2**20:,.0f} of {total / 2**20:,.0f} MiB ({100 * done / total:.0f}%)"
+            self._context.say(f"{self._phase}: {share}")

@@ -1,0 +1,294 @@
+"""The script task: the user's program in folders of its own, started, watched, and its result published."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.contract import program as names
+from sm_llm.runs.events.events import AttemptStarted, StartChosen
+from sm_llm.runs.stopped import StopRecord
+from sm_llm.errors import RunFailed
+from sm_llm.spec.inputs import input_place
+from sm_llm.spec.parallelism.smp import SmpSpec
+from sm_llm.spec.tasks import ScriptTask
+from sm_llm.storage.uri import open_store
+from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.runtime.failure import FAILED
+from sm_llm.worker.runtime.gathering import Gathering
+from sm_llm.worker.checkpoint.newest import newest_step
+from sm_llm.worker.script.program import Program
+from sm_llm.worker.script.program_files import copy_program
+from sm_llm.worker.publishing.publish_final import publish_final
+from sm_llm.worker.inputs.requirements import install
+from sm_llm.worker.script.script_platform import collect, count_files, make_folders, variables
+from sm_llm.worker.script.script_publisher import ScriptPublisher, await_publication, restore_checkpoint
+from sm_llm.worker.runtime.stop import Stopping
+from sm_llm.worker.inputs.sync import channel, once_per_node, stage
+from sm_llm.worker.versions import versions
+
+if TYPE_CHECKING:
+    from sm_llm.spec.job import JobSpec
+    from sm_llm.storage.base import Store
+    from sm_llm.worker.context import WorkerContext
+
+BUNDLED_SOURCE = "source"
+"""Folder of the code bundle with the user's program."""
+SUMMARY = "sm_llm.json"
+"""File that every result has, so that a program that writes nothing has one, too."""
+_LINES = {"smp": "smp", "nxd": "neuron"}
+"""Strategy -> the line of images that it runs on; any other image owns the least."""
+_LOOK_SECONDS = 0.2
+_STOP_MARGIN_SECONDS = 15.0
+"""Of the time to stop, for publishing what the program has written last."""
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The program's folders on this node."""
+
+    work: Path
+    output: Path
+    checkpoints: Path
+    handover: Path
+    scratch: Path
+    packages: Path
+    """What its requirements.txt asks for."""
+
+    @property
+    def smp_config(self) -> Path:
+        """Parameters for a program that starts SageMaker's model parallel library."""
+        return self.handover.with_name("smp.json")
+
+    @classmethod
+    def below(cls, base: Path, task: ScriptTask) -> Folders:
+        work = base / "program"
+        output, checkpoints = work / task.output_folder, work / task.checkpoint_folder
+        return cls(work, output, checkpoints, base / "handover", base / "scratch", base / "packages")
+
+
+def run(context: WorkerContext, job: JobSpec) -> None:
+    """Run the program of ``job.task`` once in this process's name, and publish what it leaves."""
+    assert isinstance(job.task, ScriptTask)
+    Script(context, job, job.task).run()
+
+
+class Script:
+    """One attempt at a script job, on one process. All processes go through ``run`` together."""
+
+    def __init__(self, context: WorkerContext, job: JobSpec, task: ScriptTask) -> None:
+        self.context = context
+        self.job = job
+        self.task = task
+        self.folders = Folders.below(context.scratch / "script", task)
+        self.board = context.board
+        self.stopped: str | None = None
+        """Who asked to stop."""
+        self.installed: list[str] = []
+        """Packages that were installed for the program; the leader knows."""
+        place = context.place
+        if self.board is None and place.world_size > 1:
+            raise RunFailed("a script job of several processes needs torchrun's own store (torch 2.4 or newer)")
+        self.together = Gathering(self.board, "script", place.rank, place.world_size)
+        self.store: Store = open_store(context.job.run_uri, job.storage_options.model_dump())
+
+    def run(self) -> None:
+        """From the staged inputs to the published result."""
+        context, place = self.context, self.context.place
+        context.emit(AttemptStarted(place.world_size, "script", None, versions()))
+        if self.together(place.is_leader and is_published(context))[0]:
+            return
+        start = self._lay_out()
+        with context.requests.deferred():
+            publisher = self._publisher(start)
+            began = time.monotonic()
+            try:
+                argv = self._run_program(start)
+            except RunFailed:
+                # Before anybody hears of the failure: then the others end, and publication with them.
+                await_publication(self.folders.handover, self._publication_is_over)
+                raise
+            if publisher is not None:
+                publisher.finish(well=self.stopped is None)
+            if self.stopped is not None:
+                raise self._stopping(self.stopped)
+            self.together(True, self._heed)
+            self._publish_result(argv, time.monotonic() - began)
+
+    def _lay_out(self) -> tuple[int, str] | None:
+        """The node's folders, the program in them, and the newest checkpoint: its step and folder."""
+        if self.context.place.is_node_leader:
+            nodes = Gathering(self.board, "nodes", self.context.place.node, self.context.place.node_count)
+        text = once_per_node(self.context, "the program", lambda: json.dumps(self._prepare(nodes)))
+        found = json.loads(text)
+        start = None if found is None else (int(found[0]), str(found[1]))
+        if start is None:
+            self.context.emit(StartChosen("scratch", 0))
+        else:
+            self.context.emit(StartChosen("checkpoint", start[0], start[1]))
+            self.context.say(f"the checkpoint of step {start[0]} is in {start[1]}")
+        return start
+
+    def _prepare(self, nodes: Gathering) -> tuple[int, str] | None:
+        folders = self.folders
+        shutil.rmtree(folders.work.parent, ignore_errors=True)
+        if (source := self._source()) is not None:
+            for text in copy_program(source, folders.work):
+                self.context.notice(text)
+        for folder in (folders.output, folders.checkpoints, folders.handover, folders.scratch, folders.packages):
+            folder.mkdir(parents=True, exist_ok=True)
+        make_folders(self.context.container, folders.output, folders.checkpoints)
+        self._install()
+        if isinstance(self.task.parallelism, SmpSpec):
+            folders.smp_config.write_text(json.dumps(self.task.parallelism.parameters(0), indent=2), encoding="utf-8")
+        leader = self.context.place.is_leader
+        found = restore_checkpoint(
+            self.store, self.context.job.run_id, folders.checkpoints, leader=leader, gather=nodes
+        )  # fmt: skip
+        return None if found is None else (found[0], str(found[1]))
+
+    def _install(self) -> None:
+        parallelism = self.task.parallelism
+        line = None if parallelism is None else _LINES.get(parallelism.strategy)
+        self.installed = install(self.folders.work, self.folders.packages, line)
+        if self.installed and self.context.place.is_leader:
+            self.context.notice(f"installed for the program: {', '.join(self.installed)}")
+
+    def _source(self) -> Path | None:
+        bundled = self.context.container.code / BUNDLED_SOURCE
+        if bundled.is_dir():
+            return bundled
+        return None if self.task.source is None else Path(self.task.source)
+
+    def _inputs(self) -> dict[str, str]:
+        """Name -> folder of every input of the job, on this node."""
+        mounted = {uri: name for name, uri in self.context.job.channels.items()}
+        places = {}
+        for name, value in self.job.inputs.items():
+            uri = input_place(value)
+            if uri in mounted:
+                places[name] = str(channel(self.context, mounted[uri]))
+            else:
+                places[name] = str(stage(self.context, uri)) if "://" in uri else uri
+        return places
+
+    def _environment(
+        self, inputs: dict[str, str], start: tuple[int, str] | None, arguments: list[str]
+    ) -> dict[str, str]:
+        folders, context = self.folders, self.context
+        home = str(Path(__file__).resolve().parents[2])  # of this very package
+        path = os.pathsep.join(
+            filter(None, [str(folders.work), str(folders.packages), home, os.environ.get("PYTHONPATH")])
+        )
+        found = {
+            **variables(self.task, arguments, inputs, folders.output, os.environ),
+            names.OUTPUT: str(folders.output),
+            names.CHECKPOINTS: str(folders.checkpoints),
+            names.SCRATCH: str(folders.scratch),
+            names.HANDOVER: str(folders.handover),
+            names.ATTEMPT: str(context.job.attempt),
+            "PYTHONPATH": path,
+            **{names.input_variable(name): place for name, place in inputs.items()},
+        }
+        if context.place.is_leader:
+            found[names.EVENTS] = str(context.run.event_file(context.job.attempt, "rank0-program"))
+        if isinstance(self.task.parallelism, SmpSpec):
+            found[names.SMP_CONFIG] = str(folders.smp_config)
+        if start is not None:
+            found |= {names.RESUME_STEP: str(start[0]), names.RESUME_FOLDER: start[1]}
+        return {**os.environ, **found}
+
+    def _publisher(self, start: tuple[int, str] | None) -> ScriptPublisher | None:
+        place, folders = self.context.place, self.folders
+        if not place.is_node_leader:
+            return None
+        return ScriptPublisher(
+            self.context,
+            self.store,
+            Gathering(self.board, "publisher", place.node, place.node_count, timeout=float("inf")),
+            checkpoints=folders.checkpoints,
+            handover=folders.handover,
+            done=start[0] if start else -1,
+        ).start()
+
+    def _run_program(self, start: tuple[int, str] | None) -> list[str]:
+        """Start it and wait for its end; returns its argv."""
+        inputs, folders = self._inputs(), self.folders
+        places = {f"inputs.{name}": place for name, place in inputs.items()}
+        places |= {"output": str(folders.output), "checkpoints": str(folders.checkpoints)}
+        places |= {"scratch": str(folders.scratch)}
+        argv = [names.filled(text, places) for text in names.command(self.task, folders.work)]
+        own = argv[names.program_words(self.task) :]
+        program = Program(argv, self._environment(inputs, start, own), folders.work)
+        try:
+            while program.poll() is None:
+                self._heed()
+                if self.stopped is not None:
+                    self._stop(program)
+                    return argv
+                time.sleep(_LOOK_SECONDS)
+        except BaseException:
+            program.kill()
+            raise
+        program.check()
+        return argv
+
+    def _publication_is_over(self) -> bool:
+        """Whether nothing can be published any more: the nodes no longer act together, or the time to stop is up."""
+        left = self.context.requests.seconds_left(self.job.backend.stop_seconds)
+        if left is not None and left < _STOP_MARGIN_SECONDS / 2:
+            return True
+        if self.board is None or self.context.place.node_count == 1:
+            return False
+        try:
+            return self.board.get(FAILED) is not None
+        except RuntimeError:  # its host is gone
+            return True
+
+    def _stop(self, program: Program) -> None:
+        """Give the program all of the time to stop but what its last checkpoint needs to be published."""
+        grace = self.job.backend.stop_seconds
+        left = self.context.requests.seconds_left(grace)
+        program.stop(max(1.0, (grace if left is None else left) - _STOP_MARGIN_SECONDS))
+
+    def _heed(self) -> None:
+        """Note a request to stop; raise if another process has failed."""
+        requests = self.context.requests
+        if self.context.place.is_leader:
+            requests.look_for(self.context.run.stop_file)
+        self.stopped = requests.reason
+        if self.board is not None and self.board.get(FAILED) is not None:
+            raise RunFailed("another process is gone")
+
+    def _stopping(self, reason: str) -> Stopping:
+        newest = newest_step(self.store, self.context.job.run_id)
+        record = StopRecord(reason=reason, checkpoint=newest)
+        self.context.say(record.sentence)
+        return Stopping(record)
+
+    def _publish_result(self, argv: list[str], seconds: float) -> None:
+        """The output folder of the first node, once the programs of all processes have ended well."""
+        output = self.folders.output
+        if self.context.place.is_node_leader:
+            self._note_output(collect(self.context.container, output), count_files(output))
+        if self.context.place.is_leader:
+            summary = {"argv": argv, "seconds": round(seconds, 3), "installed": self.installed}
+            (output / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        meta = {"kind": "script", "spec_digest": self.context.job.spec_digest}
+        publish_final(self.context, self.store, output, self.together, meta)
+
+    def _note_output(self, left: list[str], files: int) -> None:
+        """Report what is not published, and a result with nothing in it."""
+        node = self.context.place.node
+        if node == 0 and not files:
+            written = f"no file in {self.task.output_folder}/ (SM_LLM_OUTPUT, SM_MODEL_DIR)"
+            left = [*left, f"the program left {written}: the result holds {SUMMARY} alone"]
+        elif node != 0 and files:
+            left = [*left, f"{files} files of node {node} are not published: the result is what the first node wrote"]
+        for text in left:
+            self.context.notice(text, "warning")

@@ -1,0 +1,358 @@
+"""The train task: from where training starts, step by step, to a published Hugging Face model."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sm_llm.runs.events.events import AttemptStarted, Step
+from sm_llm.contract.identity import IDENTITY
+from sm_llm.data.loader import Batches
+from sm_llm.data.soundness import name_rows, rows_of_step
+from sm_llm.data.source import Source
+from sm_llm.errors import CheckpointError, DataError, RunFailed
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.terminal import quoted
+from sm_llm.worker.training import compile_report, random_state
+from sm_llm.worker.runtime.agreed_stop import Stopper
+from sm_llm.worker.runtime.break_down import break_down, break_step
+from sm_llm.worker.training.cadence import cadence
+from sm_llm.worker.checkpoint.checkpoint import Checkpointer
+from sm_llm.worker.runtime.collectives import Agreement
+from sm_llm.worker.checkpoint.continuity import check_continuation, own_identity
+from sm_llm.worker.training.deliver import deliver, is_delivered
+from sm_llm.worker.training.feed import forward_loss, global_targets, loss_share
+from sm_llm.worker.training.finite import Action, FiniteWatch, GoBack, Tolerance, flag_of, poisoned
+from sm_llm.worker.training.job_setup import Setup, set_up
+from sm_llm.worker.training.metrics import Meter, StepBuffer
+from sm_llm.worker.training.precision import settled
+from sm_llm.worker.training.profile import Profiler
+from sm_llm.worker.training.schedule import Plateau, learning_rate
+from sm_llm.worker.inputs.space import check_space
+from sm_llm.worker.checkpoint.start import Start, Starter, first_weights, load_checkpoint
+from sm_llm.worker.checkpoint.state_hash import state_hash
+from sm_llm.worker.strategies.registry import make_strategy
+from sm_llm.worker.validate import sentence, validate
+from sm_llm.worker.versions import versions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm_llm.data.source import Batch
+    from sm_llm.spec.job import JobSpec
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.strategies.base import Strategy
+
+
+def run(context: WorkerContext, job: JobSpec) -> None:
+    """Train as ``job.task`` says (its sources are local), resume where this run stopped, and publish the model."""
+    assert isinstance(job.task, TrainTask)
+    task = settled(job.task)
+    strategy = make_strategy(task, context.place)
+    strategy.setup()
+    setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
+    Training(context, setup, strategy).run()
+    strategy.close()  # only now: a process that fails must not wait for the others to leave with it
+
+
+class Training:
+    """One attempt at a training job, on one process. All processes go through every method together."""
+
+    def __init__(self, context: WorkerContext, setup: Setup, strategy: Strategy) -> None:
+        self.context = context
+        self.setup = setup
+        self.task = setup.task
+        self.strategy = strategy
+        self.control = Agreement()
+        self.store = context.store
+        self.plateau = Plateau()
+        self.steps = StepBuffer(strategy.device, strategy.layout.tensor)
+        self.last_step: Step | None = None
+        self.reports = 0
+        self.compilation_known = False
+        self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control)
+        self.stopper = Stopper(context, self.control)
+        self.starter = Starter(context, self.task, self.store, self.control, strategy)
+        self.finite = FiniteWatch(strategy.device)
+        self.tolerance = Tolerance(self.task.not_finite)
+        self.profiler = Profiler(context, self.task.logging.profile)
+        self.breaks_before = break_step(context.job.attempt)
+
+    def run(self) -> None:
+        """Every step that is not done yet, then the publication of the model."""
+        self.announce()
+        if is_delivered(self.context, self.control):
+            return
+        done = self.begin().step
+        with self.context.requests.deferred(), ExitStack() as stack:
+            stack.callback(lambda: self.batches.close())  # whichever are open by then
+            stack.push(lambda kind, *_: self.profiler.close(wait=kind is None))
+            stack.enter_context(self.checkpointer)
+            self.context.pulse.begin(done)
+            while done < self.setup.total_steps:
+                try:
+                    self.advance(done + 1)
+                    done += 1
+                except GoBack:
+                    done = self.go_back()
+        with self.context.pulse.during("publication"):
+            deliver(self.context, self.setup, self.strategy, self.store, self.control)
+
+    def advance(self, step: int) -> None:
+        """Take ``step`` and do what is due after it."""
+        if step == self.breaks_before:
+            self.checkpointer.finish()
+            break_down()
+        self.stopper.open()
+        with self.profiler.of(step):
+            self.take_step(step, self.next_batches())
+        self.context.pulse.done(step)
+        self.report_compilation()
+        derived, is_last = self.setup.derived, step == self.setup.total_steps
+        halts = self.stopper.is_asked() and not is_last
+        reports = self.is_due(step, self.task.logging.every_steps)
+        validates = self.is_due(step, derived.validation_every)
+        saves = self.is_due(step, derived.checkpoint_every)
+        self.heed_flags(settle=halts or reports or validates or saves)
+        if halts:
+            self.halt(step)
+        if reports:
+            self.report(step)
+        if validates:
+            self.validate(step)
+        if saves:
+            self.save(step, required=is_last)
+
+    def report_compilation(self) -> None:
+        """After an attempt's first step: how much of the model runs as compiled graphs."""
+        found = None if self.compilation_known else self.strategy.compilation()
+        self.compilation_known = True
+        if found is None:
+            return
+        self.context.emit(found)
+        if text := compile_report.warning(found):
+            self.context.notice(text, "warning")
+
+    def heed_flags(self, *, settle: bool) -> None:
+        """Act on steps that were not finite, as far as they are known; ``settle`` makes them all known."""
+        bad = self.finite.bad_steps(settle=settle)
+        if empty := self.finite.without_targets():
+            self.heed_empty(empty)
+        if not bad:
+            return
+        action = self.tolerance.judge(bad, self.flush())
+        if action is not Action.GO_ON:
+            with self.context.pulse.during("checkpoint"):
+                self.checkpointer.finish()
+        if action is Action.FAIL:
+            raise RunFailed(self.tolerance.message)
+        self.context.notice(self.tolerance.message, "warning")
+        if action is Action.GO_BACK:
+            raise GoBack
+
+    def heed_empty(self, steps: Sequence[int]) -> None:
+        """Skip or refuse ``steps`` that had no label to learn from, naming their rows."""
+        try:
+            self.tolerance.judge_empty(steps)
+        except DataError as error:
+            with self.context.pulse.during("checkpoint"):
+                self.checkpointer.finish()
+            places = ""
+            if isinstance(self.setup.train, Source):
+                rows = rows_of_step(self.setup.train, steps[0], self.setup.derived.global_batch_size)
+                places = f" ({name_rows(self.setup.train, rows)})"
+            raise DataError(f"{error}{places}. {_ways_past_empty(self.context.store.uri)}") from None
+        self.context.notice(self.tolerance.message, "warning")
+
+    def go_back(self) -> int:
+        """Continue from this run's newest checkpoint, in this very attempt; returns its step."""
+        with self.context.pulse.during("start"):
+            self.batches.close()
+            try:
+                start = self.starter.newest()
+            except CheckpointError as error:
+                raise RunFailed(f"{self.tolerance.message}, but {error}") from error
+            self.continue_from(start)
+        self.context.pulse.begin(start.step)
+        return start.step
+
+    def announce(self) -> None:
+        """Tell what runs where."""
+        device = self.strategy.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        world_size = self.context.place.world_size
+        self.stopper.announce()
+        self.context.emit(AttemptStarted(world_size, name, self.setup.total_steps, versions()))
+        self.context.say(
+            f"attempt {self.context.job.attempt}: {world_size} processes on {name} in {self.task.precision.compute}, "
+            f"{self.setup.total_steps} steps of {self.setup.derived.tokens_per_step:,} tokens"
+        )
+        for doubt in self.setup.warnings:
+            self.context.notice(doubt, "warning")
+
+    def begin(self) -> Start:
+        """Choose the start, build model and optimiser, load what training continues from, open the data."""
+        self.identity = own_identity(self.context, self.setup, self.control)
+        start = self.continuable(self.starter.choose())
+        random_state.seed_everything(self.task.seed, self.context.place.rank)
+        if start.source == "scratch":
+            self.context.notice("draws the initial weights")
+        weights = first_weights(self.context, start, self.setup.config, self.task.seed)
+        self.strategy.build(self.setup.config, weights)
+        self.strategy.train_mode(True)
+        check_space(self.context, self.control, self.strategy.state_dict(), self.task.checkpoint.keep_last)
+        self.continue_from(start)
+        return start
+
+    def continuable(self, start: Start) -> Start:
+        """``start``, if this job may continue its checkpoint; else ``CheckpointError``.
+
+        Where another job of the platform has left that checkpoint in the run, the run begins anew instead.
+        """
+        if start.commit is None:
+            return start
+        try:
+            check_continuation(self.context, start, self.identity, self.setup)
+        except CheckpointError as error:
+            if not start.is_own or self.control.broadcast(self.context.replaced_job) is None:
+                raise
+            return self.continuable(self.starter.anew(str(error)))
+        return start
+
+    def continue_from(self, start: Start) -> None:
+        """Load the checkpoint of ``start``, if it is one, and open the data behind it."""
+        stream: dict[str, Any] = {}
+        if start.commit is not None:
+            stream = load_checkpoint(self.context, start, self.strategy, self.control)
+            self.plateau.load(start.commit.meta["plateau"])
+            if start.is_own:
+                self.checkpointer.protect(start.step)
+        self.batches = self.open_batches(start.step, stream)
+        self.meter = Meter(self.setup.costs(self.strategy.device), self.strategy.device, start.step)
+
+    def open_batches(self, done_steps: int, stream: dict[str, Any]) -> Batches:
+        """This rank's micro-batches from the first step on that is not done."""
+        derived = self.setup.derived
+        return Batches(
+            self.setup.train,
+            micro_batch_size=derived.micro_batch_size,
+            accumulation_steps=derived.accumulation_steps,
+            rank=self.strategy.data_parallel_rank,
+            degree=self.strategy.layout.data,
+            start_step=done_steps,
+            total_steps=self.setup.total_steps,
+            state=stream,
+        )
+
+    def next_batches(self) -> list[Batch]:
+        """This rank's micro-batches of the next step; if they never come, the watchdog can say so."""
+        self.context.pulse.phase = "waiting for data"
+        batches = next(self.batches)
+        self.context.pulse.phase = "step"
+        return batches
+
+    def take_step(self, step: int, micro_batches: Sequence[Batch]) -> None:
+        """One optimiser step. Its loss is the mean over all labels of the global batch that count.
+
+        Gradients are averaged over the parts of the loss, so each part is scaled by their number. A step that is not
+        finite, or has no label that counts, changes nothing. Nothing here waits for the device.
+        """
+        device, layout = self.strategy.device, self.strategy.layout
+        targets = global_targets(micro_batches, padded=self.setup.train.padded, layout=layout, device=device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        for number, batch in enumerate(micro_batches, start=1):
+            with self.strategy.accumulate(last=number == len(micro_batches)):
+                loss = forward_loss(self.strategy, batch)
+                torch.autograd.backward(loss, poisoned(loss, loss_share(layout, targets)))
+            loss_sum += loss.detach()
+        norm = self.strategy.clip_grad_norm(self.task.optim.max_grad_norm)
+        rate, flag = self.learning_rate(step), flag_of(norm, targets)
+        self.strategy.update(rate, flag.clamp(max=1.0))
+        self.finite.note(step, flag)
+        self.steps.record(step, loss_sum, norm, targets, rate)
+        if self.steps.is_full:
+            self.flush()
+
+    def learning_rate(self, step: int) -> float:
+        """The rate that ``step`` uses."""
+        warmup = self.setup.derived.warmup_steps or 0
+        return learning_rate(self.task.optim, step, self.setup.schedule_steps, warmup, self.plateau.scale)
+
+    def is_due(self, step: int, every: int | None) -> bool:
+        """Whether something that happens every so many steps happens now: always at the last step."""
+        return step == self.setup.total_steps or (every is not None and step % every == 0)
+
+    def flush(self) -> list[Step]:
+        """Write, and return, the events of all steps recorded so far. Waits for the device."""
+        steps = self.steps.flush()
+        for step in steps:
+            self.context.emit(step)
+            self.last_step = step
+        return steps
+
+    def report(self, step: int) -> None:
+        """The training line of a logged step."""
+        self.checkpointer.check()
+        self.flush()
+        window = self.meter.read(step, self.batches.wait_seconds)
+        self.context.emit(window)
+        if not self.reports:
+            sentence, warns = cadence(self.setup.derived.checkpoint_every, self.setup.total_steps, window.step_seconds)
+            self.context.notice(sentence, "warning" if warns else "info")
+        self.reports += 1
+        if self.last_step is not None:
+            line = self.meter.line(self.last_step, window, self.setup.total_steps)
+            self.context.say(" | ".join(filter(None, [line, self.checkpointer.alarm])))
+
+    def validate(self, step: int) -> None:
+        """Loss and perplexity on the validation rows, if there are any."""
+        if self.setup.validation is None:
+            return
+        micro_batch_size, max_rows = self.task.micro_batch_size, self.task.validation.max_rows
+        with self.meter.paused(), self.context.pulse.during("validation"):
+            found = validate(
+                self.strategy, self.setup.validation, step=step, micro_batch_size=micro_batch_size, max_rows=max_rows
+            )
+        self.plateau.observe(found.validation_loss, self.task.optim)
+        self.context.emit(found)
+        self.context.say(sentence(found, self.setup.total_steps))
+
+    def save(self, step: int, *, required: bool = False) -> None:
+        """Begin a checkpoint, or wait for a ``required`` one. Events first: whatever a commit covers is in the log."""
+        with self.meter.paused(), self.context.pulse.during("checkpoint"):
+            self.flush()
+            state = self.strategy.state_dict()
+            private: dict[str, Any] = {"random": random_state.capture(), "stream": self.batches.state()}
+            if self.task.checkpoint.verify_state:
+                private["state_hash"] = state_hash(state, private)
+            meta = {
+                "plateau": self.plateau.state(),
+                "job": self.setup.layout.degrees(),
+                IDENTITY: self.identity,
+                "spec_digest": self.context.job.spec_digest,
+                "versions": versions(),
+            }
+            self.checkpointer.save(step, state, private, meta, required=required)
+
+    def halt(self, step: int) -> None:
+        """Stop after ``step``, as somebody asked: save if that fits in, and raise ``Stopping`` on all processes."""
+        decision = self.stopper.decide(self.checkpointer.expected_seconds)
+        self.checkpointer.hurry(decision.seconds)
+        if decision.saves:
+            self.save(step, required=True)
+        with self.context.pulse.during("stop"):
+            self.flush()
+            done = self.checkpointer.finish()
+            stopping = self.stopper.stopping(step, decision, self.checkpointer.published_step)
+        if done:  # else threads still wait for answers of the other processes
+            self.strategy.close()
+        raise stopping
+
+
+def _ways_past_empty(run: str) -> str:
+    """What to do about batches without labels; rows that are taken out change the data, which no resume accepts."""
+    skip = "task.not_finite.policy=skip"
+    resume = f"sm-llm resume {quoted(run, skip)}"
+    return f"Skip them: {resume} (rerun, without a checkpoint). Changed rows need a new run (fit --new)"

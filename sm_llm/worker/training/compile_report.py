@@ -1,0 +1,35 @@
+"""What people are told of compiled layers; apart from ``strategies``, since every image imports it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sm_llm.runs.events.events import LayersCompiled
+
+_NAMED = 4
+"""Layers that a warning names."""
+
+
+def warning(report: LayersCompiled) -> str | None:
+    """What a person must know of layers that are not one compiled graph each; None if all are."""
+    faults = [
+        f"{_named(names)} {verb}"
+        for names, verb in (
+            (report.eager, "run eagerly, without any compiled graph"),
+            (report.broken, "run as several graphs with eager code between them"),
+        )
+        if names
+    ]
+    if not faults:
+        return None
+    reasons = "; ".join(f"{text} ({count} x)" for text, count in report.graph_breaks.items()) or "none given by torch"
+    return (
+        f"task.precision.compile is true, but of {report.layers} layers {' and '.join(faults)}. "
+        f"Losses are not affected, speed is. Reasons: {reasons}. TORCH_LOGS=graph_breaks,recompiles shows where"
+    )
+
+
+def _named(names: list[str]) -> str:
+    others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+    return f"{len(names)} ({', '.join(names[:_NAMED])}{others})"

@@ -1,0 +1,58 @@
+"""Delivers the trained model: exported for Hugging Face, published as the run's result, and tried on a prompt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_llm.runs.events.events import Sample
+from sm_llm.storage.uri import is_s3
+from sm_llm.terminal import quoted
+from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.training.export import export_model
+from sm_llm.worker.publishing.publish_final import publish_final, result_folder
+from sm_llm.worker.training.sample import generate
+from sm_llm.worker.strategies.device import DTYPES
+
+if TYPE_CHECKING:
+    from sm_llm.storage.base import Store
+    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.training.job_setup import Setup
+    from sm_llm.worker.strategies.base import Strategy
+
+
+def is_delivered(context: WorkerContext, control: Agreement) -> bool:
+    """Whether an earlier attempt published the result already. Rank 0 looks."""
+    return control.broadcast(context.place.is_leader and is_published(context))
+
+
+def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Store, control: Agreement) -> None:
+    """Export the model, publish it, and show what it writes."""
+    folder, is_leader = result_folder(context), context.place.is_leader
+    dtype = DTYPES[setup.task.precision.compute]
+    export_model(strategy, setup.config, dtype, setup.tokenizer, folder, is_leader=is_leader)
+    meta = {"kind": "model", "steps": setup.total_steps, "spec_digest": context.job.spec_digest}
+    uri = publish_final(context, store, folder, control.gather, meta)
+    _write_sample(context, setup, strategy, control)
+    if uri is not None and is_s3(uri):
+        context.say(f"get it with: sm-llm sync {quoted(uri, f'./{context.job.run_id}')}")
+    else:
+        context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
+
+
+def _write_sample(context: WorkerContext, setup: Setup, strategy: Strategy, control: Agreement) -> None:
+    """Generate from the prompt of ``logging.sample_prompt``, if there is one and a tokenizer to read it."""
+    prompt, tokenizer = setup.task.logging.sample_prompt, setup.tokenizer
+    if prompt is None or tokenizer is None:
+        return
+    text = generate(
+        strategy,
+        control,
+        tokenizer,
+        prompt,
+        tokens=setup.task.logging.sample_tokens,
+        context_length=setup.derived.seq_length,
+        seed=setup.task.seed,
+    )
+    context.emit(Sample(prompt, text))
+    context.say(f"sample: {prompt}{text}")

@@ -1,0 +1,164 @@
+"""Steps that are not finite: masked on the device, read by the host late, and judged by policy."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import torch
+
+from sm_llm.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm_llm.runs.events.events import Step
+    from sm_llm.spec.not_finite import NotFiniteSpec
+
+LAG_STEPS = 8
+"""How many steps a GPU's flags are read late: by then the device has long passed them, and nobody waits."""
+
+
+class GoBack(Exception):
+    """All processes go back to the newest checkpoint, together."""
+
+
+def poisoned(loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
+    """``factor``, the gradient to begin the backward pass of ``loss`` with; NaN if the loss is not finite.
+
+    So the norm of the gradient, which all processes share, also tells of a loss on one of them. (An infinite loss can
+    have finite gradients.)
+    """
+    return (loss.detach() * 0 + factor).to(loss.dtype)
+
+
+def not_finite(norm: torch.Tensor) -> torch.Tensor:
+    """1 (fp32, on the device of ``norm``) if it is NaN or infinite, else 0. The host does not wait."""
+    return torch.isfinite(norm).logical_not().to(torch.float32)
+
+
+NOT_FINITE = 1.0
+NO_TARGETS = 2.0
+"""Flags of a step whose update is not applied."""
+
+
+def flag_of(norm: torch.Tensor, targets: torch.Tensor | int) -> torch.Tensor:
+    """0 (fp32, on the device of ``norm``) for a step to apply, else why not: ``NOT_FINITE`` or ``NO_TARGETS``.
+
+    A step without ``targets`` has no label that counts in its whole global batch. The host does not wait.
+    """
+    if isinstance(targets, int):
+        return not_finite(norm) if targets else torch.full_like(norm, NO_TARGETS, dtype=torch.float32)
+    return torch.where(targets == 0, NO_TARGETS, not_finite(norm))
+
+
+class FiniteWatch:
+    """Reads the flags of all steps, in order, a fixed number of steps late: all processes learn at the same step.
+
+    On a CPU a flag is there when the step is, and is read at once.
+    """
+
+    def __init__(self, device: torch.device, lag: int = LAG_STEPS) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._lag = lag if self._is_cuda else 0
+        self._slots = torch.zeros(self._lag + 1, pin_memory=self._is_cuda)
+        self._pending: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self._without_targets: list[int] = []
+
+    def note(self, step: int, flag: torch.Tensor) -> None:
+        """Begin to read the flag of ``step``. ``bad_steps`` comes before the next one."""
+        if not self._is_cuda:
+            self._pending.append((step, flag, None))
+            return
+        slot = self._slots[step % (self._lag + 1)]
+        slot.copy_(flag, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._pending.append((step, slot, event))
+
+    def bad_steps(self, *, settle: bool) -> list[int]:
+        """The steps now known not to have been finite; ``settle`` waits for the device to know about all."""
+        bad = []
+        while self._pending and (settle or len(self._pending) > self._lag):
+            step, flag, event = self._pending.popleft()
+            if event is not None:
+                event.synchronize()
+            kind = flag.item()
+            if kind == NO_TARGETS:
+                self._without_targets.append(step)
+            elif kind:
+                bad.append(step)
+        return bad
+
+    def without_targets(self) -> list[int]:
+        """Steps without a label to learn from, of those that ``bad_steps`` has read since the last call."""
+        found, self._without_targets = self._without_targets, []
+        return found
+
+
+class Action(Enum):
+    """What follows from steps that were not finite."""
+
+    GO_ON = "go on"
+    GO_BACK = "go back"
+    FAIL = "fail"
+
+
+class Tolerance:
+    """Applies ``task.not_finite``. Every process judges the same steps, so every process comes to the same end."""
+
+    def __init__(self, spec: NotFiniteSpec) -> None:
+        self._spec = spec
+        self._in_a_row = 0
+        self._last: int | None = None
+        self._went_back = 0
+        self._repeated: set[int] = set()
+        self._empty = 0
+        self._empty_in_a_row = 0
+        self._last_empty: int | None = None
+        self.message = ""
+        """What to tell about the last judgement."""
+
+    def judge_empty(self, steps: Sequence[int]) -> None:
+        """``steps`` had no label to learn from: count them, or raise ``DataError`` if the policy is to stop."""
+        self._empty += len(steps)
+        self._empty_in_a_row = self._empty_in_a_row + 1 if steps[0] - 1 == self._last_empty else 1
+        self._empty_in_a_row += len(steps) - 1
+        self._last_empty = steps[-1]
+        listed = ", ".join(map(str, steps))
+        self.message = f"step {listed}: the global batch has no label to learn from"
+        if self._spec.policy == "stop":
+            raise DataError(self.message)
+        if self._empty_in_a_row >= self._spec.limit:
+            raise DataError(f"{self.message}; {self._empty_in_a_row} in a row, which is task.not_finite.limit")
+        self.message += f"; skipped, {self._empty} so far"
+
+    def judge(self, bad: Sequence[int], known: Sequence[Step] = ()) -> Action:
+        """What to do about the ``bad`` steps, ascending and not empty; ``known`` may hold their numbers."""
+        first = bad[0]
+        values = next((f" (loss {it.loss}, gradient norm {it.grad_norm})" for it in known if it.step == first), "")
+        self.message = f"step {first}: the loss or a gradient is not finite{values}, its update was not applied"
+        if self._spec.policy == "stop":
+            return self._fail("lower the learning rate, look at the data, or see task.not_finite.policy")
+        if self._spec.policy == "rollback" and not self._repeated.issuperset(bad):
+            return self._go_back(bad)
+        for step in bad:
+            self._in_a_row = self._in_a_row + 1 if step - 1 == self._last else 1
+            self._last = step
+            if self._in_a_row >= self._spec.limit:
+                return self._fail(f"{self._in_a_row} in a row, which is task.not_finite.limit")
+        self.message += f"; skipped: {', '.join(map(str, bad))}"
+        return Action.GO_ON
+
+    def _go_back(self, bad: Sequence[int]) -> Action:
+        self._repeated.update(bad)
+        self._went_back += 1
+        if self._went_back > self._spec.limit:
+            return self._fail(f"went back {self._spec.limit} times already, as often as task.not_finite.limit allows")
+        self.message += "; going back to the newest checkpoint"
+        return Action.GO_BACK
+
+    def _fail(self, why: str) -> Action:
+        self.message += f": {why}. Checkpoints hold nothing of it"
+        return Action.FAIL

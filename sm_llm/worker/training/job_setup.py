@@ -1,0 +1,98 @@
+"""Turns a training task into what the loop runs on: model config, data, derived numbers, costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sm_llm.data import soundness
+from sm_llm.data.loader import AnySource, open_source
+from sm_llm.data.source import Source
+from sm_llm.errors import Fault, SpecError
+from sm_llm.models.config import model_config
+from sm_llm.models.parallel import parallel_faults
+from sm_llm.models.families.registry import family
+from sm_llm.spec.checkpoint import PretrainedStart
+from sm_llm.spec.derive import Derived, derive_task
+from sm_llm.spec.machines.hardware import peak_flops
+from sm_llm.spec.parallelism.strategies import FsdpSpec
+from sm_llm.worker.training.metrics import Costs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.spec.tasks import TrainTask
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything about a training job that follows from its specification and its data."""
+
+    task: TrainTask
+    layout: Layout
+    config: Mapping[str, Any]
+    train: AnySource
+    validation: Source | None
+    derived: Derived
+    total_steps: int
+    warnings: tuple[str, ...] = ()
+    """What about the data is probably not meant."""
+
+    @property
+    def schedule_steps(self) -> int:
+        """Steps that the learning rate's schedule spans."""
+        return self.derived.schedule_steps or self.total_steps
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer's folder."""
+        return None if self.task.tokenizer is None else Path(self.task.tokenizer)
+
+    def costs(self, device: torch.device) -> Costs:
+        """What a step costs on ``device``."""
+        kind = family(self.config)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        return Costs(
+            tokens_per_step=self.derived.tokens_per_step,
+            flops_per_token=kind.flops_per_token(self.config, self.derived.seq_length),
+            flops_formula=kind.flops_formula,
+            peak_flops=peak_flops(name),
+            world_size=self.derived.world_size,
+        )
+
+
+def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Setup:
+    """Read the model's config, open the data and derive the numbers. Sources in ``task`` are local,
+    ``node_size`` processes run on each node.
+
+    Raises ``SpecError`` for a model or numbers that do not fit, ``DataError`` for unusable data.
+    """
+    config = _model_config(task)
+    is_fsdp = isinstance(task.parallelism, FsdpSpec)
+    if is_fsdp and (faults := parallel_faults(config, tensor=layout.tensor, context=layout.context)):
+        raise SpecError(faults)
+    vocab_size = family(config).vocab_size(config)
+    train = open_source(task.data, "train", vocab_size, task.seed, task.tokenizer, scratch)
+    validation = open_source(task.data, "validation", vocab_size, task.seed, task.tokenizer, scratch)
+    warnings: list[str] = []
+    if isinstance(train, Source):
+        soundness.check_targets(train, "task.data.train")
+        warnings = soundness.warnings(train)
+    if validation is not None:
+        soundness.check_targets(validation, "task.data.validation", task.validation.max_rows)
+    derived = derive_task(task, layout.world_size, train.count, node_size=node_size)
+    if derived.total_steps is None:
+        fault = Fault("task.max_epochs", "a stream has no epochs", task.max_epochs, "Set max_steps or max_tokens")
+        raise SpecError([fault])
+    return Setup(task, layout, config, train, validation, derived, derived.total_steps, tuple(warnings))
+
+
+def _model_config(task: TrainTask) -> dict[str, Any]:
+    pretrained = task.start.pretrained if isinstance(task.start, PretrainedStart) else None
+    return model_config(
+        preset=task.model.preset, path=task.model.path, pretrained=pretrained, overrides=task.model.config
+    )
