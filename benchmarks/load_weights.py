@@ -84,9 +84,9 @@ def load(folder: Path, master: str) -> None:
     from sm_llm.models.config import model_config
     from sm_llm.models.weights_check import check_weights
     from sm_llm.spec.tasks import TrainTask
+    from sm_llm.worker.checkpoint.weights import PretrainedWeights
     from sm_llm.worker.place import Place
     from sm_llm.worker.strategies.fsdp import strategy as fsdp
-    from sm_llm.worker.checkpoint.weights import PretrainedWeights
 
     task = TrainTask.model_validate(
         {

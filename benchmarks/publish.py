@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from loop import Ours, interval, small_task
 
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.worker.training import random_state
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
+from sm_llm.worker.training import random_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
         StorageError,
         SubmitError,
     )
-    from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
     from sm_llm.launcher.api import attach, launch, load_spec, ls, prepare
+    from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
     from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
-    from sm_llm.launcher.planning.planner import plan
     from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.planning.planner import plan
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.tools.sync import sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec

@@ -16,13 +16,13 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from sm_llm.cli import app
-from sm_llm.spec.comparison import classes
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.reference.docs import class_doc, field_docs
-from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.comparison import classes
 from sm_llm.spec.comparison.leaves import declared
-from sm_llm.spec.reference.schema import child_blocks, constant, describe, members, tag
+from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.yaml_text import to_yaml
+from sm_llm.spec.reference.docs import class_doc, field_docs
+from sm_llm.spec.reference.schema import child_blocks, constant, describe, members, tag
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

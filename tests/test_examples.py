@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import sm_llm
-from sm_llm.runs.states import RunState
 from sm_llm.errors import RunFailed
+from sm_llm.runs.states import RunState
 from tests.fixtures.sagemaker_calls import calls
 from tests.golden.previous_run import unpack
 

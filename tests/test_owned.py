@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.contract import stock
-from sm_llm.runs.events.events import EventWriter, StopRequested
-from sm_llm.runs.liveness import hold, is_anyone_alive, is_starting, starting
-from sm_llm.runs.run_paths import RunPaths
 from sm_llm.errors import DataError, RunFailed
 from sm_llm.launcher.backends.local import rehearsal
 from sm_llm.owned import close_to_others, make_folders, opener, own_user, private_folder, temporary_folder
+from sm_llm.runs.events.events import EventWriter, StopRequested
+from sm_llm.runs.liveness import hold, is_anyone_alive, is_starting, starting
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.syncing.sync_memory import SyncMemory
-from sm_llm.worker.script.program import Program
 from sm_llm.worker.inputs.scratch import DISK_ENVIRONMENT, scratch_folder
+from sm_llm.worker.script.program import Program
 from tests.fixtures.wheels import wheel
 
 if TYPE_CHECKING:

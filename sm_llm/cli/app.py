@@ -8,7 +8,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from sm_llm.runs.states import EXIT_MEANINGS, USAGE_EXIT_CODE
 from sm_llm.errors import (
     CheckpointError,
     ConversionRefused,
@@ -18,6 +17,7 @@ from sm_llm.errors import (
     SmLlmError,
     SpecError,
 )
+from sm_llm.runs.states import EXIT_MEANINGS, USAGE_EXIT_CODE
 from sm_llm.terminal import clean_streams, say
 
 _REFUSALS = (SpecError, PlanError, LaunchRefused, RunNotFound, CheckpointError, ConversionRefused)

@@ -128,8 +128,8 @@ def launched(launch: Callable[[bool], Run], new: bool) -> Run:
 
 def carry_on(run: Run, *, wait: bool | None, as_json: bool) -> None:
     """Say what was started, watch it if wanted (None: if it is local), and leave with the exit code of its state."""
-    from sm_llm.runs.states import EXIT_CODES
     from sm_llm.launcher.display.live import accompany
+    from sm_llm.runs.states import EXIT_CODES
 
     state = accompany(run, console(stderr=as_json), wait=run.is_local if wait is None else wait)
     if as_json:

@@ -22,9 +22,9 @@ def attach(run: RunName = None, storage: Storage = None) -> None:
       sm-llm attach tiny-local
       sm-llm attach local://my-host/4711
     """
-    from sm_llm.runs.states import EXIT_CODES
-    from sm_llm.launcher.find_runs import attach as find
     from sm_llm.launcher.display.live import look_on
+    from sm_llm.launcher.find_runs import attach as find
+    from sm_llm.runs.states import EXIT_CODES
 
     state = look_on(find(run, storage=storage), console())
     raise typer.Exit(0 if state is None else EXIT_CODES.get(state, 0))
@@ -40,9 +40,9 @@ def wait(run: RunName = None, storage: Storage = None, as_json: AsJson = False) 
     Example:
       sm-llm fit job.yaml --no-wait && sm-llm wait && echo done
     """
-    from sm_llm.runs.states import EXIT_CODES
     from sm_llm.errors import RunFailed
     from sm_llm.launcher.find_runs import attach as find
+    from sm_llm.runs.states import EXIT_CODES
 
     found = find(run, storage=storage)
     try:
@@ -64,8 +64,8 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Stop a run after its current step, saving what it can."""
-    from sm_llm.launcher.find_runs import attach as find
     from sm_llm.launcher.display.live import see_it_stop
+    from sm_llm.launcher.find_runs import attach as find
 
     found = find(run, storage=storage)
     found.stop(now=now)

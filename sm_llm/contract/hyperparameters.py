@@ -32,7 +32,7 @@ _PREFIX = "SM_HP_"
 
 
 def spelt(value: Any) -> str:
-    """A plain value as a hyperparameter's text, from which ``spec.loading.yaml_text.from_typed`` reads the same value."""
+    """A plain value as a hyperparameter's text, from which ``yaml_text.from_typed`` reads the same value."""
     return to_yaml(value)
 
 

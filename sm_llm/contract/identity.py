@@ -1,8 +1,9 @@
 """What a checkpoint is a state of: model, data order and everything else that decides what training computes.
 
 Every commit of a checkpoint carries its identity (``meta["identity"]``): class -> name -> value, in the classes of
-``sm_llm.spec.comparison.classes``. A field whose value leads to something else is there as what it led to: the resolved config of
-the model, the digest of the data, the number of steps. Launcher and worker compare by it before anything is continued.
+``spec.comparison.classes``. A field whose value leads to something else is there as what it led to: the resolved
+config of the model, the digest of the data, the number of steps. Launcher and worker compare by it before anything is
+continued.
 """
 
 from __future__ import annotations

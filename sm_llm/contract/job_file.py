@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sm_llm.errors import Fault, SpecError
+from sm_llm.runs.run_home import RunHome, home_of
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.load import changed
 from sm_llm.storage.files import write_atomically
@@ -86,3 +87,8 @@ class JobFile(BaseModel):
     def read(cls, path: Path) -> JobFile:
         """Read and validate; raises ``FileNotFoundError`` or ``pydantic.ValidationError``."""
         return cls.model_validate_json(path.read_text(encoding="utf-8"))
+
+
+def job_home(job: JobFile) -> RunHome:
+    """The home of the run that a job is an attempt of."""
+    return home_of(job.run_uri, job.spec.storage_options.model_dump())

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from sm_llm.errors import ConversionRefused, Fault
 from sm_llm.models.families.gated import GatedDecoder
-from sm_llm.models.parallel_nxd import copy_faults, kv_copies
 from sm_llm.models.families.registry import FAMILIES
+from sm_llm.models.parallel_nxd import copy_faults, kv_copies
 
 if TYPE_CHECKING:
     from sm_llm.models.families.family import Config

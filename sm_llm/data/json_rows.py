@@ -17,14 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
-from sm_llm.runs.run_folders import files_outside_runs, runs_sentence
 from sm_llm.data.compressed import whole_gzip
 from sm_llm.data.describe import is_dataset, read_json, write_json
-from sm_llm.data.prepare.files import is_hidden
 from sm_llm.data.peek import LINE_SUFFIXES, line_paths
+from sm_llm.data.prepare.files import is_hidden
 from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.errors import DataError
 from sm_llm.owned import temporary_folder
+from sm_llm.runs.run_folders import files_outside_runs, runs_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

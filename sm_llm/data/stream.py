@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sm_llm.data.prepare.encode import Tokenizer
 from sm_llm.data.order import stream_key
-from sm_llm.data.prepare.pack import with_end_tokens
 from sm_llm.data.prefetch import Prefetcher
+from sm_llm.data.prepare.encode import Tokenizer
+from sm_llm.data.prepare.pack import with_end_tokens
 from sm_llm.data.source import ArraySource, Batch
 from sm_llm.data.text_blocks import Block, Place, TextBlocks, open_dataset
 from sm_llm.errors import DataError

@@ -6,11 +6,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sm_llm.runs.run_home import home_of
-from sm_llm.runs.run_paths import STEPS
 from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.homes import storage_root
 from sm_llm.launcher.run import Run
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_paths import STEPS
 from sm_llm.storage.s3.s3_client import one_client
 from sm_llm.storage.uri import join
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.planning.planner import Source
     from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.planning.planner import Source
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
@@ -106,8 +106,8 @@ def _in_notebook() -> bool:
 
 
 def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:
-    from sm_llm.launcher.stage import new_record, stage
     from sm_llm.launcher.backends.local.workflow import step_run_id
+    from sm_llm.launcher.stage import new_record, stage
     from sm_llm.spec.job import WorkflowSpec
 
     if isinstance(loaded.spec, WorkflowSpec) and loaded.spec.backend.name == "sagemaker":

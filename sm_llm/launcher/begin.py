@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.runs.run_home import home_of
-from sm_llm.runs.run_paths import STEPS
-from sm_llm.runs.states import RunState
 from sm_llm.errors import CheckpointError, Fault, LaunchRefused, PlanError, StorageError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
 from sm_llm.launcher.homes import is_own_endpoint, launch_folder, remember_launch, storage_root
+from sm_llm.launcher.observe.status import status_of
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.launcher.planning.inputs import anchored
 from sm_llm.launcher.planning.planner import plan_loaded
 from sm_llm.launcher.run_handle import RunHandle
 from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
-from sm_llm.launcher.observe.status import status_of
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_paths import STEPS
+from sm_llm.runs.states import RunState
 from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides, texts, without_step
@@ -31,9 +31,9 @@ from sm_llm.terminal import quoted, say
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
-    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
@@ -329,10 +329,10 @@ def _new_from(run: RunHandle, loaded: Loaded) -> RunHandle:
 
 def differences(record: RunRecord, folder: Path | None = None) -> list[str]:
     """What is not as it was when the run was launched: versions, this package's code, the git commit in ``folder``."""
-    from sm_llm.runs.git_state import git_state
-    from sm_llm.runs.run_record import package_versions
     from sm_llm.launcher.planning.inputs import code_digest
     from sm_llm.launcher.stage import RECORDED_PACKAGES
+    from sm_llm.runs.git_state import git_state
+    from sm_llm.runs.run_record import package_versions
 
     now = package_versions(RECORDED_PACKAGES)
     names = sorted({*now, *record.versions})

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.run_paths import RUN_RECORD
-from sm_llm.runs.states import RunState
 from sm_llm.errors import CheckpointError, RunNotFound, StorageError
 from sm_llm.launcher.backends.registry import BACKENDS, backend
 from sm_llm.launcher.homes import assert_storage, find_home, homes_below, read_records, storage_root
 from sm_llm.launcher.run import Run
+from sm_llm.runs.run_paths import RUN_RECORD
+from sm_llm.runs.states import RunState
 from sm_llm.spec.job import DEFAULT_STORAGE
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.uri import parse

@@ -11,15 +11,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.run_home import FolderHome, home_of
-from sm_llm.runs.run_paths import RUN_RECORD
-from sm_llm.runs.s3_home import CONFIG, S3Home, workspace
 from sm_llm.errors import LaunchRefused, StorageError
 from sm_llm.owned import own_user
 from sm_llm.redaction import redact
+from sm_llm.runs.run_home import FolderHome, home_of
+from sm_llm.runs.run_paths import RUN_RECORD
+from sm_llm.runs.s3_home import CONFIG, S3Home, workspace
 from sm_llm.storage.files import write_atomically
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import folders
 from sm_llm.storage.uri import fill, parse
 from sm_llm.terminal import quoted

@@ -13,8 +13,8 @@ from sm_llm.launcher.run_handle import POLL_SECONDS, RunHandle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sm_llm.runs.states import RunState
     from sm_llm.launcher.observe.status import Status
+    from sm_llm.runs.states import RunState
     from sm_llm.spec.loading.overrides import Override
 
 

@@ -6,23 +6,23 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from sm_llm.runs.events.events import EventWriter, StopRequested
-from sm_llm.runs.run_paths import STEPS
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.homes import find_home, launch_folder, with_recorded_options
 from sm_llm.launcher.observe.metrics import MetricRow, metric_rows
 from sm_llm.launcher.results import RESULT_LINK, result_place
+from sm_llm.runs.events.events import EventWriter, StopRequested
+from sm_llm.runs.run_paths import STEPS
+from sm_llm.runs.s3_home import S3Home
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from typing import Self
 
+    from sm_llm.launcher.backends.base import Backend
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.states import RunState
-    from sm_llm.launcher.backends.base import Backend
     from sm_llm.storage.publication.publish import CheckpointInfo
 
 POLL_SECONDS = 0.5

@@ -8,19 +8,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sm_llm.contract.job_file import JobFile
+from sm_llm.launcher.planning.inputs import absolute_inputs, code_digest
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.git_state import git_state
-from sm_llm.contract.job_file import JobFile
 from sm_llm.runs.run_record import RunRecord, host_facts, package_versions
-from sm_llm.launcher.planning.inputs import absolute_inputs, code_digest
 from sm_llm.spec.loading.defaults import read_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.runs.run_home import RunHome
     from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 RECORDED_PACKAGES = (

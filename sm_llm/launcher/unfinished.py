@@ -8,11 +8,11 @@ from sm_llm.errors import LaunchRefused, SpecError
 from sm_llm.launcher.find_runs import differences_to, run_records
 from sm_llm.launcher.run import Run
 from sm_llm.spec.comparison.classes import FieldClass
+from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.comparison.leaves import spec_differences
-from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.loading.yaml_text import to_typed
+from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.terminal import quoted, say
 

@@ -7,22 +7,22 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.contract.failure import Cause, Failure, cause_in, last_error_line, one_line
+from sm_llm.launcher.observe.logs import last_lines
+from sm_llm.launcher.results import has_checkpoint, has_final
+from sm_llm.runs.events.events import event_files, read_file
+from sm_llm.runs.events.trouble import Failed
 from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.runs.events.trouble import Failed
-from sm_llm.launcher.observe.logs import last_lines
-from sm_llm.launcher.results import has_checkpoint, has_final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sm_llm.contract.job_file import JobFile
+    from sm_llm.launcher.backends.local.processes import Ended
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_paths import RunPaths
-    from sm_llm.launcher.backends.local.processes import Ended
 
 _LINES = 600
 _FAILURE_LOG = re.compile(r"rank[0-9]+-failure")

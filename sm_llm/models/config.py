@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.models import rope
+from sm_llm.models.families.registry import family
 from sm_llm.models.presets import preset as find_preset
 from sm_llm.models.read import read_config as read_config
-from sm_llm.models.families.registry import family
 
 if TYPE_CHECKING:
     from sm_llm.models.families.family import Config, Family

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.run_paths import RunPaths
 from sm_llm.errors import StorageError
 from sm_llm.owned import make_folders
+from sm_llm.runs.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

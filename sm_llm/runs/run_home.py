@@ -6,17 +6,16 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sm_llm.runs.run_paths import RUN_RECORD, RunPaths
-from sm_llm.runs.run_record import RunRecord, exists_already
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.owned import GROUP_READABLE, PRIVATE, make_folders
+from sm_llm.runs.run_paths import RUN_RECORD, RunPaths
+from sm_llm.runs.run_record import RunRecord, exists_already
 from sm_llm.storage.uri import open_store, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from sm_llm.contract.job_file import JobFile
     from sm_llm.runs.run_record import Attempt
     from sm_llm.storage.base import Store
     from sm_llm.storage.s3.s3_options import S3Options
@@ -139,11 +138,6 @@ def home_of(uri: str | Path, options: S3Options | Mapping[str, Any] | None = Non
     if not location.prefix:
         raise StorageError(f"{uri}: a run has a folder of its own in a bucket. Write s3://bucket/folder/run-id")
     return S3Home.at(location, options if isinstance(options, S3Options) else S3Options(**(options or {})))
-
-
-def job_home(job: JobFile) -> RunHome:
-    """The home of the run that a job is an attempt of."""
-    return home_of(job.run_uri, job.spec.storage_options.model_dump())
 
 
 def local_root(uri: str | Path) -> Path:

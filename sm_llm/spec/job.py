@@ -9,8 +9,8 @@ from pydantic import Field
 from sm_llm.spec.backends import BackendSpec, LocalBackend
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.comparison.classes import DATA, FREE, PLACEMENT, RUN
-from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.inputs import Input
+from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tasks import Task
 

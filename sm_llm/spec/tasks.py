@@ -8,7 +8,19 @@ from pydantic import Field
 
 from sm_llm.spec.base import Source, SpecModel
 from sm_llm.spec.checkpoint import CheckpointSpec, CheckpointStart, PretrainedStart
-from sm_llm.spec.comparison.classes import BATCH, DATA, FREE, LENGTH, OPTIMISER, ORDER, PLACEMENT, PRECISION, SCHEDULE, START, WORK
+from sm_llm.spec.comparison.classes import (
+    BATCH,
+    DATA,
+    FREE,
+    LENGTH,
+    OPTIMISER,
+    ORDER,
+    PLACEMENT,
+    PRECISION,
+    SCHEDULE,
+    START,
+    WORK,
+)
 from sm_llm.spec.data import DataSpec
 from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.not_finite import NotFiniteSpec

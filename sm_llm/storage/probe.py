@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.s3.store import S3Store, to_base64, whole_checksum
+from sm_llm.storage.s3.objects import to_base64, whole_checksum
 from sm_llm.storage.s3.s3_client import DENIED, code_of, told
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import swap
 from sm_llm.storage.uri import open_store
 

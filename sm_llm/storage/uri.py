@@ -140,8 +140,8 @@ def open_store(uri: str | Path, options: S3Options | Mapping[str, Any] | None = 
         from sm_llm.storage.folder import FolderStore
 
         return FolderStore(location.path)
-    from sm_llm.storage.s3.store import S3Store
     from sm_llm.storage.s3.s3_options import S3Options
+    from sm_llm.storage.s3.store import S3Store
 
     assert location.bucket is not None
     known = options if isinstance(options, S3Options) else S3Options(**(options or {}))

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.events.events import Event, EventWriter, Notice
 from sm_llm.contract.hosts import Hosts
-from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.errors import RunFailed
 from sm_llm.redaction import Hidden
+from sm_llm.runs.events.events import Event, EventWriter, Notice
+from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.spec.tasks import starts_ranks
 from sm_llm.storage.uri import open_store
+from sm_llm.worker.inputs.scratch import scratch_folder
 from sm_llm.worker.job import read_job
 from sm_llm.worker.place import Place, container_paths
-from sm_llm.worker.runtime.pulse import Pulse
-from sm_llm.worker.run_folder import run_folder
-from sm_llm.worker.inputs.scratch import scratch_folder
-from sm_llm.worker.runtime.stop import StopRequests
 from sm_llm.worker.publishing.transfer_agent import TransferAgent
+from sm_llm.worker.run_folder import run_folder
+from sm_llm.worker.runtime.pulse import Pulse
+from sm_llm.worker.runtime.stop import StopRequests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

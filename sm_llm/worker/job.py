@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER, TUNING_METRIC, applied, read_hyperparameters
 from sm_llm.contract.job_file import JOB_CHANNEL, JOB_ENVIRONMENT, JobFile
-from sm_llm.runs.run_paths import CONTAINER_BASE, JOB_FILE
 from sm_llm.errors import RunFailed
+from sm_llm.runs.run_paths import CONTAINER_BASE, JOB_FILE
 from sm_llm.spec.loading.yaml_text import from_typed
 from sm_llm.storage.uri import flattened, join
 

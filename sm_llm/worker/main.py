@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, cast
 
 from sm_llm.contract.hosts import Hosts, await_host
 from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT
+from sm_llm.errors import RunFailed
+from sm_llm.parent import end_with_parent
 from sm_llm.runs.liveness import RunLock
 from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.errors import RunFailed
-from sm_llm.parent import end_with_parent
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import ScriptTask, TrainTask
-from sm_llm.worker.runtime import failure as failures
-from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.checkpoint.earlier import replace_finished
 from sm_llm.worker.checkpoint.newest import newest_step
-from sm_llm.worker.publishing.own_record import keep_record
-from sm_llm.worker.place import Place, container_paths
-from sm_llm.worker.runtime.probe import probe_kernels
+from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.inputs.secrets import secrets_at_hand
-from sm_llm.worker.publishing.shipping import ship_events
-from sm_llm.worker.trackers.sinks import feeding
-from sm_llm.worker.runtime.stop import Stopping, leave
 from sm_llm.worker.inputs.sync import stage_inputs
+from sm_llm.worker.place import Place, container_paths
+from sm_llm.worker.publishing.own_record import keep_record
+from sm_llm.worker.publishing.shipping import ship_events
+from sm_llm.worker.runtime import failure as failures
+from sm_llm.worker.runtime.probe import probe_kernels
+from sm_llm.worker.runtime.stop import Stopping, leave
 from sm_llm.worker.runtime.time_limit import start_time_limit
 from sm_llm.worker.runtime.toolkit import is_child_of_toolkit, settle_environment, start_watch
+from sm_llm.worker.trackers.sinks import feeding
 
 if TYPE_CHECKING:
     from sm_llm.runs.replication.courier import Courier
@@ -212,7 +212,7 @@ def _task(kind: str) -> Task:
     """The code of a task kind, imported only now: prepare needs no torch."""
     if kind not in WORKERS:
         raise RunFailed(f"this version has no worker for {kind} jobs; there are {', '.join(WORKERS)}")
-    return cast("Task", import_module(f"sm_llm.worker.{kind}").run)
+    return cast("Task", import_module(f"sm_llm.worker.tasks.{kind}").run)
 
 
 def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:

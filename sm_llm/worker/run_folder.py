@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_home
 from sm_llm.runs.replication.mirror import Mirror
-from sm_llm.runs.run_home import job_home
 from sm_llm.runs.s3_home import S3Home
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from sm_llm.runs.events.events import Validation
 from sm_llm.data.loader import evaluation_batches
+from sm_llm.runs.events.events import Validation
 from sm_llm.worker.training.feed import forward_loss
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from rich.console import Console
 import sm_llm
 from sm_llm import cli
 from sm_llm.cli.options import console
-from sm_llm.runs.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
+from sm_llm.launcher.display.report import runs_table, status_table
 from sm_llm.launcher.find_runs import Listed
 from sm_llm.launcher.observe.metrics import SummaryBuilder
-from sm_llm.launcher.display.report import runs_table, status_table
+from sm_llm.runs.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.spec.loading.load import load
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sm_llm.errors import StorageError
 from sm_llm.runs.liveness import RunLock, hold, is_anyone_alive, starting
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.errors import StorageError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sm_llm.errors import StorageError
 from sm_llm.runs.git_state import git_state
 from sm_llm.runs.run_record import Attempt, RunRecord, host_facts, package_versions
 from sm_llm.runs.states import RunState
-from sm_llm.errors import StorageError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 if TYPE_CHECKING:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sm_llm.errors import StorageError, SubmitError
 from sm_llm.runs.replication import segments
 from sm_llm.runs.replication.courier import Courier
 from sm_llm.runs.replication.mirror import Mirror
+from sm_llm.runs.replication.shipper import Shipper
 from sm_llm.runs.run_home import FolderHome, home_of, local_root
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.s3_home import S3Home
-from sm_llm.runs.replication.shipper import Shipper
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stop_request import StopRequest, ask_to_stop
-from sm_llm.errors import StorageError, SubmitError
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import folders, read_tagged, swap
 
 if TYPE_CHECKING:

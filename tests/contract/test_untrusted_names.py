@@ -9,8 +9,8 @@ import pytest
 
 from sm_llm.runs.events.events import Step, encode, read_events
 from sm_llm.runs.replication.mirror import Mirror
-from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.replication.segments import files_of, segment_key
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.base import StoredObject
 
 if TYPE_CHECKING:

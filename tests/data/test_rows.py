@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from sm_llm.data.describe import RowsInfo, describe_rows
-from sm_llm.data.rows import RowsFolder, RowsSource
 from sm_llm.data.prepare.rows_writer import RowsWriter
+from sm_llm.data.rows import RowsFolder, RowsSource
 from sm_llm.errors import DataError
 
 VOCAB = 200_000

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sm_llm.runs.states import RunState
     from sm_llm.launcher.run import Run
+    from sm_llm.runs.states import RunState
 
 PUBLISH = """
 import json, os, pathlib, sys, time

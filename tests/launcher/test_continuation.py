@@ -16,12 +16,12 @@ import pytest
 import yaml
 
 from sm_llm.contract.job_file import BREAK_ENVIRONMENT, JobFile
-from sm_llm.runs.states import RunState
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.display.closing import closing
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.unfinished import UnfinishedRun
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

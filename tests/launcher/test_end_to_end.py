@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from sm_llm.runs.states import RunState
 from sm_llm.launcher import api
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 from moto import mock_aws
 
 from sm_llm.errors import PlanError, SpecError, SubmitError
-from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import build_pipeline
+from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.events.events import read_events
-from sm_llm.runs.states import RunState
 from sm_llm.errors import RunFailed
 from sm_llm.launcher import api
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

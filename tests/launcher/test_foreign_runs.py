@@ -18,18 +18,18 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sm_llm import cli
+from sm_llm.errors import SmLlmError
+from sm_llm.launcher.display.lines import event_line
+from sm_llm.launcher.display.report import attempts_table, checkpoints_table, metrics_table, runs_table, status_table
+from sm_llm.launcher.find_runs import ls
+from sm_llm.launcher.observe.metrics import to_json
+from sm_llm.launcher.run import Run
+from sm_llm.launcher.verdict import failures_in_events
 from sm_llm.runs.events import events as module
 from sm_llm.runs.events import published, trouble
 from sm_llm.runs.events.events import encode, read_events
 from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.runs.states import RunState
-from sm_llm.errors import SmLlmError
-from sm_llm.launcher.find_runs import ls
-from sm_llm.launcher.display.lines import event_line
-from sm_llm.launcher.observe.metrics import to_json
-from sm_llm.launcher.display.report import attempts_table, checkpoints_table, metrics_table, runs_table, status_table
-from sm_llm.launcher.run import Run
-from sm_llm.launcher.verdict import failures_in_events
 from sm_llm.spec.loading.load import load
 from tests.fixtures.foreign import alterations, altered
 

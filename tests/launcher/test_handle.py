@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.events.events import read_events
 from sm_llm.contract.job_file import JobFile
-from sm_llm.runs.run_record import RunRecord
-from sm_llm.runs.states import RunState
 from sm_llm.errors import CheckpointError, RunFailed, SmLlmError, StorageError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.begin import differences
 from sm_llm.launcher.observe.metrics import to_json
 from sm_llm.launcher.tools.shell import shell_command
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.run_record import RunRecord
+from sm_llm.runs.states import RunState
 from sm_llm.storage.publication.pins import pinned
 
 if TYPE_CHECKING:
@@ -447,8 +447,8 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
 
 
 def test_a_glance_reads_only_the_ends_of_a_long_log(tmp_path: Path) -> None:
-    from sm_llm.runs.events import events as ev
     from sm_llm.launcher.observe.metrics import glance, summarise
+    from sm_llm.runs.events import events as ev
 
     log = ev.EventWriter(tmp_path / "attempt-1-rank0.jsonl", 1)
     log.write(ev.AttemptStarted(1, "cpu", 5000, {}))

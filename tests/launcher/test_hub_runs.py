@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.states import RunState
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.planning.planner import plan
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,13 +11,13 @@ import pytest
 
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import JobFile
-from sm_llm.runs.run_paths import RunPaths
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.local.backend import LocalBackend, Machine, this_machine
 from sm_llm.launcher.backends.local.container import PORT, channel_name, clear_scratch, lay_out
-from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.backends.local.processes import reserved_port
+from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.stage import absolute_inputs, mint_run_id, stage
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -143,9 +143,9 @@ def test_local_inputs_become_absolute_paths_and_channels(tmp_path: Path, monkeyp
 
 
 def test_staging_numbers_the_next_attempt_and_keeps_the_records_digest(tmp_path: Path) -> None:
+    from sm_llm.launcher.stage import new_record
     from sm_llm.runs.run_home import FolderHome
     from sm_llm.runs.run_record import Attempt
-    from sm_llm.launcher.stage import new_record
 
     (it,) = plan(JOB)
     record = new_record("job-1", it.job, "digest", {}, [], created=1.0)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from sm_llm.runs.states import RunState
 from sm_llm.launcher import api
 from sm_llm.launcher.display.closing import closing
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run

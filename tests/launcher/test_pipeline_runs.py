@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import pytest
 
-from sm_llm.runs.events.events import read_events
 from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
-from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import Register, definition
+from sm_llm.launcher.find_runs import attach
+from sm_llm.runs.events.events import read_events
 from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.uri import open_store
 from tests.fixtures.pipeline_interpreter import Interpreter

@@ -11,12 +11,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sm_llm.cli.app import app
-from sm_llm.runs.run_home import home_of
 from sm_llm.launcher.display.live import begin
-from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.display.report import plan_table
+from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
+from sm_llm.runs.run_home import home_of
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.loading.yaml_text import to_yaml
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import sm_llm
 from sm_llm.cli import app
-from sm_llm.runs.states import RunState
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.find_runs import ls
+from sm_llm.runs.states import RunState
 from tests.golden.previous_run import SPEC, unpack
 
 if TYPE_CHECKING:

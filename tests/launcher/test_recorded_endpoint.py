@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.states import RunState
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher import homes
 from sm_llm.launcher.run import Run
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.runs.states import RunState
 from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.store import S3Store
 
 if TYPE_CHECKING:
     from pathlib import Path

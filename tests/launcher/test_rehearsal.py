@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.run_paths import ContainerPaths
-from sm_llm.runs.states import RunState
 from sm_llm.errors import StorageError
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import rehearsal
+from sm_llm.runs.run_paths import ContainerPaths
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sm_llm.runs.states import RunState
-from sm_llm.launcher.observe.metrics import Summary
-from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.display.report import plan_table, status_table
+from sm_llm.launcher.observe.metrics import Summary
 from sm_llm.launcher.observe.status import Status
+from sm_llm.launcher.planning.planner import plan
+from sm_llm.runs.states import RunState
 from tests.launcher.sagemaker.conftest import TINY
 
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from sm_llm.errors import SmLlmError, StorageError
+from sm_llm.launcher.display import live, plot
+from sm_llm.launcher.display.lines import big, duration, event_line, size
+from sm_llm.launcher.observe.follow import EventTail
+from sm_llm.launcher.observe.metrics import metric_rows, summarise, to_json
+from sm_llm.launcher.run import Run
+from sm_llm.launcher.stage import new_record
 from sm_llm.runs.events import events as ev
 from sm_llm.runs.run_home import FolderHome
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.states import RunState
-from sm_llm.errors import SmLlmError, StorageError
-from sm_llm.launcher.display import live, plot
-from sm_llm.launcher.observe.follow import EventTail
-from sm_llm.launcher.display.lines import big, duration, event_line, size
-from sm_llm.launcher.observe.metrics import metric_rows, summarise, to_json
-from sm_llm.launcher.run import Run
-from sm_llm.launcher.stage import new_record
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def test_status_of_a_failed_run_names_the_reason(root: Path) -> None:
 
 
 def test_OB13_a_run_without_an_end_time_is_still_running_not_a_crash(root: Path) -> None:
-    from sm_llm.runs.liveness import hold
     from sm_llm.launcher.display.report import status_table
+    from sm_llm.runs.liveness import hold
 
     open_attempt = Attempt(number=2, native_id="8", started=100.0)
     RunRecord.update(RunPaths(root).record, lambda record: record.with_attempt(open_attempt))

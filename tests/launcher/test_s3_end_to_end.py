@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from sm_llm.cli import main
-from sm_llm.runs.events.events import read_events
-from sm_llm.runs.states import RunState
 from sm_llm.launcher import api
 from sm_llm.launcher.run import Run
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

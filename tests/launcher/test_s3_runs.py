@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.events.events import read_events
-from sm_llm.runs.liveness import is_anyone_alive
-from sm_llm.runs.run_home import home_of
-from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.s3_home import S3Home
-from sm_llm.runs.states import RunState
 from sm_llm.errors import RunFailed, StorageError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import heartbeat, processes, workflow
@@ -29,6 +23,12 @@ from sm_llm.launcher.observe.metrics import to_json
 from sm_llm.launcher.observe.patience import Patience
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.liveness import is_anyone_alive
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.states import RunState
 from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:
@@ -429,8 +429,8 @@ def test_S3_holds_no_secret_of_a_run(s3_fakes: Fakes, bucket: str, s3_server: An
 
 
 def test_beats_tell_age_by_the_stores_clock_and_who_was_superseded(s3_fakes: Fakes, s3_server: Any) -> None:
-    from sm_llm.storage.s3.store import S3Store
     from sm_llm.storage.s3.s3_options import S3Options
+    from sm_llm.storage.s3.store import S3Store
 
     bucket = str(s3_fakes.storage).split("/")[2]
     store = S3Store(bucket, "runs/x", S3Options(endpoint_url=s3_server.endpoint))

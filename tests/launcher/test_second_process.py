@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.liveness import is_anyone_alive
-from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import backend as local
+from sm_llm.runs.liveness import is_anyone_alive
+from sm_llm.runs.states import EXIT_CODES, RunState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.events.events import read_events
 from sm_llm.contract.failure import Failure
 from sm_llm.contract.job_file import JobFile
-from sm_llm.runs.liveness import hold, is_anyone_alive
-from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.states import RunState
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import local_run
 from sm_llm.launcher.backends.local.attempt import GRACE_SECONDS, KILL_SECONDS, with_ending, with_facts
 from sm_llm.launcher.backends.local.processes import Interrupts
 from sm_llm.launcher.verdict import Ending
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.liveness import hold, is_anyone_alive
+from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -393,7 +393,7 @@ def test_a_supervisor_whose_launcher_was_interrupted_records_the_end_all_the_sam
         run = fakes.launch()
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", local_run.SUPERVISOR, run.uri, str(writer), "{}"]
+    command = [sys.executable, "-m", local_run.SUPERVISOR, run.uri, str(writer), "{}", str(Path.cwd())]
     subprocess.run(command, pass_fds=[writer], timeout=60, check=True)
     os.close(writer)
     assert run.attempts[-1].state is RunState.COMPLETED

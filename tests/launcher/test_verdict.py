@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm_llm.runs.events.events import EventWriter
 from sm_llm.contract.failure import Cause, Failure
 from sm_llm.contract.job_file import JobFile
+from sm_llm.launcher.backends.local.processes import Ended
+from sm_llm.launcher.verdict import Ending, judge
+from sm_llm.runs.events.events import EventWriter
+from sm_llm.runs.events.trouble import Failed
 from sm_llm.runs.run_home import FolderHome
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.runs.events.trouble import Failed
-from sm_llm.launcher.backends.local.processes import Ended
-from sm_llm.launcher.verdict import Ending, judge
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:

@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.runs.events.events import read_events
 from sm_llm.contract.job_file import JobFile
-from sm_llm.runs.run_home import FolderHome, RunHome
-from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.states import RunState
 from sm_llm.errors import CheckpointError, PlanError, StorageError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import processes, workflow
@@ -19,6 +15,10 @@ from sm_llm.launcher.backends.local.backend import LocalBackend
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
 from sm_llm.launcher.unfinished import UnfinishedRun
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.run_home import FolderHome, RunHome
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.states import RunState
 from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.models.config import both_spellings, misread_by_transformers_444, normalise
-from sm_llm.models.presets import PRESETS
 from sm_llm.models.families.registry import FAMILIES, family
+from sm_llm.models.presets import PRESETS
 
 if TYPE_CHECKING:
     from sm_llm.models.families.family import Tensor

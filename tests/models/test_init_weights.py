@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from sm_llm.models import init_weights
 from sm_llm.models.config import normalise
 from sm_llm.models.families.family import Tensor
+from sm_llm.models.families.registry import family
 from sm_llm.models.init_weights import Float32Array, initial_slice
 from sm_llm.models.presets import PRESETS
-from sm_llm.models.families.registry import family
 
 SHAPES = [(200_000,), (700, 300), (1000, 1), (2, 70_000), (5, 30, 900), (3, 2, 100_000)]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sm_llm.models.config import normalise
+from sm_llm.models.families.registry import FAMILIES, family
 from sm_llm.models.parallel import TENSOR_PARALLEL, parallel_faults
 from sm_llm.models.presets import PRESETS
-from sm_llm.models.families.registry import FAMILIES, family
 
 
 def told(name: str, **degrees: int) -> str:

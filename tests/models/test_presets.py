@@ -6,8 +6,8 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.models.config import misread_by_transformers_444, normalise
-from sm_llm.models.presets import PRESETS, preset
 from sm_llm.models.families.registry import family
+from sm_llm.models.presets import PRESETS, preset
 
 NAMES = {
     "tiny",

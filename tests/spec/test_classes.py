@@ -9,8 +9,8 @@ from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.comparison.classes import FREE, WORK, FieldClass
-from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.comparison.leaves import leaves, spec_differences, unclassified
+from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.load import changed
 
 

@@ -9,8 +9,8 @@ import pytest
 from sm_llm.errors import SpecError
 from sm_llm.spec.loading.defaults import read_defaults
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.reference.show import show
 from sm_llm.spec.loading.user_file import user_config_file
+from sm_llm.spec.reference.show import show
 
 
 def write(folder: Path, text: str) -> Path:

@@ -46,7 +46,7 @@ GIVEN_BACK = {
     "FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "RDMAV_FORK_SAFE", "NCCL_SOCKET_IFNAME", "NCCL_PROTO", "NCCL_IB_DISABLE",
     "NCCL_DEBUG", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }  # fmt: skip
-"""What a job may set: torchrun keeps it, or the worker gives it back (``worker.runtime.toolkit.settle_environment``)."""
+"""What a job may set: torchrun keeps it, or the worker gives it back (``toolkit.settle_environment``)."""
 
 
 def spec(block: str, name: str, backend: dict[str, str]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.hub import hub_fetch
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.folder import FolderStore
+from sm_llm.storage.hub import hub_fetch
 from sm_llm.storage.hub.addresses import HubAddress, config_file, parse_hub
 from sm_llm.storage.hub.hub_fetch import StoreSink, bring_files, fetch, select
 from sm_llm.storage.hub.hub_ledger import Ledger, ledger_prefix

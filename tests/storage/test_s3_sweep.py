@@ -14,7 +14,15 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.engines.ranges import RangesTransfer
-from sm_llm.storage.publication.publish import collect_garbage, fetch, find_newest, list_checkpoints, publish, restore, verify
+from sm_llm.storage.publication.publish import (
+    collect_garbage,
+    fetch,
+    find_newest,
+    list_checkpoints,
+    publish,
+    restore,
+    verify,
+)
 from tests.fixtures.sampling import number, one_of_each
 
 if TYPE_CHECKING:
@@ -200,8 +208,8 @@ def test_I4_I5_a_lost_answer_at_any_request_of_a_collection_never_costs_a_kept_c
 def test_I4_the_sdk_repeats_a_commit_whose_answer_was_lost_and_the_nonce_settles_it(
     s3_bench: Any, fault_proxy: Any, rule: Any
 ) -> None:
-    from sm_llm.storage.s3.store import S3Store
     from sm_llm.storage.s3.s3_options import S3Options
+    from sm_llm.storage.s3.store import S3Store
 
     fault_proxy.set(rule("PUT .*/commits/", "lost"))
     store = S3Store(s3_bench.bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))
@@ -264,8 +272,8 @@ def test_I2_I7_a_storm_of_503_costs_time_and_never_a_checkpoint(
     s3_bench: Any, fault_proxy: Any, rule: Any, retry_clock: Any, seconds: int
 ) -> None:
     """Of so many seconds of the pauses between tries."""
-    from sm_llm.storage.s3.store import S3Store
     from sm_llm.storage.s3.s3_options import S3Options
+    from sm_llm.storage.s3.store import S3Store
 
     s3_bench.publish(1)
     store = S3Store(s3_bench.bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))

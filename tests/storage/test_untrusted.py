@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage import base, folder
+from sm_llm.storage.hub.hub_fetch import fetch
 from sm_llm.storage.publication.collect import collect_garbage
 from sm_llm.storage.publication.find import find_newest, list_checkpoints
-from sm_llm.storage.hub.hub_fetch import fetch
 from sm_llm.storage.publication.layout import COMMITS, Slot, save_of_key, slot_of_commit
 from sm_llm.storage.publication.manifest import CommitManifest, _checksum, decode
 from sm_llm.storage.publication.pins import pin, pinned

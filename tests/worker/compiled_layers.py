@@ -14,11 +14,11 @@ from worker_jobs import train_task
 
 from sm_llm.models.families.registry import family
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.worker.training.job_setup import set_up
+from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.place import Place
 from sm_llm.worker.strategies import compiled
 from sm_llm.worker.strategies.fsdp.strategy import FsdpStrategy
-from sm_llm.worker.checkpoint.weights import InitialWeights
+from sm_llm.worker.training.job_setup import set_up
 
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},

@@ -26,14 +26,14 @@ from worker_jobs import events, job_environment, job_file, train_task
 from sm_llm.errors import StorageError
 from sm_llm.spec.checkpoint import CheckpointSpec
 from sm_llm.storage.publication import publish as publication
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.worker.publishing import agent_process, publisher
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
-from sm_llm.worker.runtime.collectives import Agreement
+from sm_llm.worker.checkpoint.restore import fetcher, restored_folder
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.place import Place
-from sm_llm.worker.checkpoint.restore import fetcher, restored_folder
+from sm_llm.worker.publishing import agent_process, publisher
+from sm_llm.worker.runtime.collectives import Agreement
 from tests.fixtures.fault_proxy import FaultProxy, Rule, running_proxy
 
 DATA = "(PUT|POST) .*/data/"

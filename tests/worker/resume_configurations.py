@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from worker_jobs import MODEL, train_task
 
+from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.find import commit_keys
-from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.manifest import CommitManifest, decode, encode
 from sm_llm.worker import main as main_module
 from sm_llm.worker.checkpoint import start as start_module

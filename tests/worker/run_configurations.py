@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import resume_configurations
 from worker_jobs import SAVE_EVERY, STEPS, job_environment, job_file, result_folder, train_task
 
-from sm_llm.worker.tasks import train as train_module
 from sm_llm.worker.main import main
 from sm_llm.worker.strategies.fsdp import mesh as fsdp_mesh
 from sm_llm.worker.strategies.fsdp.strategy import FsdpStrategy
+from sm_llm.worker.tasks import train as train_module
 
 
 class Broken(Exception):

@@ -11,11 +11,11 @@ from conftest import launch
 
 from sm_llm.runs.events.events import LayersCompiled
 from sm_llm.spec.parallelism.strategies import FsdpSpec
-from sm_llm.worker.training.compile_report import warning
 from sm_llm.worker.place import Place
 from sm_llm.worker.strategies import compiled
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
+from sm_llm.worker.training.compile_report import warning
 
 if TYPE_CHECKING:
     from pathlib import Path

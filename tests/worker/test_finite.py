@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from sm_llm.runs.events.events import Step
 from sm_llm.models.families.family import Tensor
+from sm_llm.runs.events.events import Step
 from sm_llm.spec.not_finite import NotFiniteSpec
 from sm_llm.spec.optim import OptimSpec
 from sm_llm.worker.training.finite import Action, FiniteWatch, Tolerance, not_finite, poisoned

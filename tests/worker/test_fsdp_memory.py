@@ -19,12 +19,13 @@ from sm_llm.models.families.registry import family
 from sm_llm.spec.parallelism.layout import Layout
 from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.place import Place
-from sm_llm.worker.strategies.fsdp import strategy as fsdp, tensor as fsdp_tensor
+from sm_llm.worker.strategies.fsdp import strategy as fsdp
+from sm_llm.worker.strategies.fsdp import tensor as fsdp_tensor
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
 from sm_llm.worker.strategies.fsdp.memory import wrap_layer
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers
-from sm_llm.worker.checkpoint.weights import InitialWeights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

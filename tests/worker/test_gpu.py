@@ -11,9 +11,9 @@ import torch
 from resume_configurations import poison
 from worker_jobs import events, exact_steps, job_environment, job_file, losses, train_task
 
+from sm_llm.worker.main import main
 from sm_llm.worker.tasks import train
 from sm_llm.worker.training.finite import LAG_STEPS, FiniteWatch
-from sm_llm.worker.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

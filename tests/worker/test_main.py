@@ -9,19 +9,19 @@ import pytest
 from worker_jobs import events, job_environment, job_file, train_task
 
 from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.errors import StorageError
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.errors import StorageError
 from sm_llm.spec.tasks import PrepareTask, TrainTask
 from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.uri import open_store
-from sm_llm.worker.tasks import prepare
 from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.inputs.sync import stage, stage_inputs
 from sm_llm.worker.main import main
 from sm_llm.worker.place import Place
 from sm_llm.worker.runtime.stop import Stopping
-from sm_llm.worker.inputs.sync import stage, stage_inputs
+from sm_llm.worker.tasks import prepare
 
 REPOSITORY = Path(__file__).parents[2]
 PREPARE = {"kind": "prepare", "seq_length": 16, "train_tokenizer": {"vocab_size": 300}}

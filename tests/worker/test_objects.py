@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.publication.publish import new_save
-from sm_llm.worker.objects import ObjectUnpickler, UnknownError, restrict_object_collectives
 from sm_llm.worker.inputs.space import Disk
+from sm_llm.worker.objects import ObjectUnpickler, UnknownError, restrict_object_collectives
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,14 +15,14 @@ from sm_llm.errors import CheckpointError, RunFailed
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.weights_check import compare_weights
 from sm_llm.spec.optim import OptimSpec
-from sm_llm.worker.training import random_state
+from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights
 from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.place import Place
+from sm_llm.worker.strategies.master import MasterWeights
+from sm_llm.worker.training import random_state
 from sm_llm.worker.training.loss import next_tokens, token_loss_sum
 from sm_llm.worker.training.metrics import Costs, Meter, StepBuffer
 from sm_llm.worker.training.optim import MOMENTS, build_adamw, is_decayed
-from sm_llm.worker.place import Place
-from sm_llm.worker.strategies.master import MasterWeights
-from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,10 @@ from sm_llm.contract.job_file import JOB_ENVIRONMENT
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.publish import find_final
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.worker.publishing import publish_final as module
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.publishing import publish_final as module
 
 if TYPE_CHECKING:
     from pathlib import Path

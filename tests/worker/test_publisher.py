@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.folder import FolderStore
+from sm_llm.storage.publication import publish as publication
+from sm_llm.worker.place import Place
 from sm_llm.worker.publishing import publisher as module
 from sm_llm.worker.publishing.freshness import Freshness
-from sm_llm.worker.place import Place
 from sm_llm.worker.publishing.publisher import Publisher, Sealed
 
 if TYPE_CHECKING:

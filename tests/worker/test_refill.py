@@ -13,8 +13,8 @@ from worker_jobs import job_file, train_task
 from sm_llm.runs.events import events as ev
 from sm_llm.runs.events.events import EventWriter, read_events
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.publishing.shipping import ship_events
 from sm_llm.worker.trackers.sinks import Feed, earlier_events, feeding

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sm_llm.runs.run_paths import CONTAINER_BASE, ContainerPaths
 from sm_llm.errors import RunFailed
+from sm_llm.runs.run_paths import CONTAINER_BASE, ContainerPaths
 from sm_llm.worker.inputs.scratch import DISK_ENVIRONMENT, scratch_folder
 
 

@@ -16,9 +16,9 @@ from sm_llm.contract import program as names
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.publish import list_checkpoints, restore
+from sm_llm.worker.runtime.gathering import Gathering
 from sm_llm.worker.script import calls, script_publisher
 from sm_llm.worker.script.calls import closed, link_tree, publish, quiet_since
-from sm_llm.worker.runtime.gathering import Gathering
 from sm_llm.worker.script.script_publisher import MARKS, ScriptPublisher
 
 if TYPE_CHECKING:

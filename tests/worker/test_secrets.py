@@ -12,8 +12,8 @@ from worker_jobs import events, job_environment, job_file
 
 from sm_llm.errors import RunFailed
 from sm_llm.redaction import HIDDEN
-from sm_llm.worker.main import main
 from sm_llm.worker.inputs.secrets import resolve, secrets_at_hand
+from sm_llm.worker.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

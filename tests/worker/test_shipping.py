@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from worker_jobs import job_file, train_task
 
-from sm_llm.runs.events.events import Notice, read_events
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT, JobFile
+from sm_llm.runs.events.events import Notice, read_events
 from sm_llm.runs.replication.mirror import Mirror
 from sm_llm.runs.stop_request import ask_to_stop
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.publishing.shipping import ship_events
 

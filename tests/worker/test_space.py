@@ -14,8 +14,8 @@ from worker_jobs import events, job_environment, job_file, train_task
 from sm_llm.contract.failure import Cause
 from sm_llm.storage.publication.publish import find_newest
 from sm_llm.storage.uri import open_store
-from sm_llm.worker.main import main
 from sm_llm.worker.inputs.space import Disk, disk_of, lacking
+from sm_llm.worker.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

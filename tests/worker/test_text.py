@@ -11,10 +11,10 @@ from worker_jobs import events, job_environment, job_file, losses, result_folder
 from sm_llm.errors import CheckpointError
 from sm_llm.spec.parallelism.layout import Layout
 from sm_llm.storage.publication.manifest import CommitManifest, Save
-from sm_llm.worker.main import main
 from sm_llm.worker.checkpoint.restore import rank_file
-from sm_llm.worker.training.sample import harmless
 from sm_llm.worker.checkpoint.start import Start, _load_private
+from sm_llm.worker.main import main
+from sm_llm.worker.training.sample import harmless
 
 if TYPE_CHECKING:
     from pathlib import Path

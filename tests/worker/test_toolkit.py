@@ -10,8 +10,8 @@ from worker_jobs import events, job_environment, job_file, train_task
 
 from sm_llm.contract.hosts import Hosts
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
-from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.errors import RunFailed
+from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.worker.job import read_job
 from sm_llm.worker.main import main
 from sm_llm.worker.place import Place

@@ -18,8 +18,8 @@ from worker_jobs import search_path
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication.publish import commit, fetch, new_save, upload_part, write_part
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.publishing import agent_process
 from sm_llm.worker.publishing.agent_process import NICENESS
@@ -224,8 +224,8 @@ def test_I10_an_agent_outlives_neither_its_owner_nor_the_grace_time_and_leaves_n
 def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(
     uploading: tuple[Any, int], store: S3Store, fault_proxy: Any, s3_server: Any, bucket: str
 ) -> None:
-    from sm_llm.worker.place import Place
     from sm_llm.worker.checkpoint.start import Starter
+    from sm_llm.worker.place import Place
 
     owner, agent = uploading
     os.killpg(owner.pid, signal.SIGKILL)

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sm_llm.runs.events.events import read_events
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
+from sm_llm.runs.events.events import read_events
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.spec.job import JobSpec
 

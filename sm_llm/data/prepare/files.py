@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.run_folders import counted, files_outside_runs, runs_sentence
 from sm_llm.data.describe import is_dataset, read_json
 from sm_llm.data.prepare.documents import Collector
 from sm_llm.data.prepare.readers import READERS
 from sm_llm.errors import DataError
+from sm_llm.runs.run_folders import counted, files_outside_runs, runs_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sm_llm.runs.events.events import Progress
-from sm_llm.data.prepare.account import PrepareAccount, SplitAccount, unigram_entropy
 from sm_llm.data.describe import write_json
+from sm_llm.data.prepare.account import PrepareAccount, SplitAccount, unigram_entropy
 from sm_llm.data.prepare.documents import Documents, Rejections, is_held_out, no_documents
 from sm_llm.data.prepare.encode import Encoder, EncoderMismatch, Tokenizer, choose_encoder
 from sm_llm.data.prepare.files import SourceFile, find_files
@@ -24,6 +23,7 @@ from sm_llm.data.prepare.readers import LONG_BYTES
 from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.data.prepare.tokenizer_choice import obtain_tokenizer
 from sm_llm.errors import DataError
+from sm_llm.runs.events.events import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,12 +7,12 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.events.events import Progress
 from sm_llm.data.prepare.documents import Rejections, is_held_out, no_documents
 from sm_llm.data.prepare.encode import Tokenizer
 from sm_llm.data.prepare.train_tokenizer import train_tokenizer
 from sm_llm.errors import DataError
 from sm_llm.models.safetensors_folder import TOKENIZER_FILES
+from sm_llm.runs.events.events import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

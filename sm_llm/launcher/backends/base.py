@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.runs.run_home import RunHome
-    from sm_llm.runs.run_record import Attempt
-    from sm_llm.runs.states import RunState
     from sm_llm.errors import Fault
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.planning.review import Review
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.states import RunState
     from sm_llm.spec.job import JobSpec
 
 

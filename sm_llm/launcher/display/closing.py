@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from sm_llm.contract.failure import Cause
-from sm_llm.runs.states import RunState
 from sm_llm.launcher.display.lines import STATE_STYLES, duration
 from sm_llm.launcher.observe.status import status_of
+from sm_llm.runs.states import RunState
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.launcher.observe.status import Status
+    from sm_llm.launcher.run_handle import RunHandle
 
 
 def closing(run: RunHandle, console: Console, plot: str | None) -> None:

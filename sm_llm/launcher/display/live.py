@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError, StorageError, SubmitError
-from sm_llm.launcher.observe.follow import follow
 from sm_llm.launcher.display.lines import big, duration, event_line, training_line
+from sm_llm.launcher.observe.follow import follow
 from sm_llm.launcher.observe.metrics import SummaryBuilder
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.terminal import quoted
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from sm_llm.runs.states import RunState
     from sm_llm.launcher.observe.metrics import Summary
     from sm_llm.launcher.run_handle import RunHandle
+    from sm_llm.runs.states import RunState
 
 _BAR_WIDTH = 28
 _PLAIN_PROGRESS_STEP = 0.25

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.states import RunState
 from sm_llm.launcher.display.lines import STATE_STYLES, big, duration, moment, size
-from sm_llm.spec.machines.gpus import groups, smallest_gpu
+from sm_llm.runs.states import RunState
 from sm_llm.spec.loading.yaml_text import to_typed
+from sm_llm.spec.machines.gpus import groups, smallest_gpu
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.find_runs import Listed
     from sm_llm.launcher.observe.metrics import MetricRow
+    from sm_llm.launcher.observe.status import Status
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run_handle import RunHandle
-    from sm_llm.launcher.observe.status import Status
     from sm_llm.storage.publication.publish import CheckpointInfo
 
 _COMMANDS = 2

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError, SubmitError
-from sm_llm.launcher.images.images import dns_suffix, rows, uri
 from sm_llm.launcher.backends.sagemaker.account import Account, told
+from sm_llm.launcher.images.images import dns_suffix, rows, uri
+from sm_llm.package import HOME
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _registry(image_uri: str) -> re.Match[str]:
 
 
 def _checkout() -> Path:
-    root = Path(__file__).resolve().parents[2]
+    root = HOME
     if not (root / "docker").is_dir():
         raise SubmitError(f"{root}: has no folder docker. Images are built from a checkout of the repository")
     return root

@@ -6,18 +6,18 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.errors import StorageError
 from sm_llm.launcher.observe.patience import Patience
+from sm_llm.runs.events.events import event_files, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
     from sm_llm.runs.states import RunState
-    from sm_llm.launcher.run_handle import RunHandle
 
 STATE_SECONDS = 1.0
 

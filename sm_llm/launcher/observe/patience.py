@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.errors import StorageError
+    from sm_llm.runs.run_home import RunHome
 
 PATIENCE_SECONDS = 900.0
 """A store that has not answered for so long is an error of the following, too."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.launcher.observe.metrics import Summary, summarise, to_json
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.stop_request import is_asked_to_stop
-from sm_llm.launcher.observe.metrics import Summary, summarise, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from sm_llm.runs.states import RunState
     from sm_llm.launcher.run_handle import RunHandle
+    from sm_llm.runs.states import RunState
 
 
 @dataclass(frozen=True)

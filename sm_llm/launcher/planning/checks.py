@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from sm_llm.data.describe import RowsInfo
     from sm_llm.launcher.planning.model_facts import ModelFacts
-    from sm_llm.spec.machines.compute import ComputeSpec
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.machines.compute import ComputeSpec
     from sm_llm.spec.optim import OptimSpec
     from sm_llm.spec.tasks import PrepareTask, TrainTask
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.s3_home import CONFIG
 from sm_llm.errors import Fault, PlanError, StorageError
 from sm_llm.launcher.homes import storage_root
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.optional import missing
+from sm_llm.runs.s3_home import CONFIG
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.loading.references import sources
-from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.folder import FolderStore
+from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.publication.result import NotPublished, result_address
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.s3_client import code_of, connect
 from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.uri import is_s3, parse, run_and_step
 from sm_llm.terminal import quoted, say
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.contract.program_tree import ProgramTree
-from sm_llm.runs.run_folders import files_outside_runs
-from sm_llm.runs.run_record import InputManifest
 from sm_llm.errors import StorageError
 from sm_llm.launcher.backends.local.container import channel_name
 from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.package import PACKAGE
+from sm_llm.runs.run_folders import files_outside_runs
+from sm_llm.runs.run_record import InputManifest
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.references import sources, workflow_job
 from sm_llm.storage.uri import run_and_step
@@ -136,7 +137,7 @@ def _digest(listing: list[Any]) -> str:
 
 def code_digest() -> str:
     """SHA-256 (64 hex digits) over names and contents of this package's files: which code launched a run."""
-    home = Path(__file__).resolve().parents[1]
+    home = PACKAGE
     digest = hashlib.sha256()
     for file in sorted(it for it in home.rglob("*") if it.suffix in (".py", ".yaml")):
         body = file.read_bytes()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from sm_llm.models.families.registry import family
 from sm_llm.spec.parallelism.layout import Layout, layout, smp_layout
-from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.spec.parallelism.smp import SmpSpec
+from sm_llm.spec.parallelism.strategies import FsdpSpec
 
 if TYPE_CHECKING:
     from sm_llm.models.families.family import Config, LayerWidths

@@ -9,9 +9,9 @@ from sm_llm.errors import Fault, SpecError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.model_rules import check_strategy
 from sm_llm.models.config import model_config
+from sm_llm.models.families.registry import family
 from sm_llm.models.parallel import parallel_faults
 from sm_llm.models.parallel_nxd import kv_heads
-from sm_llm.models.families.registry import family
 from sm_llm.models.weights_check import check_weights, unread_sentence
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.parallelism.strategies import FsdpSpec

@@ -19,9 +19,15 @@ from sm_llm.launcher.planning.checks import (
 from sm_llm.launcher.planning.data_warnings import data_warnings
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.launcher.planning.memory import MemoryEstimate, memory_estimate
-from sm_llm.launcher.planning.model_facts import ModelFacts, check_pretrained, model_facts, planned_config, pretrained_source
-from sm_llm.launcher.planning.plan_settings import random_token_warnings
+from sm_llm.launcher.planning.model_facts import (
+    ModelFacts,
+    check_pretrained,
+    model_facts,
+    planned_config,
+    pretrained_source,
+)
 from sm_llm.launcher.planning.plan import Plan
+from sm_llm.launcher.planning.plan_settings import random_token_warnings
 from sm_llm.launcher.planning.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -29,10 +35,10 @@ from sm_llm.spec.machines.gpus import smallest_gpu
 from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask, TrainTask
 
 if TYPE_CHECKING:
-    from sm_llm.spec.machines.compute import ComputeSpec
-    from sm_llm.spec.machines.hardware import Instance
     from sm_llm.spec.loading.load import FaultySpec, Loaded
     from sm_llm.spec.loading.overrides import Override
+    from sm_llm.spec.machines.compute import ComputeSpec
+    from sm_llm.spec.machines.hardware import Instance
 
 T = TypeVar("T")
 
@@ -60,7 +66,7 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
 
 
 def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:
-    """``spec.loading.load.load``; where the specification is faulty, its ``SpecError`` tells the faults of the plan as well."""
+    """``spec.loading.load``; where the specification is faulty, its ``SpecError`` lists those of the plan as well."""
     from sm_llm.spec.loading.load import FaultySpec, load
 
     try:

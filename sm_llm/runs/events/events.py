@@ -18,6 +18,7 @@ from collections.abc import Mapping  # noqa: TC003 - read as a type by ``event_f
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from sm_llm.owned import make_folders, opener
 from sm_llm.runs.events.event_fields import checked
 from sm_llm.runs.events.published import (
     CheckpointPublished,
@@ -26,9 +27,8 @@ from sm_llm.runs.events.published import (
     ProfilePublished,
     PublicationLate,
 )
-from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.events.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
-from sm_llm.owned import make_folders, opener
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.reports import report_once, report_unknown
 
 if TYPE_CHECKING:

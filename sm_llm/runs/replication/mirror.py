@@ -7,11 +7,11 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.liveness import exclusive
-from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.replication.segments import Segment, files_of, segment_key
 from sm_llm.errors import StorageError
 from sm_llm.owned import make_folders, opener
+from sm_llm.runs.liveness import exclusive
+from sm_llm.runs.replication.segments import Segment, files_of, segment_key
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.reports import report_unknown
 from sm_llm.storage.s3.swap import read_tagged

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.replication.segments import SEGMENT_BYTES, Segment, files_of, segment_key
 from sm_llm.errors import StorageError
+from sm_llm.runs.replication.segments import SEGMENT_BYTES, Segment, files_of, segment_key
 from sm_llm.storage.s3.swap import read_tagged, swap
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from pydantic import Field
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.backends import VpcSpec
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.validation.faults import validate
-from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.loading.tree import Path, Tree
 from sm_llm.spec.loading.user_file import user_config_file
 from sm_llm.spec.loading.yaml_text import from_typed, from_yaml, read_text
+from sm_llm.spec.storage import StorageOptions
+from sm_llm.spec.validation.faults import validate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,18 +10,18 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from sm_llm.errors import Fault, SpecError
-from sm_llm.spec.validation.check import check
-from sm_llm.spec.loading.defaults import Defaults, read_defaults, with_account
 from sm_llm.spec.comparison.digest import spec_digest
-from sm_llm.spec.validation.faults import did_you_mean, validate
+from sm_llm.spec.environment.secrets import conceal
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.machines.machine import with_local_gpus
+from sm_llm.spec.loading.defaults import Defaults, read_defaults, with_account
 from sm_llm.spec.loading.overrides import Override, parse_fields, parse_overrides, placed
 from sm_llm.spec.loading.recipes import recipe_files
 from sm_llm.spec.loading.references import is_reference
-from sm_llm.spec.environment.secrets import conceal
 from sm_llm.spec.loading.tree import Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_yaml, read_text
+from sm_llm.spec.machines.machine import with_local_gpus
+from sm_llm.spec.validation.check import check
+from sm_llm.spec.validation.faults import did_you_mean, validate
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

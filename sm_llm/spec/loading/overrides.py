@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
-from sm_llm.spec.validation.faults import did_you_mean
 from sm_llm.spec.job import JobSpec, StepSpec
-from sm_llm.spec.reference.schema import dotted_paths, knows
 from sm_llm.spec.loading.tree import Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_typed, to_typed
+from sm_llm.spec.reference.schema import dotted_paths, knows
+from sm_llm.spec.validation.faults import did_you_mean
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:

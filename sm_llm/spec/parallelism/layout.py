@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Fault, SpecError
 
 if TYPE_CHECKING:
-    from sm_llm.spec.parallelism.strategies import FsdpSpec
     from sm_llm.spec.parallelism.smp import SmpSpec
+    from sm_llm.spec.parallelism.strategies import FsdpSpec
 
 WHERE = "task.parallelism"
 

@@ -12,7 +12,7 @@ from sm_llm.spec.parallelism.smp import SmpSpec
 
 
 class FsdpSpec(SpecModel):
-    """PyTorch FSDP2, alone or multiplied with tensor and context parallelism (``sm_llm.spec.parallelism.layout`` has the rules)."""
+    """PyTorch FSDP2, alone or multiplied with tensor and context parallelism (rules: ``spec.parallelism.layout``)."""
 
     strategy: Literal["fsdp"] = "fsdp"
     """The training engine."""

@@ -9,20 +9,15 @@ from typing import TYPE_CHECKING
 
 from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import Fault, SpecError
-from sm_llm.spec.validation.check_compute import compute_faults
-from sm_llm.spec.validation.check_register import register_faults
-from sm_llm.spec.validation.check_script import script_faults
-from sm_llm.spec.validation.check_strategy import strategy_faults, training_faults
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.data import StreamData, SyntheticData
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.environment.variables import environment_faults
 from sm_llm.spec.inputs import MOUNT, S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
+from sm_llm.spec.loading.references import references, sources, workflow_job
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.parallelism.strategies import FsdpSpec
-from sm_llm.spec.loading.references import references, sources, workflow_job
-from sm_llm.spec.validation.step_faults import gathered
 from sm_llm.spec.tasks import (
     FetchTask,
     PrecompileTask,
@@ -33,6 +28,11 @@ from sm_llm.spec.tasks import (
     TrainTokenizer,
     parallelism_of,
 )
+from sm_llm.spec.validation.check_compute import compute_faults
+from sm_llm.spec.validation.check_register import register_faults
+from sm_llm.spec.validation.check_script import script_faults
+from sm_llm.spec.validation.check_strategy import strategy_faults, training_faults
+from sm_llm.spec.validation.step_faults import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
 from sm_llm.spec.backends import SageMakerBackend
-from sm_llm.spec.machines.hardware import instance, nearest_instance
 from sm_llm.spec.machines.gpus import machine_types
+from sm_llm.spec.machines.hardware import instance, nearest_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.optional import command
-from sm_llm.storage.syncing.arrival import clear_leftovers, is_half_fetched
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines import s5cmd
 from sm_llm.storage.engines.classic import ClassicTransfer
@@ -15,12 +14,13 @@ from sm_llm.storage.engines.common import MIB, DiskError, abort_own_uploads, s3
 from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.s3.s3_client import is_expired
+from sm_llm.storage.syncing.arrival import clear_leftovers, is_half_fetched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.objects import S3Objects
 
 ENGINES = ("auto", "s5cmd", "crt", "boto3")
 LARGE_BYTES = 16 * MIB
@@ -68,7 +68,7 @@ class EngineTransfer:
             checksums |= self._download(where, name, group, progress)
         return checksums
 
-    def _download(self, store: S3Store, name: str, group: Sequence[Copy], progress: Progress) -> dict[str, str]:
+    def _download(self, store: S3Objects, name: str, group: Sequence[Copy], progress: Progress) -> dict[str, str]:
         counted = _Count(progress)
         try:
             return dict(self._build(name).download(store, group, counted))
@@ -97,7 +97,7 @@ class EngineTransfer:
 
     def _upload(
         self,
-        store: S3Store,
+        store: S3Objects,
         name: str,
         group: Sequence[Copy],
         progress: Progress,
@@ -129,7 +129,7 @@ class EngineTransfer:
             self._announce(f"{name}: {len(group)} files, {_size(group):,} bytes")
         return groups
 
-    def _for_download(self, store: S3Store, copy: Copy) -> str:
+    def _for_download(self, store: S3Objects, copy: Copy) -> str:
         wants_ranges = self._max_bandwidth is not None or (self._resume and copy.size > RESUME_BYTES)
         if wants_ranges or is_half_fetched(copy.path):
             return "ranges"
@@ -137,14 +137,14 @@ class EngineTransfer:
             return "s5cmd" if self._suits_s5cmd(store, copy) else "ranges"
         return "boto3" if self._engine == "boto3" else "crt"
 
-    def _for_upload(self, store: S3Store, copy: Copy) -> str:
+    def _for_upload(self, store: S3Objects, copy: Copy) -> str:
         if self._max_bandwidth is not None:
             return "boto3"
         if self._engine == "s5cmd":
             return "s5cmd" if self._suits_s5cmd(store, copy) else "boto3"
         return "boto3" if self._engine == "boto3" else "crt"
 
-    def _suits_s5cmd(self, store: S3Store, copy: Copy) -> bool:
+    def _suits_s5cmd(self, store: S3Objects, copy: Copy) -> bool:
         # It cannot be told whose bucket it must be.
         return store.options.expected_bucket_owner is None and s5cmd.can_name(copy)
 
@@ -173,7 +173,7 @@ class _Count:
         self._sum = total
 
 
-def _renewed(store: S3Store, error: StorageError) -> bool:
+def _renewed(store: S3Objects, error: StorageError) -> bool:
     """Whether credentials had expired; then they are read anew."""
     expired = is_expired(error)
     if expired:
@@ -186,7 +186,7 @@ def _has_arrived(copy: Copy) -> bool:
     return copy.path.is_file() and copy.path.stat().st_size == copy.size and not is_half_fetched(copy.path)
 
 
-def _stored_already(store: S3Store, copy: Copy) -> StoredObject | None:
+def _stored_already(store: S3Objects, copy: Copy) -> StoredObject | None:
     """What the store holds of a copy, if it is just that."""
     try:
         found = store.head(copy.key)

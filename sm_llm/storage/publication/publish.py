@@ -13,7 +13,15 @@ from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.storage.base import Gather
 from sm_llm.storage.publication.collect import Collected, collect_garbage
 from sm_llm.storage.publication.commit import Published, commit, discard, new_save, seal, upload_part, write_part
-from sm_llm.storage.publication.find import CheckpointInfo, Newest, Rejected, find_final, find_newest, list_checkpoints, verify
+from sm_llm.storage.publication.find import (
+    CheckpointInfo,
+    Newest,
+    Rejected,
+    find_final,
+    find_newest,
+    list_checkpoints,
+    verify,
+)
 from sm_llm.storage.publication.layout import FINAL, Slot
 from sm_llm.storage.publication.manifest import CommitManifest, FileEntry, PartManifest, Save
 from sm_llm.storage.publication.restore import Restored, fetch, restore

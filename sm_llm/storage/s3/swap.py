@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.s3.listing import object_pages
 from sm_llm.storage.names import name_fault
-from sm_llm.storage.s3.store import to_base64
+from sm_llm.storage.s3.listing import object_pages
+from sm_llm.storage.s3.objects import to_base64
 from sm_llm.storage.s3.s3_client import code_of, header, small_body, status_of, told
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.syncing.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import MIB, each
 from sm_llm.storage.names import name_fault
+from sm_llm.storage.syncing.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.syncing.scan import describe
 from sm_llm.storage.syncing.sync_memory import SyncMemory
 from sm_llm.storage.syncing.sync_settings import Meter, Settings

@@ -8,15 +8,15 @@ from concurrent.futures import wait as wait_for
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from sm_llm.runs.events.published import CheckpointPublished
 from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.runs.events.published import CheckpointPublished
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.uri import join
-from sm_llm.worker.runtime.collectives import Agreement
-from sm_llm.worker.publishing.freshness import Freshness
-from sm_llm.worker.publishing.publisher import Publisher
 from sm_llm.worker.checkpoint.save_writer import Job, SaveWriter
 from sm_llm.worker.checkpoint.staging import Staging
+from sm_llm.worker.publishing.freshness import Freshness
+from sm_llm.worker.publishing.publisher import Publisher
+from sm_llm.worker.runtime.collectives import Agreement
 
 if TYPE_CHECKING:
     from sm_llm.spec.checkpoint import CheckpointSpec

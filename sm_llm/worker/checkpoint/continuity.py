@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.events.events import ContinuationRefused
 from sm_llm.contract.identity import (
     DATA_CONTENT,
     SCHEDULE_STEPS,
@@ -20,13 +19,14 @@ from sm_llm.contract.identity import (
 )
 from sm_llm.data.content import data_digest, tokenizer_digest
 from sm_llm.errors import CheckpointError, DataError
+from sm_llm.runs.events.events import ContinuationRefused
 from sm_llm.spec.checkpoint import CheckpointStart
 
 if TYPE_CHECKING:
-    from sm_llm.worker.runtime.collectives import Agreement
-    from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.training.job_setup import Setup
     from sm_llm.worker.checkpoint.start import Start
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.training.job_setup import Setup
 
 
 def own_identity(context: WorkerContext, setup: Setup, control: Agreement) -> Identity:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.events.published import NothingDone
 from sm_llm.errors import RunFailed
+from sm_llm.runs.events.published import NothingDone
 from sm_llm.storage.hub.hub_ledger import LEDGERS
 from sm_llm.storage.names import usable
 from sm_llm.storage.publication.publish import find_final

@@ -6,8 +6,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.events.events import Progress
 from sm_llm.errors import CheckpointError
+from sm_llm.runs.events.events import Progress
 from sm_llm.storage.publication.restore import fetch
 
 if TYPE_CHECKING:

@@ -14,19 +14,19 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_distribu
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication import publish as publication
-from sm_llm.worker.publishing.publisher import Sealed, named
 from sm_llm.worker.checkpoint.restore import files_read, forget_restored, layout, rank_file
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.shard_writer import ShardWriter
+from sm_llm.worker.publishing.publisher import Sealed, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from sm_llm.storage.publication.publish import Save
-    from sm_llm.worker.runtime.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.publishing.publisher import Publisher
+    from sm_llm.worker.runtime.collectives import Agreement
 
 
 @dataclass(frozen=True)

@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 
-from sm_llm.runs.events.events import StartChosen
-from sm_llm.runs.run_home import job_home
-from sm_llm.runs.events.trouble import StateVerified
+from sm_llm.contract.job_file import job_home
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.models.families.registry import family
 from sm_llm.models.weights_check import check_weights, unread_sentence
+from sm_llm.runs.events.events import StartChosen
+from sm_llm.runs.events.trouble import StateVerified
 from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
-from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
+from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.retire import retire_after, retire_damaged, retired_steps
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
-from sm_llm.worker.training import random_state
 from sm_llm.worker.checkpoint.earlier import begin_anew
 from sm_llm.worker.checkpoint.earlier_attempts import published_before
 from sm_llm.worker.checkpoint.restore import fetcher, rank_file, restored_folder
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.state_hash import state_hash
 from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights, WeightReader
+from sm_llm.worker.training import random_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.manifest import CommitManifest
     from sm_llm.storage.publication.publish import Restored
-    from sm_llm.worker.runtime.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.runtime.collectives import Agreement
     from sm_llm.worker.strategies.base import Strategy
 
 

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.run_paths import CONTAINER_BASE
 from sm_llm.errors import RunFailed
 from sm_llm.owned import private_folder
+from sm_llm.runs.run_paths import CONTAINER_BASE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.worker.runtime.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.runtime.collectives import Agreement
 
 _GIB = 2**30
 _HELD = 3

@@ -6,8 +6,8 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.events.events import Progress
 from sm_llm.errors import SmLlmError, StorageError
+from sm_llm.runs.events.events import Progress
 from sm_llm.spec.loading.references import sources
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.hub.addresses import is_hub

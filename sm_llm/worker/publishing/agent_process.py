@@ -1,8 +1,8 @@
 """The transfer agent's own process: runs functions of storage for a trainer, out of the way of its threads.
 
 ``python -m sm_llm.worker.publishing.agent_process DESCRIPTOR WORKING_SECONDS ABORT_SECONDS``, started by
-``worker.publishing.transfer_agent``. Requests and answers are pickles between two processes of one user. It imports neither torch
-nor the trainer's own script.
+``worker.publishing.transfer_agent``. Requests and answers are pickles between two processes of one user. It imports
+neither torch nor the trainer's own script.
 """
 
 from __future__ import annotations

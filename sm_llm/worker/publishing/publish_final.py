@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.failure import Cause, cause_of
-from sm_llm.runs.events.published import FinalPublished
 from sm_llm.errors import StorageError
-from sm_llm.storage.publication import publish as publication
+from sm_llm.runs.events.published import FinalPublished
 from sm_llm.storage.files import write_atomically
+from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.publish import upload_part
 from sm_llm.storage.publication.result import POINTER, leave_pointer, pointer_text
 from sm_llm.storage.uri import is_s3, join

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.publish import Published, Save
-    from sm_llm.worker.runtime.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.publishing.freshness import Freshness
+    from sm_llm.worker.runtime.collectives import Agreement
 
 FIRST_PAUSE_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 120.0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_home
 from sm_llm.runs.replication.courier import Courier
-from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
-from sm_llm.runs.run_home import job_home
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.replication.shipper import Shipper
+from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.stop_request import StopRequest
 from sm_llm.worker.run_folder import is_own_event_file
 

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig
 
-from sm_llm.runs.stopped import StopRecord
 from sm_llm.runs.events.trouble import Stopped
+from sm_llm.runs.stopped import StopRecord
 from sm_llm.worker.publishing.agent_process import working_seconds
 from sm_llm.worker.runtime.stop import Stopping
 
 if TYPE_CHECKING:
-    from sm_llm.worker.runtime.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.runtime.collectives import Agreement
 
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Seconds from torchrun's SIGTERM to its SIGKILL, where torchrun can be told (torch 2.13 and newer)."""

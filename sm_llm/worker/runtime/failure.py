@@ -9,18 +9,18 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.events.events import EventWriter
 from sm_llm.contract.failure import Cause, Failure, cause_of, message_of, needs_traceback
-from sm_llm.runs.events.trouble import Failed
 from sm_llm.errors import RunFailed
+from sm_llm.runs.events.events import EventWriter
+from sm_llm.runs.events.trouble import Failed
 from sm_llm.storage.files import write_new
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sm_llm.worker.runtime.board import Board
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.place import Place
+    from sm_llm.worker.runtime.board import Board
 
 FAILED = "failed"
 """The note of the first failure of the job."""

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.events.events import EventWriter
 from sm_llm.contract.failure import Cause, Failure
+from sm_llm.runs.events.events import EventWriter
 from sm_llm.runs.events.trouble import Stacks, Stalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.worker.runtime.board import Board
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.runtime.board import Board
 
 ANSWER_SECONDS = 3.0
 """How long the inquest waits for answers."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sm_llm.spec.watchdog import WatchdogSpec
-    from sm_llm.worker.runtime.board import Board
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.runtime.board import Board
 
 POLL_SECONDS = 0.5
 OWN_END_SECONDS = 4.0

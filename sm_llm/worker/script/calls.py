@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import NoReturn, SupportsFloat
 
-from sm_llm.runs.events.events import EventWriter, Logged
 from sm_llm.contract.program import ATTEMPT, EVENTS, HANDOVER
 from sm_llm.errors import StorageError
+from sm_llm.runs.events.events import EventWriter, Logged
 from sm_llm.storage.files import link_tree
 
 

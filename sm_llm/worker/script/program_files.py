@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
-from sm_llm.runs.run_folders import is_run_folder, runs_sentence
 from sm_llm.errors import RunFailed
+from sm_llm.runs.run_folders import is_run_folder, runs_sentence
 
 _SHOWN = 5
 

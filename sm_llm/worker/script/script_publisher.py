@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sm_llm.contract.program import step_of
-from sm_llm.runs.events.published import CheckpointPublished
 from sm_llm.errors import SmLlmError, StorageError
-from sm_llm.storage.publication import publish as publication
+from sm_llm.runs.events.published import CheckpointPublished
 from sm_llm.storage.files import link_tree
+from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.publish import upload_part
 from sm_llm.storage.uri import join
 from sm_llm.worker.script.calls import LATE_SECONDS, closed, holds_file, quiet_since

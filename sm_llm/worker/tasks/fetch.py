@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.events.events import AttemptStarted, Progress
 from sm_llm.errors import StorageError
+from sm_llm.runs.events.events import AttemptStarted, Progress
 from sm_llm.spec.tasks import FetchTask
-from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.hub.addresses import parse_hub
 from sm_llm.storage.hub.hub_fetch import StoreSink, bring_files, select
 from sm_llm.storage.hub.hub_ledger import Ledger, ledger_prefix
+from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.manifest import PartManifest, Save
 from sm_llm.storage.syncing.selection import Selection
 from sm_llm.storage.uri import open_store

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.events.events import Account, AttemptStarted, Progress
 from sm_llm.data.prepare.prepare import prepare
+from sm_llm.runs.events.events import Account, AttemptStarted, Progress
 from sm_llm.spec.tasks import PrepareTask
 from sm_llm.worker.checkpoint.earlier import is_published
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder

@@ -6,8 +6,8 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.errors import RunFailed
+from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.spec.tasks import RegisterTask
 from sm_llm.storage.publication.result import result_address
 from sm_llm.storage.uri import is_s3

@@ -11,25 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract import program as names
+from sm_llm.errors import RunFailed
+from sm_llm.package import HOME
 from sm_llm.runs.events.events import AttemptStarted, StartChosen
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.errors import RunFailed
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.checkpoint.newest import newest_step
+from sm_llm.worker.inputs.requirements import install
+from sm_llm.worker.inputs.sync import channel, once_per_node, stage
+from sm_llm.worker.publishing.publish_final import publish_final
 from sm_llm.worker.runtime.failure import FAILED
 from sm_llm.worker.runtime.gathering import Gathering
-from sm_llm.worker.checkpoint.newest import newest_step
+from sm_llm.worker.runtime.stop import Stopping
 from sm_llm.worker.script.program import Program
 from sm_llm.worker.script.program_files import copy_program
-from sm_llm.worker.publishing.publish_final import publish_final
-from sm_llm.worker.inputs.requirements import install
 from sm_llm.worker.script.script_platform import collect, count_files, make_folders, variables
 from sm_llm.worker.script.script_publisher import ScriptPublisher, await_publication, restore_checkpoint
-from sm_llm.worker.runtime.stop import Stopping
-from sm_llm.worker.inputs.sync import channel, once_per_node, stage
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Script:
         self, inputs: dict[str, str], start: tuple[int, str] | None, arguments: list[str]
     ) -> dict[str, str]:
         folders, context = self.folders, self.context
-        home = str(Path(__file__).resolve().parents[2])  # of this very package
+        home = str(HOME)
         path = os.pathsep.join(
             filter(None, [str(folders.work), str(folders.packages), home, os.environ.get("PYTHONPATH")])
         )

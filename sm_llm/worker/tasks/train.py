@@ -7,21 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sm_llm.runs.events.events import AttemptStarted, Step
 from sm_llm.contract.identity import IDENTITY
 from sm_llm.data.loader import Batches
 from sm_llm.data.soundness import name_rows, rows_of_step
 from sm_llm.data.source import Source
 from sm_llm.errors import CheckpointError, DataError, RunFailed
+from sm_llm.runs.events.events import AttemptStarted, Step
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.terminal import quoted
-from sm_llm.worker.training import compile_report, random_state
+from sm_llm.worker.checkpoint.checkpoint import Checkpointer
+from sm_llm.worker.checkpoint.continuity import check_continuation, own_identity
+from sm_llm.worker.checkpoint.start import Start, Starter, first_weights, load_checkpoint
+from sm_llm.worker.checkpoint.state_hash import state_hash
+from sm_llm.worker.inputs.space import check_space
 from sm_llm.worker.runtime.agreed_stop import Stopper
 from sm_llm.worker.runtime.break_down import break_down, break_step
-from sm_llm.worker.training.cadence import cadence
-from sm_llm.worker.checkpoint.checkpoint import Checkpointer
 from sm_llm.worker.runtime.collectives import Agreement
-from sm_llm.worker.checkpoint.continuity import check_continuation, own_identity
+from sm_llm.worker.strategies.registry import make_strategy
+from sm_llm.worker.training import compile_report, random_state
+from sm_llm.worker.training.cadence import cadence
 from sm_llm.worker.training.deliver import deliver, is_delivered
 from sm_llm.worker.training.feed import forward_loss, global_targets, loss_share
 from sm_llm.worker.training.finite import Action, FiniteWatch, GoBack, Tolerance, flag_of, poisoned
@@ -30,10 +34,6 @@ from sm_llm.worker.training.metrics import Meter, StepBuffer
 from sm_llm.worker.training.precision import settled
 from sm_llm.worker.training.profile import Profiler
 from sm_llm.worker.training.schedule import Plateau, learning_rate
-from sm_llm.worker.inputs.space import check_space
-from sm_llm.worker.checkpoint.start import Start, Starter, first_weights, load_checkpoint
-from sm_llm.worker.checkpoint.state_hash import state_hash
-from sm_llm.worker.strategies.registry import make_strategy
 from sm_llm.worker.validate import sentence, validate
 from sm_llm.worker.versions import versions
 

@@ -8,12 +8,12 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sm_llm.contract.job_file import job_home
+from sm_llm.errors import StorageError
 from sm_llm.runs.events.events import TrackerOpened, event_files, newest_per_step, read_file
 from sm_llm.runs.replication.mirror import Mirror
-from sm_llm.runs.run_home import job_home
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.s3_home import S3Home
-from sm_llm.errors import StorageError
 from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:

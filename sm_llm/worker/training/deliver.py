@@ -8,17 +8,17 @@ from sm_llm.runs.events.events import Sample
 from sm_llm.storage.uri import is_s3
 from sm_llm.terminal import quoted
 from sm_llm.worker.checkpoint.earlier import is_published
-from sm_llm.worker.training.export import export_model
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder
-from sm_llm.worker.training.sample import generate
 from sm_llm.worker.strategies.device import DTYPES
+from sm_llm.worker.training.export import export_model
+from sm_llm.worker.training.sample import generate
 
 if TYPE_CHECKING:
     from sm_llm.storage.base import Store
-    from sm_llm.worker.runtime.collectives import Agreement
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.training.job_setup import Setup
+    from sm_llm.worker.runtime.collectives import Agreement
     from sm_llm.worker.strategies.base import Strategy
+    from sm_llm.worker.training.job_setup import Setup
 
 
 def is_delivered(context: WorkerContext, control: Agreement) -> bool:

@@ -13,8 +13,8 @@ from sm_llm.data.loader import AnySource, open_source
 from sm_llm.data.source import Source
 from sm_llm.errors import Fault, SpecError
 from sm_llm.models.config import model_config
-from sm_llm.models.parallel import parallel_faults
 from sm_llm.models.families.registry import family
+from sm_llm.models.parallel import parallel_faults
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.machines.hardware import peak_flops

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from sm_llm.runs.events.published import ProfilePublished
 from sm_llm.errors import StorageError
+from sm_llm.runs.events.published import ProfilePublished
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:

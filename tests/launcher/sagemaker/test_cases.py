@@ -9,8 +9,8 @@ import pytest
 
 from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
-from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
 from sm_llm.launcher.backends.sagemaker import account as accounts
+from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments
 from sm_llm.launcher.tools.shell import shell, shell_command
 from sm_llm.storage.s3.s3_client import as_session, connect

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from sm_llm.runs.events.events import EventWriter
 from sm_llm.contract.failure import Cause
-from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.s3_home import S3Home
-from sm_llm.runs.replication.shipper import Shipper
-from sm_llm.runs.states import RunState
-from sm_llm.runs.events.trouble import Failed
 from sm_llm.errors import PlanError, SmLlmError, SpecError, SubmitError
 from sm_llm.launcher.api import attach, launch
 from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.display.report import status_table
-from sm_llm.launcher.backends.sagemaker.jobs import jobs
 from sm_llm.launcher.backends.sagemaker.account import account
+from sm_llm.launcher.backends.sagemaker.jobs import jobs
+from sm_llm.launcher.display.report import status_table
+from sm_llm.runs.events.events import EventWriter
+from sm_llm.runs.events.trouble import Failed
+from sm_llm.runs.replication.shipper import Shipper
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.states import RunState
 from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
 from tests.fixtures.sagemaker_double import Refusal

@@ -8,8 +8,8 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.launcher.planning.planner import plan, plan_loaded
-from sm_llm.spec.machines.hardware import INSTANCES
 from sm_llm.spec.loading.load import load
+from sm_llm.spec.machines.hardware import INSTANCES
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import PlanError
+from sm_llm.launcher.backends.sagemaker.sdk import sdk_overrides
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of, render
 
@@ -51,7 +52,7 @@ def test_arguments_that_have_a_field_become_it_and_the_rest_stays() -> None:
 
 
 def test_groups_bring_their_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides._parameters", lambda kind: ["instance_groups"])
+    monkeypatch.setattr(sdk_overrides, "_parameters", lambda kind: ["instance_groups"])
     fields, _ = as_fields(Special, {"instance_groups": [Group()]})
     assert fields["compute.instance_count"] == 3
     assert fields["backend.instance_groups"][0]["name"] == "a"

@@ -12,20 +12,21 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.replication.courier import CLOSE_SECONDS
-from sm_llm.runs.events.events import AttemptEnded, EventWriter, read_file
 from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT, JobFile
+from sm_llm.launcher.backends.local import processes, rehearsal
+from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT, PORT, clear_scratch, lay_out
+from sm_llm.launcher.backends.local.rehearsal import TRAINING_JOB
+from sm_llm.launcher.backends.local.reporting import report
+from sm_llm.launcher.planning.inputs import absolute_inputs, input_manifests
+from sm_llm.launcher.results import link_result, result_place
+from sm_llm.launcher.verdict import Ending, judge
+from sm_llm.package import HOME
+from sm_llm.runs.events.events import AttemptEnded, EventWriter, read_file
 from sm_llm.runs.liveness import hold
+from sm_llm.runs.replication.courier import CLOSE_SECONDS
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.runs.states import RunState
-from sm_llm.launcher.backends.local import processes, rehearsal
-from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT, PORT, clear_scratch, lay_out
-from sm_llm.launcher.planning.inputs import absolute_inputs, input_manifests
-from sm_llm.launcher.backends.local.rehearsal import TRAINING_JOB
-from sm_llm.launcher.backends.local.reporting import report
-from sm_llm.launcher.results import link_result, result_place
-from sm_llm.launcher.verdict import Ending, judge
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def python_path(environ: Mapping[str, str]) -> dict[str, str]:
     absolute, since processes of a run work in other folders.
     """
     own = [os.path.abspath(entry) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    home = Path(__file__).resolve().parents[2]
+    home = HOME
     installed = {Path(folder).resolve() for folder in [*site.getsitepackages(), site.getusersitepackages()]}
     if home in installed or home.name == "site-packages":
         return {"PYTHONPATH": os.pathsep.join(own)} if "PYTHONPATH" in environ else {}

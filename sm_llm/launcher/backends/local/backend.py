@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
-from sm_llm.runs.run_home import local_root
-from sm_llm.runs.run_paths import STEPS, RunPaths
 from sm_llm.errors import Fault, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
@@ -20,10 +18,12 @@ from sm_llm.launcher.backends.local.rehearsal import is_rehearsed, rehearsal_fau
 from sm_llm.launcher.planning.review import Review
 from sm_llm.launcher.planning.source_faults import local_program_faults
 from sm_llm.optional import missing
+from sm_llm.runs.run_home import local_root
+from sm_llm.runs.run_paths import STEPS, RunPaths
 from sm_llm.spec.backends import LocalBackend as LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
-from sm_llm.spec.machines.machine import Machine, this_machine
 from sm_llm.spec.loading.references import sources
+from sm_llm.spec.machines.machine import Machine, this_machine
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.storage.uri import is_s3
 from sm_llm.terminal import quoted
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.runs.run_home import RunHome
-    from sm_llm.runs.run_record import Attempt
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import Attempt
     from sm_llm.spec.job import JobSpec
 
 

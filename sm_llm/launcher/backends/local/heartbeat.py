@@ -10,10 +10,10 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.run_record import MOST_ATTEMPTS
 from sm_llm.errors import StorageError
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.runs.run_record import MOST_ATTEMPTS
 from sm_llm.storage.s3.s3_client import AnswerError, code_of, header, told
+from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import read_tagged, swap
 
 if TYPE_CHECKING:

@@ -13,20 +13,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.job_file import job_home
+from sm_llm.errors import LaunchRefused, SubmitError
+from sm_llm.launcher.backends.local.attempt import python_path, request_file
+from sm_llm.launcher.backends.local.heartbeat import SILENT_SECONDS, Heartbeat, silence
+from sm_llm.launcher.backends.local.rehearsal import upload
+from sm_llm.launcher.homes import assert_own_folder, launch_folder
+from sm_llm.launcher.observe.logs import last_lines
+from sm_llm.launcher.results import has_final
+from sm_llm.owned import make_folders, opener
 from sm_llm.runs.liveness import is_anyone_alive, is_starting, starting
-from sm_llm.runs.run_home import job_home
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stop_request import ask_to_stop
-from sm_llm.errors import LaunchRefused, SubmitError
-from sm_llm.launcher.backends.local.attempt import python_path, request_file
-from sm_llm.launcher.backends.local.heartbeat import SILENT_SECONDS, Heartbeat, silence
-from sm_llm.launcher.homes import assert_own_folder, launch_folder
-from sm_llm.launcher.observe.logs import last_lines
-from sm_llm.launcher.backends.local.rehearsal import upload
-from sm_llm.launcher.results import has_final
-from sm_llm.owned import make_folders, opener
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3.swap import change
 from sm_llm.terminal import quoted
@@ -34,9 +34,9 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sm_llm.launcher.backends.base import Submission
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
-    from sm_llm.launcher.backends.base import Submission
 
 LEAVE_SECONDS = 30.0
 """How long a supervisor may take to go once it has recorded the end of its attempt."""

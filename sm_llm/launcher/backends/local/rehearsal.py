@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_CHANNEL
+from sm_llm.errors import Fault, StorageError
+from sm_llm.launcher.backends.sagemaker.request.addresses import channel_faults
+from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.owned import temporary_folder
+from sm_llm.package import PACKAGE
 from sm_llm.runs.liveness import exclusive
 from sm_llm.runs.run_paths import ContainerPaths
-from sm_llm.errors import Fault, StorageError
-from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.launcher.backends.sagemaker.request.addresses import channel_faults
-from sm_llm.owned import temporary_folder
 from sm_llm.spec.backends import SageMakerBackend as SageMakerOptions
 from sm_llm.spec.inputs import S3Input
 from sm_llm.storage.uri import parse
@@ -114,7 +115,7 @@ def lay_out(request: Mapping[str, Any], base: Path, node: int, processes: int, o
 
 def _write_torchrun(base: Path) -> None:
     """A ``torchrun`` for the toolkit to find first: the real one would let other machines reach its store."""
-    loopback = str(Path(__file__).resolve().parents[1] / "worker" / "loopback.py")
+    loopback = str(PACKAGE / "worker" / "loopback.py")
     lines = [
         "#!/bin/sh",
         f"'''exec' {quoted(sys.executable)} -P \"$0\" \"$@\"",

@@ -7,12 +7,12 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.replication.courier import Courier
-from sm_llm.runs.events.events import EventWriter, Notice, StopRequested
-from sm_llm.runs.s3_home import S3Home
-from sm_llm.runs.replication.shipper import Shipper
-from sm_llm.runs.stop_request import StopRequest
 from sm_llm.launcher.backends.local.heartbeat import Heartbeat, impatient
+from sm_llm.runs.events.events import EventWriter, Notice, StopRequested
+from sm_llm.runs.replication.courier import Courier
+from sm_llm.runs.replication.shipper import Shipper
+from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.stop_request import StopRequest
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:

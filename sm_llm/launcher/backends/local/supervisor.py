@@ -1,6 +1,7 @@
 """The detached process that runs one local run, a job or a workflow.
 
-``python -m sm_llm.launcher.backends.local.supervisor URI FD OPTIONS FOLDER`` holds the run's lock, starts the nodes, passes signals
+``python -m sm_llm.launcher.backends.local.supervisor URI FD OPTIONS FOLDER``
+holds the run's lock, starts the nodes, passes signals
 on, and records how the attempt ended. It lives on when the terminal that launched it goes away. ``FD`` is a pipe on
 which it reports that it has begun; ``OPTIONS`` are, as JSON, how the run's storage is reached; relative inputs are
 relative to ``FOLDER``.
@@ -15,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.run_home import home_of
-from sm_llm.runs.states import EXIT_CODES
 from sm_llm.launcher.backends.local.attempt import run_attempt
 from sm_llm.launcher.backends.local.local_run import READY
 from sm_llm.launcher.backends.local.processes import Interrupts, adopt_orphans
 from sm_llm.owned import UMASK_ENVIRONMENT, close_to_others
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.states import EXIT_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,25 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.run_paths import STEPS
-from sm_llm.runs.states import RunState
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.backends.local.attempt import recorded, run_attempt
+from sm_llm.launcher.backends.local.local_run import write_submission
 from sm_llm.launcher.homes import remember_launch
 from sm_llm.launcher.planning.inputs import absolute_inputs
-from sm_llm.launcher.backends.local.local_run import write_submission
 from sm_llm.launcher.results import link_result, result_place
 from sm_llm.launcher.stage import new_record, stage
 from sm_llm.launcher.verdict import Ending
+from sm_llm.runs.run_paths import STEPS
+from sm_llm.runs.states import RunState
 from sm_llm.spec.job import WorkflowSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.runs.run_home import RunHome
-    from sm_llm.runs.run_record import RunRecord
     from sm_llm.launcher.backends.local.attempt import Recording
     from sm_llm.launcher.backends.local.processes import Interrupts
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import RunRecord
 
 
 def step_run_id(run_id: str, step: str) -> str:

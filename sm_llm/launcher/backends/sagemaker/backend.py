@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import LaunchRefused
 from sm_llm.launcher.backends.sagemaker.account import account
 from sm_llm.launcher.backends.sagemaker.render import render
-from sm_llm.launcher.backends.sagemaker.review import review
 from sm_llm.launcher.backends.sagemaker.request.rules import job_faults
+from sm_llm.launcher.backends.sagemaker.review import review
 from sm_llm.spec.tasks import starts_ranks
 from sm_llm.terminal import quoted
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.runs.run_home import RunHome
-    from sm_llm.runs.run_record import Attempt
     from sm_llm.errors import Fault
     from sm_llm.launcher.backends.base import NativeState, Submission
+    from sm_llm.launcher.backends.sagemaker.account import Account
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.planning.review import Review
-    from sm_llm.launcher.backends.sagemaker.account import Account
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import Attempt
     from sm_llm.spec.job import JobSpec
 
 _MASTER_PORT = "7777"
@@ -68,7 +68,7 @@ class SageMakerBackend:
 
         Raises ``SubmitError``, also where an earlier attempt of the run has not ended.
         """
-        from sm_llm.runs.run_home import job_home
+        from sm_llm.contract.job_file import job_home
         from sm_llm.launcher.backends.sagemaker.jobs.submit import create_job
 
         home = job_home(submission.job)
@@ -115,8 +115,8 @@ class SageMakerBackend:
 
     def stop(self, home: RunHome, attempt: Attempt, *, now: bool = False) -> None:
         """Ask the job, or a workflow's execution, to stop; SageMaker gives a job 120 s."""
-        from sm_llm.launcher.backends.sagemaker.pipelines import workflows
         from sm_llm.launcher.backends.sagemaker.jobs.jobs import stop_job
+        from sm_llm.launcher.backends.sagemaker.pipelines import workflows
 
         if workflows.is_execution(attempt.native_id):
             workflows.stop(home, attempt.native_id, now=now, connect=self.connect)

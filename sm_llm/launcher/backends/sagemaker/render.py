@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.base import Submission
-from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
-from sm_llm.launcher.images.images import line_of
-from sm_llm.launcher.images.locks import lock_text
 from sm_llm.launcher.backends.sagemaker.request.channels import mounted, seen_from_inside
 from sm_llm.launcher.backends.sagemaker.request.request import Request, training_job
 from sm_llm.launcher.backends.sagemaker.review import decide
+from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
+from sm_llm.launcher.images.images import line_of
+from sm_llm.launcher.images.locks import lock_text
+from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.backends import SageMakerBackend as Options
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.tasks import ScriptTask

@@ -8,11 +8,6 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.errors import Fault, PlanError
-from sm_llm.launcher.images import images
-from sm_llm.launcher.bundle import local_source
-from sm_llm.launcher.display.lines import duration
-from sm_llm.launcher.planning.removed_modules import import_warnings
-from sm_llm.launcher.planning.review import Review
 from sm_llm.launcher.backends.sagemaker.request.addresses import address_warnings
 from sm_llm.launcher.backends.sagemaker.request.arns import place_faults, place_warnings
 from sm_llm.launcher.backends.sagemaker.request.disk import network_warnings, volume_faults, volume_warnings
@@ -28,10 +23,15 @@ from sm_llm.launcher.backends.sagemaker.request.time_limit import (
     time_limit,
     time_warnings,
 )
+from sm_llm.launcher.bundle import local_source
+from sm_llm.launcher.display.lines import duration
+from sm_llm.launcher.images import images
+from sm_llm.launcher.planning.removed_modules import import_warnings
+from sm_llm.launcher.planning.review import Review
 from sm_llm.launcher.planning.source_faults import program_faults
 from sm_llm.spec.backends import SageMakerBackend
-from sm_llm.spec.validation.check_compute import compute_faults
 from sm_llm.spec.tasks import ScriptTask
+from sm_llm.spec.validation.check_compute import compute_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,8 +15,6 @@ from torch.distributed.tensor.parallel import loss_parallel
 from sm_llm.models.families.registry import family
 from sm_llm.spec.parallelism.layout import layout
 from sm_llm.spec.parallelism.strategies import FsdpSpec
-from sm_llm.worker.training.loss import token_loss_sum
-from sm_llm.worker.training.optim import MOMENTS, build_adamw, set_learning_rate
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism, own_device
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
@@ -26,14 +24,16 @@ from sm_llm.worker.strategies.fsdp.tensor import split_matrices
 from sm_llm.worker.strategies.master import MasterWeights
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise, named_parameters
 from sm_llm.worker.strategies.packed import PackedWeights, unpacked
+from sm_llm.worker.training.loss import token_loss_sum
+from sm_llm.worker.training.optim import MOMENTS, build_adamw, set_learning_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.runs.events.events import LayersCompiled
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.place import Place
     from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.place import Place
 
 
 class FsdpStrategy:

@@ -15,25 +15,25 @@ from torch.distributed.fsdp import MixedPrecision
 from sm_llm.errors import CheckpointError
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.families.registry import family
-from sm_llm.spec.validation.check_strategy import FP8_UNIT
 from sm_llm.spec.parallelism.layout import smp_layout
 from sm_llm.spec.parallelism.smp import SmpSpec
-from sm_llm.worker.training.loss import token_loss_sum
+from sm_llm.spec.validation.check_strategy import FP8_UNIT
+from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.names import with_plain_names
-from sm_llm.worker.training.optim import MOMENTS, build_adamw, set_learning_rate
-from sm_llm.worker.strategies.smp import library
-from sm_llm.worker.strategies.smp import model as smp_model
 from sm_llm.worker.strategies.chunks import chunk_positions
 from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism, own_device
+from sm_llm.worker.strategies.smp import library
+from sm_llm.worker.strategies.smp import model as smp_model
 from sm_llm.worker.strategies.smp.shards import Piece, fill, named_parameters, pieces, reshard
-from sm_llm.worker.checkpoint.weights import InitialWeights
+from sm_llm.worker.training.loss import token_loss_sum
+from sm_llm.worker.training.optim import MOMENTS, build_adamw, set_learning_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.place import Place
     from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.place import Place
 
 _KEPT = ("shard_degree", "tensor_parallel_degree", "expert_parallel_degree")
 """Degrees that a checkpoint of each process's own shards is bound to."""

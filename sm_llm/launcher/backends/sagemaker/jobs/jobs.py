@@ -7,32 +7,32 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backends.local.attempt import with_ending
+from sm_llm.launcher.backends.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
+from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import LogMirror
+from sm_llm.launcher.backends.sagemaker.jobs.no_logs import NoStream
+from sm_llm.launcher.backends.sagemaker.jobs.states import billable_seconds, native_state, seconds, used_seconds
+from sm_llm.launcher.backends.sagemaker.request.distribution import TEE
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.launcher.observe.logs import read_logs
+from sm_llm.launcher.results import has_checkpoint, has_final
+from sm_llm.launcher.verdict import Ending, completed, failures_in_events
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stop_request import ask_to_stop
-from sm_llm.errors import SubmitError
-from sm_llm.launcher.backends.local.attempt import with_ending
-from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.backends.sagemaker.request.distribution import TEE
-from sm_llm.launcher.observe.logs import read_logs
-from sm_llm.launcher.results import has_checkpoint, has_final
-from sm_llm.launcher.backends.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
-from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import LogMirror
-from sm_llm.launcher.backends.sagemaker.jobs.no_logs import NoStream
-from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
-from sm_llm.launcher.backends.sagemaker.jobs.states import billable_seconds, native_state, seconds, used_seconds
-from sm_llm.launcher.verdict import Ending, completed, failures_in_events
 from sm_llm.storage.uri import flattened
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from sm_llm.launcher.backends.sagemaker.account import Account
+    from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt, RunRecord
-    from sm_llm.launcher.observe.logs import LogFilter
-    from sm_llm.launcher.backends.sagemaker.account import Account
 
 LOOK_SECONDS = 5.0
 """Between two looks at the logs of a job that runs."""

@@ -7,10 +7,10 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.runs.run_record import Attempt
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.display.lines import size
 from sm_llm.launcher.backends.sagemaker.account import Account, NoSuchJob, console_line, describe, told
+from sm_llm.launcher.display.lines import size
+from sm_llm.runs.run_record import Attempt
 from sm_llm.storage.s3.s3_client import code_of, status_of
 from sm_llm.storage.uri import open_store
 from sm_llm.terminal import quoted, say
@@ -18,8 +18,8 @@ from sm_llm.terminal import quoted, say
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.launcher.backends.base import Submission
+    from sm_llm.runs.run_home import RunHome
     from sm_llm.storage.base import Store
 
 

@@ -16,13 +16,13 @@ from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_variables import TYPES, Variable, variables_of
-from sm_llm.launcher.planning.planner import plan_workflow
 from sm_llm.launcher.backends.sagemaker.render import render as render_job
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
-from sm_llm.spec.machines.compute import ComputeSpec
+from sm_llm.launcher.planning.planner import plan_workflow
 from sm_llm.spec.comparison.digest import spec_digest
 from sm_llm.spec.job import StepSpec
 from sm_llm.spec.loading.references import references, resolve, step_dependencies, workflow_job
+from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.tasks import RegisterTask
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.storage.uri import fill, join

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import variable_fault
-from sm_llm.spec.validation.faults import did_you_mean
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.loading.overrides import placed
 from sm_llm.spec.loading.references import workflow_job
+from sm_llm.spec.validation.faults import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_llm.errors import Fault, PlanError, SubmitError
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
 from sm_llm.launcher.backends.sagemaker.account import Account, is_missing, told
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

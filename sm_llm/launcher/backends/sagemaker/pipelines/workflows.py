@@ -8,31 +8,32 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.runs.run_home import home_of, job_home
+from sm_llm.contract.job_file import job_home
+from sm_llm.errors import StorageError, SubmitError
+from sm_llm.launcher.backends.base import NativeState, Submission
+from sm_llm.launcher.backends.sagemaker.jobs.jobs import leaving_alone, settle
+from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role
+from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, render
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.launcher.homes import launch_folder
+from sm_llm.launcher.run_handle import RunHandle
+from sm_llm.launcher.verdict import Ending
+from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_paths import STEPS, STOP_FILE
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stop_request import ask_to_stop
-from sm_llm.errors import StorageError, SubmitError
-from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
-from sm_llm.launcher.backends.base import NativeState, Submission
-from sm_llm.launcher.homes import launch_folder
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, render
-from sm_llm.launcher.run_handle import RunHandle
-from sm_llm.launcher.backends.sagemaker.jobs.jobs import leaving_alone, settle
-from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
-from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role
-from sm_llm.launcher.verdict import Ending
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sm_llm.launcher.backends.sagemaker.account import Account
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
-    from sm_llm.launcher.backends.sagemaker.account import Account
 
     Connect = Callable[[str], Account]
 

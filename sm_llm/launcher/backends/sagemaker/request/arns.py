@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
-from sm_llm.launcher.images.images import DLC_ACCOUNTS, SMP_ACCOUNT, dns_suffix
 from sm_llm.launcher.backends.sagemaker.request.limits import fresh_session
+from sm_llm.launcher.images.images import DLC_ACCOUNTS, SMP_ACCOUNT, dns_suffix
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.tasks import RegisterTask
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
-from sm_llm.launcher.images.images import line_of
-from sm_llm.launcher.display.lines import size
-from sm_llm.launcher.images.locks import packages_of
 from sm_llm.launcher.backends.sagemaker.request.request import volume_size_gb
+from sm_llm.launcher.display.lines import size
+from sm_llm.launcher.images.images import line_of
+from sm_llm.launcher.images.locks import packages_of
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.machines.gpus import groups, machines
@@ -18,8 +18,8 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.backends.sagemaker.request.settings import Settings
+    from sm_llm.launcher.planning.plan import Plan
 
 _GB = 10**9
 _SAVES = 3

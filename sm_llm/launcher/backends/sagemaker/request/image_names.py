@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sm_llm.errors import Fault
-from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, line_of
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
+from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, line_of
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.machines.gpus import machines
 from sm_llm.spec.tasks import PrecompileTask, RegisterTask, ScriptTask, TrainTask

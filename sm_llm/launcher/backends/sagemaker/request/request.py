@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.stock import WHEELHOUSE
-from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
-from sm_llm.launcher.backends.sagemaker.request.channels import channels
-from sm_llm.launcher.backends.sagemaker.request.metrics import metric_definitions
 from sm_llm.launcher.backends.sagemaker.jobs.names import job_name, normalised
+from sm_llm.launcher.backends.sagemaker.request.channels import channels
+from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
+from sm_llm.launcher.backends.sagemaker.request.metrics import metric_definitions
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.machines.gpus import machines
 

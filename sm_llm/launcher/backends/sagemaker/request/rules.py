@@ -5,28 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
-from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.launcher.backends.sagemaker.request.addresses import address_faults
 from sm_llm.launcher.backends.sagemaker.request.image_names import image_faults, image_warnings
 from sm_llm.launcher.backends.sagemaker.request.time_limit import LONGEST_SECONDS
+from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.spec.backends import SageMakerBackend
-from sm_llm.spec.machines.hardware import instance, nearest_instance
 from sm_llm.spec.inputs import FileSystemInput
-from sm_llm.spec.machines.gpus import groups, machine_types, machines
-from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.loading.references import sources
+from sm_llm.spec.machines.gpus import groups, machine_types, machines
+from sm_llm.spec.machines.hardware import instance, nearest_instance
+from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import parallelism_of, training_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.backends.sagemaker.request.settings import Settings
     from sm_llm.launcher.backends.sagemaker.request.time_limit import TimeLimit
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.backends import InstanceGroup
-    from sm_llm.spec.machines.hardware import Instance
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.machines.hardware import Instance
     from sm_llm.spec.parallelism.strategies import Parallelism
 
 _SMP_FAMILIES = ("p4d", "p4de", "p5", "p5e", "p5en")

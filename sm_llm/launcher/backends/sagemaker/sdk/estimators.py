@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
-from sm_llm.launcher.homes import storage_root
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, changed_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline, region_faults, variable_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
+from sm_llm.launcher.homes import storage_root
 from sm_llm.optional import command
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.terminal import say
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from contextlib import AbstractContextManager
 
-    from sm_llm.runs.run_record import RunRecord
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.planning.planner import Source
     from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.planning.planner import Source
+    from sm_llm.runs.run_record import RunRecord
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
@@ -108,8 +108,8 @@ class Staged:
     @classmethod
     def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
         """A fresh run; in a pipeline, where equal definitions must be equal, one that is named by the digest."""
-        from sm_llm.runs.run_home import home_of
         from sm_llm.launcher.stage import mint_run_id, new_record, stage
+        from sm_llm.runs.run_home import home_of
         from sm_llm.storage.uri import join
 
         spec = loaded.spec
@@ -132,7 +132,7 @@ class Staged:
         A step whose address only its execution knows writes its record itself (``with_record`` false).
         Raises ``StorageError`` and ``SubmitError``.
         """
-        from sm_llm.runs.run_home import job_home
+        from sm_llm.contract.job_file import job_home
         from sm_llm.launcher.backends.sagemaker.jobs.submit import upload
 
         if self.is_stored:
@@ -145,7 +145,7 @@ class Staged:
 
     def claim(self, region: str, name: str) -> None:
         """Tell the run's record of its training job, which is created next."""
-        from sm_llm.runs.run_home import job_home
+        from sm_llm.contract.job_file import job_home
         from sm_llm.runs.run_record import Attempt
 
         native_id = f"{region}/{name}"

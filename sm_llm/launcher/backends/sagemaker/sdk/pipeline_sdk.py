@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.backends.sagemaker.sdk.estimators import of_session, pytorch, without_telemetry
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import EXECUTION
+from sm_llm.launcher.backends.sagemaker.sdk.estimators import of_session, pytorch, without_telemetry
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
 
 if TYPE_CHECKING:

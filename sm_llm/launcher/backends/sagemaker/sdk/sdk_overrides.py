@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hyperparameters import applied, is_reserved, overrides
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault, PlanError, SpecError
-from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched, variable_fault
 from sm_llm.launcher.backends.sagemaker.request.limits import limit_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_faults
-from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched, variable_fault
+from sm_llm.launcher.planning.planner import load_whole, plan_loaded
 from sm_llm.spec.environment.variables import reserved_faults
-from sm_llm.spec.validation.faults import did_you_mean
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.reference.schema import dotted_paths, knows
+from sm_llm.spec.validation.faults import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import Effect
+    from sm_llm.launcher.planning.plan import Plan
 
 _NAMED_BY_KEY = ("environment", "hyperparameters")
 """Arguments whose keys are names."""

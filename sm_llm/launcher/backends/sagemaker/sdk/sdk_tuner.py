@@ -12,13 +12,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError
-from sm_llm.launcher.planning.checks import has_validation
-from sm_llm.launcher.backends.sagemaker.request.metrics import BETTER, METRICS, VALIDATION
 from sm_llm.launcher.backends.sagemaker.jobs.names import normalised
+from sm_llm.launcher.backends.sagemaker.request.metrics import BETTER, METRICS, VALIDATION
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_ranges import range_faults
-from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.launcher.planning.checks import has_validation
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.validation.faults import did_you_mean
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
