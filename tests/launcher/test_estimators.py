@@ -270,6 +270,23 @@ def steps_of(source: str, *fits: Any, **kwargs: Any) -> list[dict[str, Any]]:
     return [step["Arguments"] for step in definition["Steps"]]
 
 
+@pytest.mark.integration
+def test_C12_two_steps_that_would_publish_at_one_address_are_refused(source: str, cloud: list[Any]) -> None:
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep
+
+    with pytest.raises(PlanError, match=r"steps\.s1: its run would lie where that of s0 does.*name=s1"):
+        steps_of(source, None, None)
+    session = PipelineSession(default_bucket=BUCKET)
+    both = [
+        built("script", source, sagemaker_session=session),
+        built("script", source, "name=s1", sagemaker_session=session),
+    ]
+    steps = [TrainingStep(f"s{number}", step_args=est.fit()) for number, est in enumerate(both)]
+    assert Pipeline("p", steps=steps, sagemaker_session=session).definition()
+
+
 def address_of(request: dict[str, Any]) -> Any:
     """Where a step's run lies, by its tag, which agrees with what its worker reads."""
     (tag,) = [it["Value"] for it in request["Tags"] if it["Key"] == "sm_llm:run"]

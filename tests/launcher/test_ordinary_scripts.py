@@ -32,6 +32,9 @@ json.dump(seen, open(os.path.join(a.output_data_dir, "seen.json"), "w"))
 open(os.path.join(a.model_dir, "model.bin"), "w").write("weights")
 base = os.environ["SAGEMAKER_BASE_DIR"]
 open(os.path.join(base, "model", "hard-coded.bin"), "w").write("weights")
+open(os.path.join(os.environ["SM_OUTPUT_DIR"], "metrics.json"), "w").write("{}")
+os.makedirs(os.path.join(base, "output", "intermediate"), exist_ok=True)
+open(os.path.join(base, "output", "intermediate", "part.txt"), "w").write("part")
 folder = os.path.join(base, "checkpoints", "checkpoint-5")
 os.makedirs(folder)
 open(os.path.join(folder, "state"), "w").write("5")
@@ -70,6 +73,11 @@ def test_f04_f07_an_ordinary_script_finds_its_arguments_and_inputs_and_its_model
     result = Path(str(run.result))
     assert (result / "model.bin").read_text() == "weights"
     assert (result / "hard-coded.bin").read_text() == "weights"
+    assert (result / "metrics.json").read_text() == "{}"
+    assert (result / "intermediate" / "part.txt").read_text() == "part"
+    assert {it.name for it in result.iterdir()} == {
+        "data", "hard-coded.bin", "intermediate", "metrics.json", "model.bin", "sm_llm.json",
+    }  # fmt: skip
     seen = json.loads((result / "data" / "seen.json").read_text())
     assert json.loads(seen["SM_HPS"]) == {"epochs": 2}
     assert seen["SM_HP_EPOCHS"] == "2"

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from sm_llm.contract.hyperparameters import overrides
-from sm_llm.errors import PlanError
+from sm_llm.contract.job_file import JobFile
+from sm_llm.errors import PlanError, StorageError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, value_faults
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import Register, definition
 
 ROLE = "arn:aws:iam::111122223333:role/train"
@@ -258,6 +260,15 @@ class Client:
         self.sent.append(("create", body))
         return {"PipelineArn": "arn:pipeline"}
 
+    def describe_pipeline(self, **body: Any) -> dict[str, str]:
+        from botocore.exceptions import ClientError
+
+        stored = [it for name, it in self.sent if name == "create" and it["PipelineName"] == body["PipelineName"]]
+        if not stored:
+            error = {"Code": "ResourceNotFound", "Message": f"Pipeline {body['PipelineName']} does not exist."}
+            raise ClientError({"Error": error}, "DescribePipeline")
+        return {"PipelineDefinition": stored[-1]["PipelineDefinition"]}
+
     def start_pipeline_execution(self, **body: Any) -> dict[str, str]:
         self.sent.append(("start", body))
         return {"PipelineExecutionArn": EXECUTION}
@@ -276,6 +287,12 @@ class Client:
 
     def stop_pipeline_execution(self, **body: Any) -> None:
         self.sent.append(("stop", body))
+
+
+def job_files(flow: Any, variables: dict[str, str]) -> Any:
+    """Reads the job files that a pipeline stores, from its definition in place of S3."""
+    found = {uri: body for step in definition(flow, variables=variables).steps for uri, body in step.uploads.items()}
+    return lambda folder: JobFile.model_validate_json(found[f"{folder}job.json"])
 
 
 EXECUTION = "arn:aws:sagemaker:us-east-1:111122223333:pipeline/flow/execution/abc"
@@ -299,8 +316,9 @@ def test_a_pipeline_is_stored_started_watched_and_stopped(monkeypatch: pytest.Mo
     connect = Connect(client)
     stored: list[Any] = []
     monkeypatch.setattr(pipelines, "_store", stored.append)
-    assert pipelines.upsert(workflow(), connect=connect) == "arn:pipeline"
-    assert json.loads(client.sent[0][1]["PipelineDefinition"]) == definition(workflow()).to_json()
+    monkeypatch.setattr(pipelines, "job_in", job_files(workflow(), VARIABLES))
+    assert pipelines.upsert(workflow(), variables=VARIABLES, connect=connect) == "arn:pipeline"
+    assert json.loads(client.sent[0][1]["PipelineDefinition"]) == definition(workflow(), variables=VARIABLES).to_json()
     assert len(stored) == 1
     assert pipelines.start("flow", {"Rate": 1e-3, "Text": "body"}, connect=connect) == EXECUTION
     assert client.sent[1][1]["PipelineParameters"] == [
@@ -311,6 +329,81 @@ def test_a_pipeline_is_stored_started_watched_and_stopped(monkeypatch: pytest.Mo
     assert (found[0].cached_from, found[1].job_arn) == ("arn:e", "arn:t/x")
     pipelines.stop(EXECUTION, connect=connect)
     assert client.sent[-1] == ("stop", {"PipelineExecutionArn": EXECUTION})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"Stpes": 5}, ("values.Stpes: the pipeline has no such variable", "Did you mean Steps?")),
+        ({"Steps": "many"}, ("values.Steps: must be a whole number",)),
+        ({"Steps": 1.5}, ("values.Steps: must be a whole number",)),
+        ({"Rate": "fast"}, ("values.Rate: must be a number",)),
+        ({"Exact": "perhaps"}, ("values.Exact: must be true or false",)),
+        ({"Steps": 0}, ("values.Steps: task.max_steps: must be at least 1",)),
+        ({"Rate": 1e9}, ("values.Rate: task.optim.learning_rate: must be at most 1",)),
+        ({"Rate": 1e-3, "Floor": 1e-2}, ("values.Floor: task.optim.min_learning_rate: the floor is above",)),
+        ({"Plan": "cosin"}, ("values.Plan: task.optim.schedule", "cosine")),
+    ],
+)
+def test_C8_values_that_a_pipeline_cannot_take_are_refused_before_it_starts(
+    values: dict[str, Any], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client()
+    flow = workflow(optim={"learning_rate": 1e-3, "min_learning_rate": 1e-5, "schedule": "linear"})
+    optim = "steps.train.task.optim"
+    variables = {**VARIABLES, "Floor": f"{optim}.min_learning_rate", "Plan": f"{optim}.schedule"}
+    monkeypatch.setattr(pipelines, "_store", lambda _: None)
+    monkeypatch.setattr(pipelines, "job_in", job_files(flow, variables))
+    pipelines.upsert(flow, variables=variables, connect=Connect(client))
+    with pytest.raises(PlanError) as caught:
+        pipelines.start("flow", values, connect=Connect(client))
+    for word in words:
+        assert word in str(caught.value)
+    assert [name for name, _ in client.sent] == ["create"]
+    pipelines.start("flow", {"Steps": 5, "Rate": "2e-3", "Exact": True, "Floor": 1e-3}, connect=Connect(client))
+    assert [name for name, _ in client.sent] == ["create", "start"]
+
+
+def test_C8_values_for_a_pipeline_that_is_not_there_are_refused() -> None:
+    with pytest.raises(SubmitError, match=r"flow was not started.*does not exist"):
+        pipelines.start("flow", {"Steps": 5}, connect=Connect(Client()))
+
+
+def test_C8_a_step_of_somebody_else_or_a_file_out_of_reach_leaves_the_check_to_the_worker(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise StorageError("access denied")
+
+    read = {"Get": "Parameters.N"}
+    other = {"HyperParameters": {"n": read}, "InputDataConfig": []}
+    branch = {
+        "Type": "Condition",
+        "Arguments": {"IfSteps": [{"Type": "Training", "Arguments": other}], "ElseSteps": []},
+    }
+    shown = {"Parameters": [{"Name": "N", "Type": "Integer"}], "Steps": [branch, {"Type": "Fail", "Arguments": {}}]}
+    assert list(value_faults(shown, {"N": 5}, refuse)) == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sm_llm.storage.uri.open_store", refuse)
+        assert job_in("s3://bucket/job/") is None
+    assert "values are not checked: access denied" in capsys.readouterr().err
+
+
+@pytest.mark.integration
+def test_C8_a_session_that_is_not_for_the_pipeline_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import boto3
+    import sagemaker
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    stored: list[Any] = []
+    monkeypatch.setattr(pipelines, "_store", stored.append)
+    there = boto3.session.Session(region_name="eu-west-1")
+    with pytest.raises(PlanError, match=r"sagemaker_session: sends requests to eu-west-1.*us-east-1"):
+        pipelines.build_pipeline(workflow(), sagemaker_session=PipelineSession(there))
+    here = boto3.session.Session(region_name="us-east-1")
+    with pytest.raises(PlanError, match="must be a PipelineSession"):
+        pipelines.build_pipeline(workflow(), sagemaker_session=sagemaker.Session(here))
+    assert not stored
 
 
 @pytest.mark.parametrize("path", ["steps.train.task.kind", "steps.fetch.task.source"])

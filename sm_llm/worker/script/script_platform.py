@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DATA = "data"
 INTERMEDIATE = "intermediate"
+_OF_THE_PLATFORM = ("failure", "success", "stopped", "orphaned.log", ".room")
+"""Files in the output folder of the platform (``SM_OUTPUT_DIR``) that toolkit, worker or a failing program write."""
 CHECKPOINTS = "checkpoints"
 """Below the container's base: where SageMaker's examples keep checkpoints."""
 
@@ -45,6 +47,7 @@ def variables(
     }
     if training := environ.get("SM_TRAINING_ENV"):
         own = {"hyperparameters": arguments, "model_dir": str(output), "output_data_dir": str(output / DATA)}
+        own["output_intermediate_dir"] = str(output / INTERMEDIATE)
         found["SM_TRAINING_ENV"] = json.dumps({**json.loads(training), **own})
     return found
 
@@ -82,10 +85,11 @@ def collect(container: ContainerPaths, output: Path) -> list[str]:
     Returns warnings for what stays where it is and is not published.
     """
     kept = []
-    places = {container.model: output, container.output_data: output / DATA}
-    for source, target in places.items():
+    root = container.output_data.parent
+    places = {container.model: output, container.output_data: output / DATA, root / INTERMEDIATE: output / INTERMEDIATE}
+    for source, target in {**places, root: output}.items():
         for entry in sorted(source.iterdir()) if source.is_dir() else []:
-            if entry.name == POINTER:
+            if entry.name == POINTER or (source == root and (entry in places or entry.name in _OF_THE_PLATFORM)):
                 continue
             if (target / entry.name).exists():
                 kept.append(f"{entry} is not published: {target / entry.name} is there already")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sm_llm.errors import Fault, PlanError, SubmitError
 from sm_llm.launcher.backends.sagemaker.account import Account, is_missing, told
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, spelt, value_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -125,15 +126,27 @@ def start(
 
     ``version`` picks an earlier definition than the newest. The same ``token`` (letters, digits, hyphens) is answered
     with the same execution, so that a try whose answer was lost is not started twice.
+    Raises ``SubmitError``, and ``PlanError`` for names that the pipeline does not have and values that its steps would
+    refuse: the stored definition is read, and the job files of its steps.
     """
     client = connect(_region(region)).client("sagemaker")
-    parameters = [{"Name": key, "Value": _spelt(value)} for key, value in (values or {}).items()]
+    chosen: dict[str, Any] = {} if version is None else {"PipelineVersionId": version}
+    if values:
+        _check_values(client, name, values, chosen)
+    parameters = [{"Name": key, "Value": spelt(value)} for key, value in (values or {}).items()]
     with told(f"pipeline {name} was not started"):
-        chosen: dict[str, Any] = {} if version is None else {"PipelineVersionId": version}
         if token is not None:
             chosen["ClientRequestToken"] = _token(token)
         answer = client.start_pipeline_execution(PipelineName=name, PipelineParameters=parameters, **chosen)
     return str(answer["PipelineExecutionArn"])
+
+
+def _check_values(client: Any, name: str, values: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
+    """Raise ``PlanError`` for values that the stored pipeline cannot take."""
+    with told(f"pipeline {name} was not started: its definition cannot be read (sagemaker:DescribePipeline)"):
+        text = client.describe_pipeline(PipelineName=name, **chosen)["PipelineDefinition"]
+    if faults := list(value_faults(json.loads(text), values, job_in)):
+        raise PlanError(faults)
 
 
 @dataclass(frozen=True)
@@ -196,13 +209,16 @@ def build_pipeline(
 ) -> Any:
     """The same pipeline as a ``sagemaker.workflow.pipeline.Pipeline``; its definition equals ``definition``'s.
 
-    What the steps read is stored in S3 first. Raises ``SubmitError`` without version 2 of the SDK.
+    What the steps read is stored in S3 first. Raises ``SubmitError`` without version 2 of the SDK, and ``PlanError``
+    for a session that is no ``PipelineSession`` or of another region.
     """
     from sm_llm.launcher.backends.sagemaker.sdk.estimators import pytorch
-    from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of, stored_with
+    from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of, session_faults, stored_with
 
     pytorch()  # nothing is stored for an SDK that is not there
     found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
+    if faults := list(session_faults(sagemaker_session, found.region)):
+        raise PlanError(faults)
     with stored_with(sagemaker_session):
         _store(found)
     return pipeline_of(found, sagemaker_session)
@@ -210,10 +226,6 @@ def build_pipeline(
 
 def _token(text: str) -> str:
     return text.ljust(_SHORTEST_TOKEN, "-")
-
-
-def _spelt(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _region(region: str | None) -> str:

@@ -15,6 +15,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, chan
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, changed_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline, region_faults, variable_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
 from sm_llm.launcher.homes import storage_root
@@ -75,6 +76,7 @@ def estimator(
 
     kind = _estimator_class()
     watch_tuners()
+    watch_pipelines()
     own, rest = as_fields(pytorch(), kwargs)
     loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
     (plan,) = plan_loaded(loaded)

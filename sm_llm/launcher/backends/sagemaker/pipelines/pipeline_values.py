@@ -1,0 +1,129 @@
+"""Values for the variables of a stored pipeline, checked by its definition and its steps' job files."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.hyperparameters import applied
+from sm_llm.contract.job_file import JOB_CHANNEL, JobFile
+from sm_llm.errors import Fault, SpecError, StorageError
+from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched
+from sm_llm.runs.run_paths import JOB_FILE
+from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_GET = "Parameters."
+
+
+def spelt(value: Any) -> str:
+    """A value as the service takes it: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def value_faults(
+    definition: Mapping[str, Any], values: Mapping[str, Any], read: Callable[[str], JobFile | None]
+) -> Iterator[Fault]:
+    """Names that the pipeline does not have, types that it does not take, values that a step's worker would refuse.
+
+    ``read`` gives the job file in a folder in S3, or None where it cannot be read.
+    """
+    declared = {it["Name"]: it for it in definition.get("Parameters", ())}
+    faults = [fault for name, value in values.items() for fault in _own_faults(name, value, declared)]
+    texts = {name: spelt(values.get(name, it.get("DefaultValue", ""))) for name, it in declared.items()}
+    yield from faults
+    for step in training_steps(definition.get("Steps", ())) if not faults else ():
+        used = {path: name for path, name in _variables(step["Arguments"]) if name in texts}
+        if not set(used.values()) & set(values):
+            continue
+        folder = _job_folder(step["Arguments"])
+        if folder is not None and (job := read(folder)) is not None:
+            yield from _step_faults(job, used, texts, values)
+
+
+def training_steps(steps: Any) -> Iterator[dict[str, Any]]:
+    """The training steps of a definition, those of the branches of conditions among them."""
+    for step in steps:
+        arguments = step.get("Arguments", {})
+        if step.get("Type") == "Training":
+            yield step
+        for branch in ("IfSteps", "ElseSteps"):
+            yield from training_steps(arguments.get(branch, ()))
+
+
+def job_in(folder: str) -> JobFile | None:
+    """The job file in a folder in S3. Where it cannot be read that is printed, and the worker checks alone."""
+    from sm_llm.storage.uri import open_store
+
+    try:
+        body = open_store(folder).get(JOB_FILE)
+        return None if body is None else JobFile.model_validate_json(body)
+    except (StorageError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        say(f"  warning: {folder}{JOB_FILE} cannot be read, so values are not checked: {reason}", err=True)
+        return None
+
+
+def _own_faults(name: str, value: Any, declared: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]:
+    path, found = f"values.{name}", declared.get(name)
+    if found is None:
+        listed = f"Known: {', '.join(declared)}" if declared else "It has none"
+        yield Fault(
+            path, "the pipeline has no such variable", value, f"{did_you_mean(name, declared)} {listed}".strip()
+        )
+        return
+    kind, text, allowed = found.get("Type"), spelt(value), found.get("EnumValues")
+    if allowed and text not in map(spelt, allowed):
+        yield Fault(path, "is not one of its values", value, f"Write one of {', '.join(map(spelt, allowed))}")
+    elif kind == "Integer" and not _reads_as(int, text):
+        yield Fault(path, "must be a whole number", value, "Write for example 100")
+    elif kind == "Float" and not _reads_as(float, text):
+        yield Fault(path, "must be a number", value, "Write for example 1e-4")
+    elif kind == "Boolean" and text.lower() not in ("true", "false"):
+        yield Fault(path, "must be true or false", value, "Write true or false")
+
+
+def _reads_as(kind: type[int] | type[float], text: str) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _variables(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Hyperparameter and variable, where the one is the value of the other."""
+    for path, value in arguments.get("HyperParameters", {}).items():
+        joined = value.get("Std:Join", {}).get("Values", [value]) if isinstance(value, dict) else []
+        named = joined[0].get("Get") if len(joined) == 1 and isinstance(joined[0], dict) else None
+        if isinstance(named, str) and named.startswith(_GET):
+            yield path, named.removeprefix(_GET)
+
+
+def _job_folder(arguments: Mapping[str, Any]) -> str | None:
+    """The folder in S3 with a step's job file; None for steps of other jobs, and where only an execution knows it."""
+    for channel in arguments.get("InputDataConfig", ()):
+        uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+        if channel.get("ChannelName") == JOB_CHANNEL and isinstance(uri, str):
+            return f"{uri.rstrip('/')}/"
+    return None
+
+
+def _step_faults(
+    job: JobFile, used: Mapping[str, str], texts: Mapping[str, str], values: Mapping[str, Any]
+) -> Iterator[Fault]:
+    """What the worker of a step would refuse of the values of all its variables together."""
+    try:
+        changed, _ = applied(job, {path: texts[name] for path, name in used.items()})
+    except SpecError as error:
+        for fault in error.faults:
+            path = next((it for it in used if f"{fault.path}.".startswith(f"{it}.")), None)
+            name = used[path] if path is not None else next(it for it in used.values() if it in values)
+            yield Fault(f"values.{name}", f"{fault.path}: {fault.problem}", texts[name], fault.remedy)
+        return
+    if launched(changed.spec) != launched(job.spec):
+        listed = ", ".join(sorted(set(used.values()) & set(values)))
+        yield Fault("values", f"{listed}: {PROBLEM}", remedy="Write the values into the workflow and store it again")

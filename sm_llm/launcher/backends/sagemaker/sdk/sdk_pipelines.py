@@ -1,0 +1,52 @@
+"""Hand-written pipelines of the SageMaker SDK: two steps that would publish at one address are refused.
+
+The second would find the result of the first and do nothing. A step's name is known only once the pipeline is defined,
+so the check is made there: the SDK offers no hook, and ``definition`` of the class is wrapped once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Fault, PlanError
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import training_steps
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def watch_pipelines() -> None:
+    """Make ``Pipeline.definition`` compare the addresses of our runs."""
+    from sagemaker.workflow.pipeline import Pipeline
+
+    original = Pipeline.definition
+    if hasattr(original, "compares_runs"):
+        return
+
+    @functools.wraps(original)
+    def definition(self: Any) -> str:
+        text: str = original(self)
+        if faults := list(_address_faults(json.loads(text))):
+            raise PlanError(faults)
+        return text
+
+    definition.compares_runs = True  # type: ignore[attr-defined]
+    Pipeline.definition = definition
+
+
+def _address_faults(definition: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for every step whose run lies where that of an earlier step does."""
+    first: dict[str, str] = {}
+    for step in training_steps(definition["Steps"]):
+        for tag in step["Arguments"].get("Tags", ()):
+            if tag["Key"] != RUN_TAG:
+                continue
+            name, address = step["Name"], json.dumps(tag["Value"])
+            other = first.setdefault(address, name)
+            if other != name:
+                problem = f"its run would lie where that of {other} does: specification, arguments and inputs are equal"
+                remedy = f"Name one of them differently: sm_llm.estimator(spec, 'name={name.lower()}', ...)"
+                yield Fault(f"steps.{name}", problem, tag["Value"], remedy)
