@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """Supervise the run at ``arguments[0]``; returns the exit code of its final state."""
     home, descriptor = home_of(arguments[0], json.loads(arguments[2])), int(arguments[1])
-    folder = Path(arguments[3])
+    folder = Path(arguments[3]) if len(arguments) > 3 else Path.cwd()
     os.environ[UMASK_ENVIRONMENT] = f"{close_to_others(home.root):03o}"
     interrupts = Interrupts()
     interrupts.install()
