@@ -8,6 +8,7 @@ First the named tests run without a fault and must pass. Ends with a table; exit
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -191,9 +192,21 @@ def run(tree: Path, tests: list[str]) -> tuple[int, str]:
     return done.returncode, failed[1] if failed else (done.stdout + done.stderr).strip().rpartition("\n")[2]
 
 
-def main(numbers: list[str]) -> None:
-    """Try the faults of these numbers, or all."""
-    chosen = [(number, fault) for number, fault in enumerate(FAULTS, 1) if not numbers or str(number) in numbers]
+def asked(words: list[str]) -> list[int]:
+    """The numbers of the faults to try; leaves with exit code 2 for anything else."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__.partition("\n")[0])
+    numbers = range(1, len(FAULTS) + 1)
+    what = f"a fault to try, 1 to {len(FAULTS)}; without any, all are tried"
+    parser.add_argument("numbers", nargs="*", type=int, metavar="NUMBER", help=what)
+    given: list[int] = parser.parse_args(words).numbers
+    if wrong := [it for it in given if it not in numbers]:
+        parser.error(f"NUMBER must be 1 to {len(FAULTS)}, got {', '.join(map(str, wrong))}")
+    return given or list(numbers)
+
+
+def main(numbers: list[int]) -> None:
+    """Try the faults of these numbers."""
+    chosen = [(number, fault) for number, fault in enumerate(FAULTS, 1) if number in numbers]
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", ".*_cache", "runs"))
@@ -214,4 +227,4 @@ def main(numbers: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(asked(sys.argv[1:]))

@@ -225,3 +225,19 @@ def test_durations_are_read_from_reports(suite: Path) -> None:
     wrong = subprocess.run([*command, "more"], cwd=suite, capture_output=True, text=True, timeout=60)
     assert wrong.returncode == 1
     assert "got 3" in wrong.stderr
+
+
+@pytest.mark.parametrize("words", [["all"], ["--fast"], ["0"], ["21"], ["1", "x"], ["1.5"]])
+def test_the_mutation_check_refuses_what_it_does_not_know(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        mutations.asked(words)
+    assert leaving.value.code == 2
+    assert "usage: python -m tests.mutations" in capsys.readouterr().err
+
+
+def test_the_mutation_check_takes_numbers_and_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mutations.asked([]) == list(range(1, 21))
+    assert mutations.asked(["5", "13"]) == [5, 13]
+    with pytest.raises(SystemExit) as leaving:
+        mutations.asked(["--help"])
+    assert (leaving.value.code, "1 to 20" in capsys.readouterr().out) == (0, True)

@@ -304,12 +304,13 @@ def test_memory_does_not_grow_with_the_text(
         for number in range(copies):
             write_jsonl(tmp_path / name / f"{number}.jsonl", part)
     code = (
-        "import resource, sys, pathlib\n"
+        "import re, sys, pathlib\n"
         "from sm_llm.data.prepare.prepare import prepare\n"
         "from sm_llm.spec.tasks import PrepareTask\n"
         "task = PrepareTask(sources=[sys.argv[1]], seq_length=512, tokenizer=sys.argv[2])\n"
         "prepare(task, pathlib.Path(sys.argv[3]), lambda _: None)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)\n"
+        "status = pathlib.Path('/proc/self/status').read_text()\n"
+        "print(int(re.search(r'VmHWM:\\s+(\\d+) kB', status)[1]) // 1024)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     peaks = {}

@@ -6,18 +6,19 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.errors import RunFailed
+from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher import api
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sm_llm.launcher.run import Run
 
@@ -47,7 +48,7 @@ SPEC: dict[str, Any] = {
 }
 
 
-def until(true: Callable[[], object], seconds: float = 150.0) -> None:
+def until(true: Callable[[], object], seconds: float = 400.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "waited in vain"
@@ -73,11 +74,15 @@ def workers(run: Run) -> list[int]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     run = api.launch({**SPEC, "storage": str(tmp_path / "runs")})
-    until(lambda: kinds(run, "checkpoint_published"))
-    return run
+    try:
+        until(lambda: kinds(run, "checkpoint_published"))
+        yield run
+    finally:  # or it would train on beside all later tests
+        with suppress(SubmitError):
+            run.stop(now=True, wait=True)
 
 
 def test_OB09_wait_names_the_rank_that_was_killed_and_by_what(run: Run) -> None:

@@ -65,6 +65,14 @@ def test_the_submission_is_exactly_what_runs_on_every_node(tmp_path: Path) -> No
     assert not (tmp_path / "run").exists(), "rendering touches nothing"
 
 
+def test_a_run_of_one_process_leaves_nothing_of_torchruns_in_the_temporary_folder(tmp_path: Path) -> None:
+    (it,) = plan({**JOB, "compute": {"processes_per_instance": 1}})
+    job = JobFile(run_id="job-1", attempt=1, run_uri=str(tmp_path), spec=it.job, spec_digest=it.digest, channels={})
+    (node,) = LocalBackend(Machine(cpus=8)).render(it, job).request["nodes"]
+    assert f"--log-dir={tmp_path / 'local/attempt-1/node-0/scratch/torchrun'}" in node["argv"]
+    assert "--tee=3" not in node["argv"]
+
+
 def test_every_node_gets_gpus_of_its_own(tmp_path: Path) -> None:
     it, job = job_file(tmp_path)
     nodes = LocalBackend(Machine(8, ("0", "1", "2", "3"))).render(it, job).request["nodes"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from s3transfer.crt import RenameTempFileHandler
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
-from sm_llm.storage.engines import ranges
+from sm_llm.storage.engines import crt, ranges
 from sm_llm.storage.engines.auto import EngineTransfer
 from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
@@ -105,17 +108,38 @@ def test_an_upload_goes_on_with_new_credentials_and_leaves_no_parts(
     assert "Uploads" not in store.client.list_multipart_uploads(Bucket=store.bucket)
 
 
+def name_files_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runtime gives a file its name after it has reported its end: here, only after the failure was noticed."""
+    noticed, settle, give_name = threading.Event(), crt.settle, RenameTempFileHandler.__call__
+
+    def settled(*arguments: Any) -> None:
+        settle(*arguments)
+        noticed.set()
+
+    def named_late(self: Any, **outcome: Any) -> None:
+        if outcome["error"] is None:
+            noticed.wait(30)
+            time.sleep(0.2)
+        give_name(self, **outcome)
+
+    monkeypatch.setattr(crt, "settle", settled)
+    monkeypatch.setattr(RenameTempFileHandler, "__call__", named_late)
+
+
 @pytest.mark.parametrize("engine", ["s5cmd", "crt"])
 def test_an_engine_that_came_on_starts_again_with_new_credentials(
-    store: S3Store, renewed: Any, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str
-) -> None:
+    store: S3Store, renewed: Any, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     copies = []
     for name in ("a", "b", "c"):
         body = os.urandom(1000)
         store.client.put_object(**store.at(name), Body=body, ChecksumAlgorithm="CRC64NVME")
         copies.append(Copy(name, part_of(tmp_path / name), len(body), crc64_bytes(body)))
     others = expire(fault_proxy, rule, "GET .*data/c")
+    fault_proxy.rules.append(rule("GET .*data/[ab]", "slow", count=99, seconds=0.5))
     renewed()
+    name_files_late(monkeypatch)
     said: list[str] = []
     EngineTransfer(engine, announce=said.append).download(store, copies, lambda _: None)
     assert others.seen == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -268,11 +269,26 @@ def test_S302_the_first_download_into_a_new_folder_works(far: S3Store, tmp_path:
 
 def test_no_credentials_are_seen_in_the_arguments_of_s5cmd(near: S3Store, tmp_path: Path) -> None:
     told = tmp_path / "told"
-    engine = S5cmdTransfer(program(tmp_path, f'echo "$@" > {told}; cat "$6" >> {told} 2>/dev/null; exit 1'))
+    engine = S5cmdTransfer(program(tmp_path, f'echo "$@" > {told}; cat >> {told}; exit 1'))
     with pytest.raises(StorageError):
         engine.download(near, [Copy("x", tmp_path / "x.part", 10, "")], lambda _: None)
     assert "test-secret" not in told.read_text()
     assert "--delete" not in told.read_text()
+    assert "cp --raw" in told.read_text()
+
+
+def test_a_transfer_that_is_killed_leaves_nothing_in_the_temporary_folder(
+    near: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to leave: while s5cmd runs, the folder is empty."""
+    folder, seen = tmp_path / "temporary", tmp_path / "seen"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(StorageError):
+        S5cmdTransfer(program(tmp_path, f"ls -A {folder} > {seen}; exit 1")).download(
+            near, [Copy("x", tmp_path / "x.part", 10, "")], lambda _: None
+        )
+    assert seen.read_text() == ""
 
 
 def test_names_s5cmd_cannot_be_told_go_by_another_engine(far: S3Store, tmp_path: Path) -> None:

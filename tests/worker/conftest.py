@@ -56,7 +56,7 @@ def launch(
         shutil.copytree(source, folder / place / source.name)  # a run keeps its name: its commits hold it
     program = Path(__file__).with_name(script)
     command = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    argv = [*command, str(program), str(folder)]
+    argv = [*command, f"--log-dir={folder / 'torchrun'}", str(program), str(folder)]
     surroundings = {**os.environ, **(environ or own_start())}
     done = subprocess.run(argv, env=surroundings, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"

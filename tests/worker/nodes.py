@@ -104,7 +104,7 @@ class Nodes:
         script.write_text(f"{NOTE}\n{self._before}\n{entrypoint_source('train')}")
         self.job.write(base / "job.json")
         command = [sys.executable, "-u", "-m", "torch.distributed.run", f"--nnodes={self._nodes}"]
-        command += [f"--node-rank={node}"]
+        command += [f"--node-rank={node}", f"--log-dir={base / 'torchrun'}"]
         command += [f"--nproc-per-node={self._processes}", "--rdzv-backend=static", "--master-addr=127.0.0.1"]
         command += [f"--master-port={port}", "--local-addr=127.0.0.1", str(script)]
         environ = {

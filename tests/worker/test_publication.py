@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]  # the first te
 
 def launch(folder: Path, endpoint: str, bucket: str) -> dict[str, Any]:
     script = Path(__file__).with_name("publication_configurations.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [f"--log-dir={folder / 'torchrun'}", str(script)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path()}
     done = subprocess.run(
         [*command, str(folder), endpoint, bucket], env=environ, capture_output=True, text=True, timeout=280

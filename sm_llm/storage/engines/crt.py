@@ -80,6 +80,11 @@ class CrtTransfer:
                 manager.shutdown()  # files get their names in callbacks that come after the result
             for copy, future in zip(copies, running, strict=True):
                 _await(store, copy, future, action)
+        except StorageError:
+            settle(listener.futures, lambda: [future.cancel() for future in running])
+            if all(future.done() for future in listener.futures):
+                manager.shutdown()  # what has arrived gets its name before anybody looks which files did
+            raise
         except BaseException:
             settle(listener.futures, lambda: [future.cancel() for future in running])
             raise

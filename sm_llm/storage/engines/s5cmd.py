@@ -78,13 +78,14 @@ class S5cmdTransfer:
     ) -> None:
         if self._program is None:
             raise StorageError(f"engine: s5cmd is not installed. {command('s3')}")
-        with tempfile.TemporaryDirectory(prefix="s5cmd-") as folder:
-            listed, errors = Path(folder, "commands"), Path(folder, "errors")
-            listed.write_text("".join(f"{shlex.join(command)}\n" for command in commands), encoding="utf-8")
-            argv = [self._program, "--json", *_endpoint(store), "run", str(listed)]
-            with errors.open("wb") as stream:
-                code, reports, faults = _watch(argv, _environment(store), stream, progress)
-            faults += list(_faults(errors.read_text(encoding="utf-8", errors="replace")))
+        # Files without a name: a process that is killed leaves none behind.
+        with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
+            listed.write("".join(f"{shlex.join(command)}\n" for command in commands).encode())
+            listed.seek(0)
+            argv = [self._program, "--json", *_endpoint(store), "run"]
+            code, reports, faults = _watch(argv, _environment(store), listed, errors, progress)
+            errors.seek(0)
+            faults += list(_faults(errors.read().decode("utf-8", "replace")))
         if code != 0 or faults or reports != len(copies):
             problem = faults[0] if faults else f"{reports} of {len(copies)} files were reported done"
             kind = MissingObjectError if any(word in problem for word in _MISSING) else StorageError
@@ -92,13 +93,17 @@ class S5cmdTransfer:
 
 
 def _watch(
-    argv: Sequence[str], environment: Mapping[str, str], errors: Any, progress: Progress
+    argv: Sequence[str], environment: Mapping[str, str], commands: Any, errors: Any, progress: Progress
 ) -> tuple[int, int, list[str]]:
-    """Run s5cmd; its exit code, how many files it reported done, and what else it said on standard output."""
+    """Run s5cmd with ``commands`` as its standard input, ``errors`` as its standard error.
+
+    Returns its exit code, how many files it reported done, and what else it said on standard output.
+    """
     reports, faults = 0, []
     child = subprocess.Popen(
         argv,
         env=dict(environment),
+        stdin=commands,
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,

@@ -243,7 +243,7 @@ def _platform_faults(job: JobSpec) -> list[Fault]:
 def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:
     """The argument list of one node. Restarts are the launcher's business alone, so torchrun's stay 0."""
     # One process prints into the node's log itself; of several, torchrun tells the lines apart.
-    tee = (f"--log-dir={rank_logs(base)}", "--tee=3") if _processes(job) > 1 else ()
+    tee = ("--tee=3",) if _processes(job) > 1 else ()
     return (
         sys.executable,
         "-P",  # the working folder is the user's; its files are not modules of ours
@@ -259,6 +259,7 @@ def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[
         f"--master-port={PORT}",
         "--local-addr=127.0.0.1",
         "--max-restarts=0",
+        f"--log-dir={rank_logs(base)}",  # else every run leaves a folder in the machine's temporary one
         *tee,
         str(entry_script(base, job.task.kind)),
     )

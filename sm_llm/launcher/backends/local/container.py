@@ -43,7 +43,7 @@ def channel_name(dotted_path: str) -> str:
 
 
 def rank_logs(base: Path) -> Path:
-    """Where torchrun keeps what each process of a node printed until it has passed it on."""
+    """Where torchrun keeps its own files of a node: errors, and what each of several processes printed."""
     return ContainerPaths(base).scratch / "torchrun"
 
 
