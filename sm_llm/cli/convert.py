@@ -70,8 +70,8 @@ def convert(
     \b
     Examples:
       sm-llm convert ./llama-3-8b ./ckpt/pretrained_weight --to nxd --tp 32 --kv-multiplier 4 --qkv fused --verify
-      sm-llm convert ./llama-2-70b ./shards --to nxd --tp 32 --pp 8 --qkv fused --no-xser
       sm-llm convert ./ckpt/step_1000 ./trained --to hf --config ./llama-3-8b
+      sm-llm convert ./runs/NAME/ckpt/step-00000010/SAVE/data ./step-10 --to hf --config ./llama
     """
     from sm_llm.convert.api import convert as run
     from sm_llm.launcher.tools.sync import shown, stopping_on_signals

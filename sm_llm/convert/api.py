@@ -174,6 +174,7 @@ def _report(
         reused=reused,
         is_unchanged=is_unchanged,
         notes=job.notes,
+        is_dcp=job.is_dcp,
     )
 
 

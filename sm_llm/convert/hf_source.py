@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sm_llm.convert.files.torch_file import OtherTensor, read_torch_file
+from sm_llm.convert.files.views import FORMATS, View, contiguous_strides
 from sm_llm.convert.layout import decoder
-from sm_llm.convert.torch_file import OtherTensor, read_torch_file
-from sm_llm.convert.views import FORMATS, View, contiguous_strides
 from sm_llm.errors import ConversionError, ConversionRefused, Fault, SpecError
 from sm_llm.models.config import normalise
 from sm_llm.models.read import read_config

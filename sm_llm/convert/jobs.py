@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.convert.dcp_source import METADATA, DcpTensors
+from sm_llm.convert.files.views import FORMATS
 from sm_llm.convert.hf_source import SOURCE, files_beside, open_hf, read_model_config
 from sm_llm.convert.layout import LAYOUT, MULTIPLIER, PIPELINE, QKV, TENSOR, VIRTUAL, Degrees, decoder, resolve
 from sm_llm.convert.nxd_source import check_ranks, find_shards, open_shards
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from sm_llm.convert.files.views import View
     from sm_llm.convert.layout import Qkv
     from sm_llm.convert.nxd_source import NxdSource, Shards
-    from sm_llm.convert.views import View
     from sm_llm.convert.work import Unit
 
 CONFIG = "config (--config)"
@@ -69,6 +71,7 @@ class Job:
     shards: Shards | None = None
     recorded: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    is_dcp: bool = False
 
 
 def job_to_nxd(folder: Path, target: Path, given: Given) -> Job:
@@ -108,11 +111,16 @@ def job_to_nxd(folder: Path, target: Path, given: Given) -> Job:
 
 
 def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
-    """The Hugging Face model of the shards in ``folder``. Raises ``ConversionRefused`` with every fault."""
+    """The Hugging Face model of the shards, or of the distributed checkpoint, in ``folder``.
+
+    Raises ``ConversionRefused`` with every fault.
+    """
     if given.xser is not None:
         raise ConversionRefused([Fault("xser (--xser)", "has no effect with --to hf", given.xser, "Leave it out")])
+    if (folder / METADATA).is_file():
+        return _job_of_dcp(folder, target, given)
     found = find_shards(folder)
-    at = _config_file(found, given.config)
+    at = _config_file(found.root, given.config)
     config = read_model_config(at)
     _check_manifest(found, config, given)
     degrees = _degrees(found, config, given)
@@ -122,6 +130,7 @@ def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
     plan = ShardPlan(config, _with_form(found, degrees, shards, given))
     joined = Joined(plan, shards)
     beside = {**files_beside([at.parent, found.root]), "config.json": at}
+    dtypes = {name: joined.dtype(name) for name in plan.shapes}
     return Job(
         "hf",
         plan,
@@ -130,11 +139,11 @@ def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
         beside,
         sorted({view.file for held in shards.views.values() for view in held.values()}),
         Coverage(len(plan.shapes), joined.copied()),
-        {name: joined.dtype(name) for name in plan.shapes},
+        dtypes,
         shards.is_xser,
         shards=shards,
         recorded=found.manifest,
-        notes=(*_notes(plan.degrees), *_assumed(found, plan.degrees, given)),
+        notes=(*_notes(plan.degrees), *_assumed(found, plan.degrees, given), *_format_notes(config, dtypes)),
     )
 
 
@@ -159,15 +168,63 @@ def _copied(plan: ShardPlan) -> tuple[str, ...]:
     return tuple(name for name in plan.shapes if primary_and_copies(parts[name])[1])
 
 
-def _config_file(found: NxdSource, given: Path | None) -> Path:
+def _job_of_dcp(folder: Path, target: Path, given: Given) -> Job:
+    for path, value in _options(given).items():
+        if value is not None:
+            problem = "has no effect: a distributed checkpoint of torch knows its own shards"
+            raise ConversionRefused([Fault(path, problem, value, "Leave it out")])
+    at = _config_file(folder, given.config)
+    config = read_model_config(at)
+    plan = ShardPlan(config, Degrees(1))
+    tensors = DcpTensors(folder, plan, decoder(config).buffers)
+    dtypes = {name: tensors.dtype(name) for name in plan.shapes}
+    return Job(
+        "hf",
+        plan,
+        config,
+        hf_units(plan, tensors, target),
+        {**files_beside([at.parent, folder]), "config.json": at},
+        [folder / METADATA, *tensors.files],
+        Coverage(len(plan.shapes), unread=tensors.unread),
+        dtypes,
+        False,
+        is_dcp=True,
+        notes=tuple(_format_notes(config, dtypes)),
+    )
+
+
+def _options(given: Given) -> dict[str, Any]:
+    """Options of degrees by the names that errors use."""
+    return {
+        TENSOR: given.tensor,
+        PIPELINE: given.pipeline,
+        VIRTUAL: given.virtual,
+        MULTIPLIER: given.kv_multiplier,
+        QKV: given.qkv,
+        LAYOUT: given.layout,
+    }
+
+
+def _format_notes(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> list[str]:
+    """Where the config names another number format than that of the weights."""
+    stored = sorted({FORMATS[it].dtype for it in dtypes.values()})
+    named = config.get("dtype")
+    if named is None or stored == [named]:
+        return []
+    return [
+        f"weights are stored as {', '.join(stored)}, as they were; loaders that follow config.json make {named} of them"
+    ]
+
+
+def _config_file(root: Path, given: Path | None) -> Path:
     if given is not None:
         path = given / "config.json" if given.is_dir() else given
         if not path.is_file():
             raise ConversionRefused([Fault(CONFIG, "must be a config.json or a folder with one", str(given))])
         return path
-    path = found.root / "config.json"
+    path = root / "config.json"
     if not path.is_file():
-        problem = f"{found.root} has no config.json, which names heads, widths and layers"
+        problem = f"{root} has no config.json, which names heads, widths and layers"
         raise ConversionRefused([Fault(SOURCE, problem, remedy="Give the model's own with --config")])
     return path
 
@@ -186,15 +243,7 @@ def _check_manifest(found: NxdSource, config: Mapping[str, Any], given: Given) -
             f"{where} was written for a {recorded.get('model_type')} model, the config is of {config['model_type']}"
         )
         faults.append(Fault(SOURCE, problem, remedy="Give the config of these shards"))
-    options = {
-        TENSOR: ("tensor_parallel_degree", given.tensor),
-        PIPELINE: ("pipeline_parallel_degree", given.pipeline),
-        VIRTUAL: ("virtual_pipeline_degree", given.virtual),
-        MULTIPLIER: ("kv_size_multiplier", given.kv_multiplier),
-        QKV: ("qkv", given.qkv),
-        LAYOUT: ("layout", given.layout),
-    }
-    for path, (name, value) in options.items():
+    for (path, value), name in zip(_options(given).items(), degrees_json(Degrees(1)), strict=True):
         if value is not None and value != recorded.get(name):
             problem = f"contradicts {where}, which has {recorded.get(name)}"
             faults.append(Fault(path, problem, value, "Leave it out"))

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.convert.files.torch_file import Reference, read_torch_file
+from sm_llm.convert.files.views import View
 from sm_llm.convert.hf_source import SOURCE, clean_names
 from sm_llm.convert.report import read_manifest
-from sm_llm.convert.torch_file import Reference, read_torch_file
-from sm_llm.convert.views import View
 from sm_llm.convert.work import MANIFEST, SHARDS
 from sm_llm.errors import ConversionError, ConversionRefused, Fault
 

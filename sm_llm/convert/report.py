@@ -57,6 +57,8 @@ class ConversionReport:
     reused: int = 0
     is_unchanged: bool = False
     notes: tuple[str, ...] = ()
+    is_dcp: bool = False
+    """The source is a checkpoint of torch.distributed.checkpoint: degrees say nothing."""
     verified: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,11 +68,12 @@ class ConversionReport:
     def lines(self) -> Iterator[str]:
         """The report in words."""
         it = self.degrees
-        yield (
-            f"{self.model_type}, {', '.join(self.dtypes)}: tp {it.tensor}, pp {it.pipeline}, virtual pp {it.virtual}, "
-            f"kv multiplier {it.kv_multiplier}, qkv {it.qkv}, layout {it.layout}, "
-            f"{'xser' if self.xser else 'tensors inside .pt files'}"
+        degrees = (
+            f"tp {it.tensor}, pp {it.pipeline}, virtual pp {it.virtual}, kv multiplier {it.kv_multiplier}, "
+            f"qkv {it.qkv}, layout {it.layout}, {'xser' if self.xser else 'tensors inside .pt files'}"
         )
+        shards = "a distributed checkpoint of torch" if self.is_dcp else degrees
+        yield f"{self.model_type}, {', '.join(self.dtypes)}: {shards}"
         cover = self.coverage
         yield f"tensors: {cover.used} used, {len(cover.copied)} of them held by several ranks, none missing, none extra"
         if cover.unread:

@@ -6,11 +6,11 @@ import json
 import math
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from sm_llm.convert.files.views import FORMATS, chunks, cut, same
 from sm_llm.convert.hf_source import SOURCE
 from sm_llm.convert.rules import HEAD, gaps, parts_by_source, primary_and_copies
-from sm_llm.convert.views import FORMATS, chunks, cut, same
 from sm_llm.convert.work import PARTIAL, Unit
 from sm_llm.errors import ConversionError, ConversionRefused, Fault
 from sm_llm.models.safetensors_folder import SINGLE_FILE
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from sm_llm.convert.files.views import Raw, View
     from sm_llm.convert.nxd_source import Shards
     from sm_llm.convert.rules import Part, ShardPlan, ShardTensor
-    from sm_llm.convert.views import Raw, View
     from sm_llm.convert.work import Result
 
 FILE_BYTES = 4 << 30
@@ -31,6 +31,19 @@ FILE_BYTES = 4 << 30
 _SMALL_FILE_BYTES, _FILES_AT_ONCE = 256 << 20, 4
 """A large model makes at least four files, so that several workers have something to do."""
 _SHOWN = 4
+
+
+class Tensors(Protocol):
+    """Where whole tensors come from."""
+
+    def dtype(self, name: str) -> str:
+        """The number format of a tensor."""
+
+    def size(self, name: str) -> int:
+        """Bytes of a tensor."""
+
+    def chunks(self, name: str) -> Iterator[memoryview]:
+        """The bytes of a tensor, a piece at a time; a piece is valid until the next one is asked for."""
 
 
 class Joined:
@@ -133,7 +146,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def hf_units(plan: ShardPlan, joined: Joined, destination: Path) -> list[Unit]:
+def hf_units(plan: ShardPlan, joined: Tensors, destination: Path) -> list[Unit]:
     """One unit for each safetensors file, tensors in model order; the same files however many workers there are."""
     whole = sum(joined.size(name) for name in plan.shapes)
     file_bytes = min(FILE_BYTES, max(_SMALL_FILE_BYTES, -(-whole // _FILES_AT_ONCE)))
@@ -164,7 +177,7 @@ def index_json(results: Mapping[str, Mapping[str, Any]]) -> str | None:
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2) + "\n"
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]], joined: Joined) -> bytes:
+def _header(shapes: Mapping[str, tuple[int, ...]], joined: Tensors) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     place = 0
     for name, shape in shapes.items():
@@ -177,7 +190,7 @@ def _header(shapes: Mapping[str, tuple[int, ...]], joined: Joined) -> bytes:
 
 
 def _write_safetensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], joined: Joined, count: Callable[[int], None]
+    path: Path, shapes: Mapping[str, tuple[int, ...]], joined: Tensors, count: Callable[[int], None]
 ) -> Result:
     partial_path = path.with_name(path.name + PARTIAL)
     checksums, total = {}, 0

@@ -7,9 +7,7 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sm_llm.convert.hf_source import SOURCE
-from sm_llm.convert.rules import EMBEDDING
-from sm_llm.convert.torch_writer import (
+from sm_llm.convert.files.torch_writer import (
     Plain,
     TorchFile,
     info_pickle,
@@ -17,7 +15,9 @@ from sm_llm.convert.torch_writer import (
     state_pickle,
     tensor_pickle,
 )
-from sm_llm.convert.views import chunks, cut, zeros
+from sm_llm.convert.files.views import chunks, cut, zeros
+from sm_llm.convert.hf_source import SOURCE
+from sm_llm.convert.rules import EMBEDDING
 from sm_llm.convert.work import PARTIAL, SHARDS, Unit
 from sm_llm.errors import Fault
 from sm_llm.storage.checksum import Crc64
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from sm_llm.convert.files.views import View
     from sm_llm.convert.rules import ShardPlan, ShardTensor
-    from sm_llm.convert.views import View
     from sm_llm.convert.work import Result
 
 

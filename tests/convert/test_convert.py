@@ -14,11 +14,11 @@ import pytest
 
 import sm_llm
 from sm_llm.convert import work
+from sm_llm.convert.files.torch_file import read_torch_file
+from sm_llm.convert.files.torch_writer import TorchFile, state_pickle
+from sm_llm.convert.files.views import chunks
 from sm_llm.convert.hf_source import clean_names
 from sm_llm.convert.nxd_source import find_shards, open_shards
-from sm_llm.convert.torch_file import read_torch_file
-from sm_llm.convert.torch_writer import TorchFile, state_pickle
-from sm_llm.convert.views import chunks
 from sm_llm.errors import ConversionError, ConversionRefused
 from sm_llm.models.safetensors_folder import stored_tensors
 from tests.convert.models import CONFIGS, write_model
@@ -189,7 +189,7 @@ def test_CV20_missing_and_unknown_tensors_are_named(model: Callable[..., Path], 
 
 def write_views(path: Path, views: dict[str, Any]) -> None:
     """Write a file of torch from tensors in another one, or in itself."""
-    from sm_llm.convert.torch_writer import Plain
+    from sm_llm.convert.files.torch_writer import Plain
 
     fresh = path.with_name("fresh")
     plain = {name: Plain(it.dtype, it.shape) for name, it in views.items()}

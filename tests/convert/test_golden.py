@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sm_llm
-from sm_llm.convert.torch_file import Reference, read_torch_file
-from sm_llm.convert.views import View
+from sm_llm.convert.files.torch_file import Reference, read_torch_file
+from sm_llm.convert.files.views import View
 from sm_llm.errors import ConversionError
 from sm_llm.models.safetensors_folder import read_header
 

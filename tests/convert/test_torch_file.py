@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sm_llm.convert.torch_file import read_torch_file
-from sm_llm.convert.torch_writer import ALIGNMENT, Plain, TorchFile, state_pickle
-from sm_llm.convert.views import View
+from sm_llm.convert.files.torch_file import read_torch_file
+from sm_llm.convert.files.torch_writer import ALIGNMENT, Plain, TorchFile, state_pickle
+from sm_llm.convert.files.views import View
 from sm_llm.errors import ConversionError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import struct
 import zipfile
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from sm_llm.convert.views import FORMATS, View
+from sm_llm.convert.files.views import FORMATS, View
 from sm_llm.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Storage:
     elements: int
 
 
-class _Frozen:
+class Frozen:
     """A function that a pickle may call and cannot change."""
 
     __slots__ = ("_call",)
@@ -66,15 +66,46 @@ class _Frozen:
         raise pickle.UnpicklingError(f"it sets {name} of a function")
 
 
-def read_torch_file(path: Path) -> Any:
+class _Region(io.RawIOBase):
+    """Bytes ``[begin, begin + length)`` of an open file as a file of their own."""
+
+    def __init__(self, file: BinaryIO, begin: int, length: int) -> None:
+        self._file, self._begin, self._length, self._place = file, begin, length, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._length}[whence]
+        if self._place < 0:
+            raise OSError("seek before the beginning")
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._begin + self._place)
+        body = self._file.read(max(0, min(len(buffer), self._length - self._place)))
+        buffer[: len(body)] = body
+        self._place += len(body)
+        return len(body)
+
+
+def read_torch_file(path: Path, begin: int = 0, length: int | None = None) -> Any:
     """What torch.save wrote: tensors as ``View``, ``OtherTensor`` or ``Reference``, the rest as plain values.
+
+    ``begin`` and ``length`` are the bytes of the file that hold it, by default all.
 
     Raises ``ConversionError`` for a file that is damaged, compressed, of the format before torch 1.6, or that refers
     to anything but tensors; nothing in it is run.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            records = _records(archive, path)
+        with path.open("rb") as file, zipfile.ZipFile(_region(file, path, begin, length)) as archive:
+            records = _records(archive, file, begin, path.stat().st_size if length is None else begin + length)
             name = next((it for it in records if it.count("/") == 1 and it.endswith("/data.pkl")), None)
             if name is None:
                 raise ValueError("it holds no data.pkl")
@@ -92,22 +123,29 @@ def read_torch_file(path: Path) -> Any:
         raise ConversionError(f"{path}: cannot be read as tensors: {error}. {remedy}") from None
 
 
-def _records(archive: zipfile.ZipFile, path: Path) -> dict[str, tuple[int, int]]:
-    """Record -> first byte and size. Raises ``ValueError``."""
-    size = path.stat().st_size
+def _region(file: BinaryIO, path: Path, begin: int, length: int | None) -> Any:
+    if begin == 0 and length is None:
+        return file
+    held = path.stat().st_size
+    if length is None or begin + length > held:
+        raise ValueError(f"it has {held:,} bytes, too few for a tensor at byte {begin:,}")
+    return _Region(file, begin, length)
+
+
+def _records(archive: zipfile.ZipFile, file: BinaryIO, origin: int, size: int) -> dict[str, tuple[int, int]]:
+    """Record -> first byte in the file and size; the archive begins at byte ``origin``. Raises ``ValueError``."""
     found: dict[str, tuple[int, int]] = {}
-    with path.open("rb") as stream:
-        for info in archive.infolist():
-            stream.seek(info.header_offset)
-            header = stream.read(_LOCAL_HEADER)
-            if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
-                raise ValueError(f"the header of {info.filename} is damaged")
-            begin = info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", header[26:30]))
-            if info.compress_type != zipfile.ZIP_STORED or begin + info.file_size > size:
-                raise ValueError(f"{info.filename} is compressed or cut off")
-            if info.filename in found:
-                raise ValueError(f"{info.filename} is there twice")
-            found[info.filename] = (begin, info.file_size)
+    for info in archive.infolist():
+        file.seek(origin + info.header_offset)
+        header = file.read(_LOCAL_HEADER)
+        if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
+            raise ValueError(f"the header of {info.filename} is damaged")
+        begin = origin + info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", header[26:30]))
+        if info.compress_type != zipfile.ZIP_STORED or begin + info.file_size > size:
+            raise ValueError(f"{info.filename} is compressed or cut off")
+        if info.filename in found:
+            raise ValueError(f"{info.filename} is there twice")
+        found[info.filename] = (begin, info.file_size)
     return found
 
 
@@ -118,9 +156,9 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(body))
         self._path, self._prefix, self._records = path, prefix, records
         self._globals: dict[tuple[str, str], Any] = {
-            ("torch._utils", "_rebuild_tensor_v2"): _Frozen(self._tensor),
-            ("torch._utils", "_rebuild_parameter"): _Frozen(lambda data, *_: data),
-            ("torch", "Size"): _Frozen(tuple),
+            ("torch._utils", "_rebuild_tensor_v2"): Frozen(self._tensor),
+            ("torch._utils", "_rebuild_parameter"): Frozen(lambda data, *_: data),
+            ("torch", "Size"): Frozen(tuple),
             ("collections", "OrderedDict"): OrderedDict,
         }
 

@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.convert.views import FORMATS, contiguous_strides
+from sm_llm.convert.files.views import FORMATS, contiguous_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
