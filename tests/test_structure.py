@@ -164,3 +164,25 @@ def test_choices_by_type_and_comments_are_counted() -> None:
         chosen_types(ast.parse("isinstance(a, SmpSpec | int) or isinstance(b, spec.LocalBackend) or f(SmpSpec)")) == 2
     )
     assert comments("# why\nx = 1  # noqa: E501\ny = '# no'  # type: ignore[x]\n") == 1
+
+
+def documented_folders() -> set[str]:
+    """Folders in the tree of ``docs/design.md``, as paths below the package."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    block = text.split("```text\nsm_llm/\n", 1)[1].split("```", 1)[0]
+    above: list[str] = []
+    found = set()
+    for line in block.splitlines():
+        name = line.split(maxsplit=1)[0]
+        depth = (len(line) - len(line.lstrip())) // 2 - 1
+        if name.endswith("/"):
+            above = [*above[:depth], name.rstrip("/")]
+            found.add("/".join(above))
+    return found
+
+
+def test_the_design_shows_the_tree_as_it_is() -> None:
+    folders = {
+        it.parent.relative_to(PACKAGE).as_posix() for it in PACKAGE.rglob("*") if it.suffix in (".py", ".yaml", ".txt")
+    }
+    assert documented_folders() == folders - {"."}
