@@ -136,7 +136,7 @@ def test_a_wrong_option_has_the_usage_exit_code() -> None:
 def test_a_run_that_is_not_there_is_said_in_one_line(command: Command, folder: Path) -> None:
     for verb in ("status", "logs", "metrics", "plot"):
         done = command(verb, "nothing", folder=folder)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert done.stderr.startswith("error: no run 'nothing'")
         assert done.stderr.count("\n") == 1
 

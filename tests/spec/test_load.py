@@ -103,7 +103,7 @@ def test_an_object_with_its_storage_unset_takes_the_users_default(load_clean: An
     ("override", "value"),
     [
         ("task.optim.learning_rate=1e-4", 1e-4),
-        ("task.optim.learning_rate=3", 3.0),
+        ("task.optim.learning_rate=1", 1.0),
         ("task.max_steps=1e2", 100),
         ("task.max_steps=1_000", 1000),
         ("task.optim.betas=[0.8, 0.9]", (0.8, 0.9)),
