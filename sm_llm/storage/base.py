@@ -20,6 +20,8 @@ class TooLargeError(StorageError):
     """An object is larger than anything of its kind that is read into memory: it cannot be what its key says."""
 
 
+LARGEST_BYTES = 1 << 46
+"""No object is larger (Amazon S3 User Guide, "Uploading objects": 50 TB); a size beyond it is nonsense."""
 SMALL_BYTES = 64 << 20
 """Size of the largest object that ``Store.get`` reads: records, manifests and segments of logs are far smaller."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from sm_llm.storage.base import LARGEST_BYTES
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.names import name_fault, paths_fault
 from sm_llm.storage.publication.layout import Slot
@@ -39,7 +40,7 @@ class FileEntry(_Manifest):
     """One published file: ``path`` below the save's data folder, size in bytes, CRC64NVME as 16 hex digits."""
 
     path: Annotated[str, AfterValidator(_plain_path)]
-    size: int = Field(ge=0, strict=True)
+    size: int = Field(ge=0, le=LARGEST_BYTES, strict=True)
     crc64nvme: str = Field(pattern=r"^[0-9a-f]{16}$")
 
 

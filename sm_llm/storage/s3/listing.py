@@ -13,7 +13,8 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.storage.s3.s3_client import AnswerError
+from sm_llm.storage.base import LARGEST_BYTES
+from sm_llm.storage.s3.s3_client import NONSENSE, SAYS_ITS_END, AnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ MOST_PAGES = 10_000
 """Pages of one listing, of up to 1,000 keys each."""
 TRIES = 4
 """Requests for one page, while its answers are not whole."""
+MOST_SECONDS = 3600.0
+"""Of all pages of one listing together."""
 _FIRST_PAUSE_SECONDS = 0.2
 _ALIASES = ("-s3alias", "--ol-s3")
 """Endings of access point aliases, for which S3 may echo the name of the bucket behind."""
@@ -34,7 +37,7 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
     """
     seen: set[str] = set()
     token: dict[str, str] = {}
-    for _ in range(MOST_PAGES):
+    for _ in _numbers("listing"):
         page = _ask(
             partial(client.list_objects_v2, Bucket=bucket, Prefix=prefix, **request, **token),
             lambda page: _objects_fault(page, bucket, prefix, seen),
@@ -44,7 +47,6 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
             return
         seen.add(page["NextContinuationToken"])
         token = {"ContinuationToken": page["NextContinuationToken"]}
-    raise AnswerError(f"the listing has more than {MOST_PAGES:,} pages")
 
 
 def first_objects(client: Any, bucket: str, prefix: str, count: int, **request: Any) -> Mapping[str, Any]:
@@ -59,7 +61,7 @@ def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
     """Every page of the unfinished multipart uploads of keys that begin with ``prefix``; raises as ``object_pages``."""
     seen: set[tuple[str, str]] = set()
     markers: dict[str, str] = {}
-    for _ in range(MOST_PAGES):
+    for _ in _numbers("listing of uploads"):
         page = _ask(
             partial(client.list_multipart_uploads, Bucket=bucket, Prefix=prefix, **request, **markers),
             lambda page: _uploads_fault(page, bucket, prefix, seen),
@@ -69,7 +71,16 @@ def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
             return
         seen.add(_markers(page))
         markers = dict(zip(("KeyMarker", "UploadIdMarker"), _markers(page), strict=True))
-    raise AnswerError(f"the listing of uploads has more than {MOST_PAGES:,} pages")
+
+
+def _numbers(what: str) -> Iterator[int]:
+    """The pages that may still be asked for. Raises ``AnswerError`` when there are too many, or they take too long."""
+    end = time.monotonic() + MOST_SECONDS
+    for number in range(MOST_PAGES):
+        if time.monotonic() > end:
+            raise AnswerError(f"the {what} has not ended after {MOST_SECONDS:,.0f} s and {number:,} pages")
+        yield number
+    raise AnswerError(f"the {what} has more than {MOST_PAGES:,} pages")
 
 
 def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, Any]], str]) -> Mapping[str, Any]:
@@ -84,6 +95,8 @@ def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, 
             fault = fault_of(page)
         except ResponseParserError as error:
             fault = f"it is not XML ({str(error)[:200]})"
+        except NONSENSE as error:
+            fault = f"it holds a number or a date that is none ({str(error)[:200]})"
         if not fault:
             return page
     raise AnswerError(
@@ -110,7 +123,11 @@ def _object_fault(item: Mapping[str, Any], prefix: str) -> str:
     key, size = item.get("Key"), item.get("Size")
     if not isinstance(key, str) or not key.startswith(prefix):
         return f"it holds the key {key!r}, which was not asked for"
-    if not isinstance(size, int) or size < 0 or not isinstance(item.get("LastModified"), datetime):
+    if (
+        not isinstance(size, int)
+        or not 0 <= size <= LARGEST_BYTES
+        or not isinstance(item.get("LastModified"), datetime)
+    ):
         return f"{key!r} has no size or no time"
     return ""
 
@@ -133,7 +150,9 @@ def _frame_fault(page: Mapping[str, Any], name: Any, bucket: str, prefix: str) -
         return f"it is not a listing of the bucket {bucket!r}" + (f", but of {name!r}" if name else "")
     if (page.get("Prefix") or "") != prefix:
         return f"it lists {page.get('Prefix')!r} instead of {prefix!r}"
-    return "" if isinstance(page.get("IsTruncated"), bool) else "it does not say whether it is complete"
+    if not isinstance(page.get("IsTruncated"), bool) or not page.get(SAYS_ITS_END):
+        return "it does not say whether it is complete"
+    return ""
 
 
 def _markers(page: Mapping[str, Any]) -> tuple[str, str]:

@@ -124,7 +124,7 @@ class S3Objects:
         with told(self.uri, "read", key, self.needs("GetObject")):
             try:
                 answer = self.client.get_object(**self.at(key))
-                return small_body(answer, self.uri, key)
+                return small_body(answer, self.client, self.uri, key)
             except ClientError as error:
                 if code_of(error) == "NoSuchKey":
                     return None
@@ -164,10 +164,13 @@ class S3Objects:
         found = self.require(key)
         if found.crc64nvme is not None:
             return found.crc64nvme
-        crc = Crc64()
+        crc, count = Crc64(), 0
         with told(self.uri, "read", key, self.needs("GetObject")):
             for chunk in self.client.get_object(**self.at(key))["Body"].iter_chunks(CHUNK_BYTES):
                 crc.update(chunk)
+                count += len(chunk)
+            if count != found.size:
+                raise AnswerError(f"{count:,} of {found.size:,} bytes arrived")
         return crc.hexdigest()
 
     def list(self, prefix: str) -> list[StoredObject]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.base import SMALL_BYTES, TooLargeError
+from sm_llm.storage.base import LARGEST_BYTES, SMALL_BYTES, TooLargeError
+from sm_llm.storage.s3.bounded import BoundedSession, within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -37,10 +39,16 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+NONSENSE = (ValueError, OverflowError, RuntimeError)
+"""What the SDK raises for numbers and dates in an answer that are none."""
+
+
 class AnswerError(StorageError):
     """An answer of the store that is not what S3 would have said. ``told`` adds where and of what."""
 
 
+SAYS_ITS_END = "SaysItsEnd"
+_END = re.compile(rb"<(?:\w+:)?IsTruncated>\s*(?:true|false)\s*</")
 _METADATA_ADDRESSES = (ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"))
 """Beside link-local ones: of EC2 over IPv6 and of Alibaba Cloud."""
 _METADATA_NAMES = ("metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal")
@@ -100,9 +108,23 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
     except (BotoCoreError, ValueError) as error:
         raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
     _refuse_metadata(client.meta.endpoint_url)
+    client._endpoint.http_session = BoundedSession(client._endpoint.http_session, answer_seconds(client))
+    for operation in ("ListObjectsV2", "ListMultipartUploads"):
+        client.meta.events.register(f"before-parse.s3.{operation}", _note_end)
     for operation in ("PutObject", "UploadPart"):
         client.meta.events.register(f"before-sign.s3.{operation}", _leave_files_unsigned)
     return session, client
+
+
+def _note_end(response_dict: Mapping[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
+    """Whether a listing says that it is complete, or that it is not: the SDK takes any other word for the first."""
+    customized_response_dict[SAYS_ITS_END] = _END.search(response_dict["body"] or b"") is not None
+
+
+def answer_seconds(client: Any) -> float:
+    """Seconds in which one whole answer has to be there."""
+    config = client.meta.config
+    return float(config.connect_timeout + 2 * config.read_timeout)
 
 
 def _refuse_metadata(endpoint: str) -> None:
@@ -156,7 +178,7 @@ def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None
         yield
     except AnswerError as error:
         raise StorageError(f"{uri}: cannot {action} {key!r}: {error}") from error
-    except ResponseParserError as error:
+    except (ResponseParserError, *NONSENSE) as error:
         raise StorageError(f"{uri}: cannot {action} {key!r}: the answer is not one of S3's ({error})") from error
     except ClientError as error:
         raise StorageError(f"{uri}: cannot {action} {key!r}: {_meaning(error, permission)}") from error
@@ -167,17 +189,19 @@ def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None
 def header(answer: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
     """A field of an answer. Raises ``AnswerError`` if it is missing or of another kind."""
     value = answer.get(name)
-    if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
+    if not value and not isinstance(value, int):
+        value = None
+    if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value <= LARGEST_BYTES):
         raise AnswerError(f"the answer has no usable {name} (got {value!r}). Is the endpoint an S3 store?")
     return value
 
 
-def small_body(answer: Mapping[str, Any], uri: str, key: str) -> bytes:
+def small_body(answer: Mapping[str, Any], client: Any, uri: str, key: str) -> bytes:
     """The body of an object. Raises ``TooLargeError`` above ``SMALL_BYTES``, ``AnswerError`` if not all of it comes."""
     size = header(answer, "ContentLength", int)
     if size > SMALL_BYTES:
         raise TooLargeError(f"{uri}: {key!r} has {size:,} bytes; of such an object at most {SMALL_BYTES:,} are read")
-    body: bytes = answer["Body"].read(size + 1)
+    body: bytes = within(answer_seconds(client), lambda: answer["Body"].read(size + 1), client.meta.endpoint_url)
     if len(body) != size:
         raise AnswerError(f"{len(body):,} of {size:,} bytes arrived")
     return body

@@ -37,7 +37,7 @@ def read_tagged(store: S3Store, key: str) -> Tagged:
     with told(store.uri, "read", key, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
         try:
             answer = store.client.get_object(**store.at(key))
-            return Tagged(small_body(answer, store.uri, key), header(answer, "ETag", str).strip('"'))
+            return Tagged(small_body(answer, store.client, store.uri, key), header(answer, "ETag", str).strip('"'))
         except ClientError as error:
             if code_of(error) == "NoSuchKey":
                 return Tagged()

@@ -50,9 +50,9 @@ def silence(store: S3Store) -> float | None:
             raise
         try:
             now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
-        except (KeyError, ValueError, TypeError):
+            return float((now - header(answer, "LastModified", datetime)).total_seconds())
+        except (KeyError, ValueError, TypeError, OverflowError):  # a time without its zone is the third
             raise AnswerError("the answer has no usable Date") from None
-        return float((now - header(answer, "LastModified", datetime)).total_seconds())
 
 
 @dataclass

@@ -1,0 +1,212 @@
+"""Answers of a store whose headers are missing or make no sense, and answers without an end, are errors in words."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.errors import StorageError
+from sm_llm.launcher.backends.local.heartbeat import silence
+from sm_llm.storage.s3 import bounded, listing
+from sm_llm.storage.s3.s3_options import S3Options
+from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3.swap import read_tagged, swap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+OK = {
+    "Content-Length": "7",
+    "ETag": '"0123456789abcdef0123456789abcdef"',
+    "Last-Modified": "Sun, 01 Nov 2026 00:00:00 GMT",
+    "Date": "Sun, 01 Nov 2026 00:00:10 GMT",
+}
+BODY = b"content"
+
+
+@dataclass
+class Scripted:
+    """A server that gives every request the same status, headers and body, written as they are."""
+
+    headers: dict[str, str] = field(default_factory=lambda: dict(OK))
+    body: bytes = BODY
+    status: int = 200
+    drips: bool = False
+    """Go on sending one byte after the other, until the client has gone."""
+    endpoint: str = ""
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    script = Scripted()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            head = "".join(f"{name}: {value}\r\n" for name, value in script.headers.items())
+            self.wfile.write(f"HTTP/1.1 {script.status} OK\r\n{head}\r\n".encode("latin-1"))
+            self.close_connection = True
+            if self.command == "HEAD":
+                return
+            self.wfile.write(script.body)
+            while script.drips and not script.over.wait(0.02):
+                self.wfile.write(b" ")
+                self.wfile.flush()
+
+        do_GET = do_HEAD = do_PUT = do_POST = _answer
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: Any) -> None:
+            """Clients that hang up are what this is for."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    script.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    yield script
+    script.over.set()
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+
+
+@pytest.fixture
+def store(scripted: Scripted, aws_environment: None, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    monkeypatch.setattr(listing, "_FIRST_PAUSE_SECONDS", 0.0)
+    config = {"retries": {"mode": "standard", "total_max_attempts": 1}, "read_timeout": 5, "connect_timeout": 5}
+    return S3Store("bkt", "runs", S3Options(endpoint_url=scripted.endpoint), config)
+
+
+ODD_LENGTHS = [None, "abc", "-1", "", "1e3", "9" * 30, "8", "\u00b2", "0x7"]
+ODD_TAGS = [None, ""]
+ODD_DATES = [
+    None,
+    "",
+    "yesterday",
+    "Sun, 99 Nov 2026 00:00:00 GMT",
+    "Sun, 01 Nov 99999 00:00:00 GMT",
+    "0",
+    "1e400",
+    "-1",
+]
+ODD_SUMS = ["x", "AAAA", "\u00e9", "=" * 40]
+
+
+def uses(tmp_path: Path) -> dict[str, Callable[[S3Store], object]]:
+    """Operation -> a call of it whose answer is one object's."""
+    return {
+        "get": lambda store: store.get("key"),
+        "head": lambda store: store.head("key"),
+        "tagged": lambda store: read_tagged(store, "key"),
+        "silence": silence,
+        "checksum": lambda store: store.checksum("key"),
+        "get_file": lambda store: store.get_file("key", tmp_path / "file"),
+        "swap": lambda store: swap(store, "key", b"body", None),
+    }
+
+
+CASES = [
+    *(("get", "Content-Length", it) for it in ODD_LENGTHS),
+    *(("tagged", "Content-Length", it) for it in ODD_LENGTHS),
+    *(("tagged", "ETag", it) for it in ODD_TAGS),
+    *(("swap", "ETag", it) for it in ODD_TAGS),
+    *(("head", "Content-Length", it) for it in ODD_LENGTHS if it not in ("8", "9" * 30)),
+    *(("head", "ETag", it) for it in ODD_TAGS),
+    *(("head", "Last-Modified", it) for it in ODD_DATES if it not in ("0", "-1")),
+    *(("silence", "Last-Modified", it) for it in ODD_DATES if it not in ("0", "-1")),
+    *(("silence", "Date", it) for it in ODD_DATES),
+    *(("head", "x-amz-checksum-crc64nvme", it) for it in ODD_SUMS),
+    *(("checksum", "Content-Length", it) for it in ODD_LENGTHS),
+    *(("get_file", "Content-Length", it) for it in ODD_LENGTHS),
+]
+
+
+@pytest.mark.parametrize(("use", "name", "value"), CASES)
+def test_a_header_that_is_missing_or_makes_no_sense_is_an_error_in_words(
+    scripted: Scripted, store: S3Store, tmp_path: Path, use: str, name: str, value: str | None
+) -> None:
+    scripted.headers.pop(name, None)
+    if value is not None:
+        scripted.headers[name] = value
+    with pytest.raises(StorageError, match="s3://bkt/runs"):
+        uses(tmp_path)[use](store)
+
+
+@pytest.mark.parametrize(
+    ("element", "value"),
+    [
+        *(("Size", it) for it in ("abc", "-1", "", "1.5")),
+        *(
+            ("LastModified", it)
+            for it in ("", "yesterday", "2026-99-01T00:00:00.000Z", "99999-01-01T00:00:00Z", "1e400")
+        ),
+        *(("KeyCount", it) for it in ("x", "7", "")),
+        *(("IsTruncated", it) for it in ("maybe", "", "True", "1")),
+    ],
+)
+def test_a_listing_with_nonsense_in_it_is_an_error_in_words(
+    scripted: Scripted, store: S3Store, element: str, value: str
+) -> None:
+    whole = {"Size": "1", "LastModified": "2026-11-01T00:00:00.000Z", "KeyCount": "1", "IsTruncated": "false"}
+    fields = whole | {element: value}
+    scripted.body = (
+        "<ListBucketResult><Name>bkt</Name><Prefix>runs/</Prefix>"
+        f"<IsTruncated>{fields['IsTruncated']}</IsTruncated><KeyCount>{fields['KeyCount']}</KeyCount>"
+        f"<Contents><Key>runs/a</Key><Size>{fields['Size']}</Size><ETag>x</ETag>"
+        f"<LastModified>{fields['LastModified']}</LastModified></Contents></ListBucketResult>"
+    ).encode()
+    scripted.headers = {"Content-Type": "application/xml", "Content-Length": str(len(scripted.body))}
+    with pytest.raises(StorageError, match="s3://bkt/runs: cannot list"):
+        store.list("")
+
+
+def test_an_answer_that_never_ends_is_an_error_after_its_time(
+    scripted: Scripted, aws_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte after the other, each well within the SDK's own timeout."""
+    monkeypatch.setattr(listing, "_FIRST_PAUSE_SECONDS", 0.0)
+    config = {"retries": {"mode": "standard", "total_max_attempts": 2}, "read_timeout": 1, "connect_timeout": 0.5}
+    store = S3Store("bkt", "runs", S3Options(endpoint_url=scripted.endpoint), config)
+    scripted.drips = True
+    scripted.headers["Content-Length"] = "1000000"
+    for use in (lambda: store.list(""), lambda: store.get("key"), lambda: read_tagged(store, "key")):
+        with pytest.raises(StorageError, match=r"s3://bkt/runs: cannot .*no whole answer from .* within 2.5 s"):
+            use()
+
+
+def test_an_answer_larger_than_any_is_not_read_to_its_end(
+    scripted: Scripted, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "MOST_BYTES", 1000)
+    scripted.body = b"<" * 2000
+    scripted.headers = {"Content-Length": str(1 << 40)}
+    with pytest.raises(StorageError, match="an answer of more than 1,000 bytes"):
+        store.list("")
+
+
+def test_a_listing_ends_after_its_time(scripted: Scripted, store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MOST_SECONDS", -1.0)
+    with pytest.raises(StorageError, match=r"has not ended after -1 s and 0 pages"):
+        store.list("")
+
+
+@pytest.mark.parametrize("size", ["9" * 30, str((1 << 46) + 1)])
+def test_a_size_that_no_object_has_is_no_size(scripted: Scripted, store: S3Store, tmp_path: Path, size: str) -> None:
+    """The parts of such a file could not even be counted."""
+    scripted.headers["Content-Length"] = size
+    for name in ("head", "get_file"):
+        with pytest.raises(StorageError, match="no usable ContentLength"):
+            uses(tmp_path)[name](store)
