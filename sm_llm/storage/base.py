@@ -20,6 +20,10 @@ class TooLargeError(StorageError):
     """An object is larger than anything of its kind that is read into memory: it cannot be what its key says."""
 
 
+class WrongContentError(StorageError):
+    """What arrives has another size than an object, or another checksum than the store names: it is not that object."""
+
+
 LARGEST_BYTES = 1 << 46
 """No object is larger (Amazon S3 User Guide, "Uploading objects": 50 TB); a size beyond it is nonsense."""
 SMALL_BYTES = 64 << 20

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.base import MissingObjectError
+from sm_llm.storage.base import MissingObjectError, WrongContentError
 from sm_llm.storage.checksum import CHUNK_BYTES
 from sm_llm.storage.engines.common import MIB, DiskError, s3
 from sm_llm.storage.s3.objects import whole_checksum
-from sm_llm.storage.s3.s3_client import code_of, is_expired, status_of, told
+from sm_llm.storage.s3.s3_client import code_of, header, is_expired, status_of, told
 from sm_llm.storage.syncing.arrival import is_half_fetched, journal_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class _Session:
         """Open a file of several ranges, going on with what is there if it is of the same object."""
         found = self.store.require(copy.key)
         if found.size != copy.size:
-            raise StorageError(f"{self.store.uri}: {copy.key!r} has {found.size} bytes instead of {copy.size}")
+            raise WrongContentError(f"{self.store.uri}: {copy.key!r} has {found.size} bytes instead of {copy.size}")
         if found.crc64nvme:
             self.checksums[copy.key] = found.crc64nvme
         identity = json.dumps([RANGE_BYTES, copy.size, found.tag, found.crc64nvme or copy.crc64nvme])
@@ -155,20 +155,27 @@ class _Session:
         raise AssertionError("unreachable")
 
     def _fetch(self, copy: Copy, descriptor: int, start: int, end: int, request: dict[str, str]) -> dict[str, Any]:
+        from botocore.exceptions import FlexibleChecksumError
+
         answer = self._ask(copy, request)
+        length = header(answer, "ContentLength", int)
+        if length != end - start:
+            place = f"{self.store.uri}: {copy.key!r}"
+            raise WrongContentError(f"{place} is answered with {length:,} bytes instead of {end - start:,}")
         position = start
         try:
             for chunk in answer["Body"].iter_chunks(CHUNK_BYTES):
                 if self.stop.is_set():
                     raise _Stopped
                 self.limiter.take(len(chunk))
-                if position + len(chunk) > end:
-                    raise StorageError(f"{self.store.uri}: {copy.key!r} is longer than {copy.size} bytes")
                 self._write(copy, descriptor, chunk, position)
                 position += len(chunk)
                 self.progress(len(chunk))
             if position != end:
                 raise StorageError(f"{self.store.uri}: {copy.key!r} broke off after {position} of {copy.size} bytes")
+        except FlexibleChecksumError as error:
+            self.progress(start - position)
+            raise WrongContentError(f"{self.store.uri}: {copy.key!r} arrives damaged: {error}") from error
         except BaseException:
             self.progress(start - position)
             raise

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError, StorageError
-from sm_llm.storage.base import Copy, MissingObjectError
+from sm_llm.storage.base import Copy, MissingObjectError, WrongContentError
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.publication.find import Newest, Rejected, find_newest, refuse_if_all_rejected
 from sm_llm.storage.publication.layout import Slot
@@ -94,7 +94,7 @@ def _fetch_once(
     copies = [Copy(prefix + it.path, part_of(target / it.path), it.size, it.crc64nvme) for it in entries]
     try:
         wrong = download_and_settle(transfer, store, copies, progress, settle)
-    except MissingObjectError as error:
+    except (MissingObjectError, WrongContentError) as error:
         raise CheckpointError(f"{Slot(commit.step)}: {error}") from error
     except OSError as error:
         raise StorageError(f"cannot fetch {Slot(commit.step)} to {target}: {error}") from error
