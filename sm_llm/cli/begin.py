@@ -88,7 +88,8 @@ def show(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
         return
     from sm_llm.launcher.display.report import origins_table
 
-    console().print(origins_table(rows))
+    shown = console()
+    shown.print(origins_table(rows, shown.width))
 
 
 @app.command()

@@ -67,7 +67,8 @@ def attempts(run: RunName = None, storage: Storage = None, as_json: AsJson = Fal
         return
     from sm_llm.launcher.display.report import attempts_table
 
-    console().print(attempts_table(found))
+    shown = console()
+    shown.print(attempts_table(found, shown.width))
 
 
 @app.command()
@@ -131,7 +132,8 @@ def metrics(
         return
     from sm_llm.launcher.display.report import metrics_table
 
-    console().print(metrics_table(rows))
+    shown = console()
+    shown.print(metrics_table(rows, shown.width))
 
 
 @app.command()

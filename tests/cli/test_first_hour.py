@@ -18,9 +18,10 @@ from sm_llm import cli
 from sm_llm.cli.options import console
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
-from sm_llm.launcher.display.report import runs_table, status_table
+from sm_llm.launcher.display.live import live_text
+from sm_llm.launcher.display.report import metrics_table, origins_table, runs_table, status_table
 from sm_llm.launcher.find_runs import Listed
-from sm_llm.launcher.observe.metrics import SummaryBuilder
+from sm_llm.launcher.observe.metrics import Summary, SummaryBuilder
 from sm_llm.runs.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.spec.loading.load import load
 
@@ -61,8 +62,51 @@ def test_a_list_of_runs_keeps_ids_whole(width: int) -> None:
     shown.print(runs_table([run], width))
     (line,) = [it for it in shown.file.getvalue().splitlines() if run_id in it]  # type: ignore[attr-defined]
     assert "completed" in line, "in one line, with what matters most"
-    assert len(shown.file.getvalue().strip().splitlines()) == 3  # type: ignore[attr-defined]
-    assert ("4.2500" in line) is (width > 60)
+    heading, _, _, *below = shown.file.getvalue().strip().splitlines()  # type: ignore[attr-defined]
+    assert ("4.2500" in line) is ("loss" in heading) is (width > 60)
+    assert any("too narrow for" in it for it in below) is (width < 120), "what is not shown"
+
+
+def printed(table: Any, width: int) -> list[str]:
+    shown = Console(width=width, file=io.StringIO())
+    shown.print(table)
+    lines: list[str] = shown.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_E21_numbers_of_metrics_stay_whole_in_any_terminal(width: int) -> None:
+    row = {"step": 1234, "loss": 6.2652, "validation_loss": 6.2568, "learning_rate": 9.046e-06, "grad_norm": 1.1990,
+           "tokens_per_second": 123456.0, "mfu": 0.412}  # fmt: skip
+    text = "\n".join(printed(metrics_table([row], width), width))
+    assert "1234   6.2652" in text
+    assert "…" not in text
+    assert ("9.046e-06" in text) is ("learning rate" in text.partition("─")[0])
+    assert ("too narrow for:" in text) is (width < 100)
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_E21_keys_of_a_specification_stay_whole_in_any_terminal(width: int) -> None:
+    rows = [
+        ("task.checkpoint.max_unpublished_seconds", 7200.0, "default"),
+        ("task.model.path", "z" * 50, "recipe a:2"),
+    ]
+    lines = printed(origins_table(rows, width), width)
+    assert any(" task.checkpoint.max_unpublished_seconds " in it for it in lines)
+    assert any("recipe a:2" in it for it in lines) is (width > 60)
+    assert sum(it.count("z") for it in lines[3:]) == 50, "values go on below"
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 120])
+def test_E21_the_live_line_is_one_line_in_any_terminal(width: int) -> None:
+    summary = Summary(120, 36000, 6.2565, 6.2572, 12345.0, 3725.0)
+    line = live_text("tiny-local-train", summary, width).plain
+    assert len(line) <= width
+    assert ("val 6.2572" in line, "12,345 tok/s" in line) == (width >= 120, width >= 80)
+    assert ("step 120/36000" in line) is (width > 30)
+    preparing = Summary(phase="tokenising", done=3.0, total=9.0, unit="MB")
+    assert len(live_text("tiny-local-prepare", preparing, width).plain) <= width
 
 
 def test_columns_is_honoured_where_output_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:

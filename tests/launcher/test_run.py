@@ -211,7 +211,7 @@ def test_piped_output_is_one_plain_line_per_logged_step() -> None:
 
 def test_the_live_line_has_loss_speed_and_what_is_left() -> None:
     written = [ev.decode(ev.encode(event, attempt=1, at=0.0)) for event in (STARTED, step(10, 4.125), speed(10))]
-    line = live.live_text("train", summarise(written)).plain
+    line = live.live_text("train", summarise(written), 120).plain
     assert "step 10/40  loss 4.1250  1,000 tok/s  15s left" in line
     assert line.count("━") == 28
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.states import RunState
 
 _BAR_WIDTH = 28
+_SHORTEST_BAR = 8
 _PLAIN_PROGRESS_STEP = 0.25
 """Without a terminal, a long phase says where it is every quarter."""
 
@@ -57,7 +58,7 @@ class Display:
         elif line := event_line(event):
             self._say(line, warn=event.get("level", "info") != "info")
         if self._live is not None:
-            self._live.update(live_text(self._label, self._builder.summary))
+            self._live.update(live_text(self._label, self._builder.summary, self._console.width))
 
     def _say(self, line: str, *, warn: bool = False) -> None:
         from rich.text import Text
@@ -73,26 +74,50 @@ class Display:
             self._say(f"{phase} {share:.0%}" if total else f"{phase} {big(done)} {event['unit']}".rstrip())
 
 
-def live_text(label: str, summary: Summary) -> Text:
-    """The live line: a bar, then step, loss, validation loss, speed and what is left."""
+def live_text(label: str, summary: Summary, width: int) -> Text:
+    """The live line: a bar, then step, loss, validation loss, speed and what is left; one line of ``width`` at most.
+
+    Where that is too long the bar gets shorter, then validation loss and speed are left out.
+    """
     from rich.text import Text
 
     if summary.phase is not None and not summary.step:
         amount = f"{big(summary.done or 0)}{'/' + big(summary.total) if summary.total else ''} {summary.unit}".rstrip()
-        return Text.assemble((f"{label} ", "bold"), bar(summary.done, summary.total), f" {summary.phase}  {amount}")
-    parts = [f"step {summary.step}/{summary.total_steps or '?'}"]
+        text = f" {summary.phase}  {amount}"
+        room = _room(width, label, text)
+        return _one_line(Text.assemble((f"{label} ", "bold"), bar(summary.done, summary.total, room), text), width)
+    parts = {"step": f"step {summary.step}/{summary.total_steps or '?'}"}
     if summary.loss is not None:
-        parts.append(f"loss {summary.loss:.4f}")
+        parts["loss"] = f"loss {summary.loss:.4f}"
     if summary.validation_loss is not None:
-        parts.append(f"val {summary.validation_loss:.4f}")
+        parts["validation loss"] = f"val {summary.validation_loss:.4f}"
     if summary.tokens_per_second is not None:
-        parts.append(f"{summary.tokens_per_second:,.0f} tok/s")
+        parts["speed"] = f"{summary.tokens_per_second:,.0f} tok/s"
     if summary.eta_seconds is not None:
-        parts.append(f"{duration(summary.eta_seconds)} left")
-    return Text.assemble((f"{label} ", "bold"), bar(summary.step, summary.total_steps), "  " + "  ".join(parts))
+        parts["left"] = f"{duration(summary.eta_seconds)} left"
+    for name in ("validation loss", "speed"):
+        if _room(width, label, _joined(parts)) < _SHORTEST_BAR:
+            parts.pop(name, None)
+    text = _joined(parts)
+    shown = bar(summary.step, summary.total_steps, _room(width, label, text))
+    return _one_line(Text.assemble((f"{label} ", "bold"), shown, text), width)
 
 
-def bar(done: float | None, total: float | None, width: int = _BAR_WIDTH) -> Text:
+def _joined(parts: Mapping[str, str]) -> str:
+    return "  " + "  ".join(parts.values())
+
+
+def _room(width: int, label: str, text: str) -> int:
+    """Characters that are left for the bar."""
+    return max(0, min(_BAR_WIDTH, width - len(label) - 1 - len(text)))
+
+
+def _one_line(text: Text, width: int) -> Text:
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def bar(done: float | None, total: float | None, width: int) -> Text:
     """A bar of ``width`` characters, filled to done/total."""
     from rich.text import Text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from rich.console import JustifyMethod
     from rich.table import Table
     from rich.text import Text
 
@@ -206,25 +208,14 @@ def runs_table(runs: Sequence[Listed], width: int | None = None) -> Table:
 
     ``width`` is that of the terminal: columns that do not fit are left out, so that ids and numbers stay whole.
     """
-    rows = [_run_cells(run) for run in runs]
-    names = list(_RUN_COLUMNS)
-    for name in _LEFT_OUT:
-        if width is None or _needed(names, rows) <= width:
-            break
-        names.remove(name)
-    table = _columns(*names)
-    table.columns[0].no_wrap = True  # an id is there to be copied
-    table.columns[0].min_width = max((len(run.run_id) for run in runs), default=0)
-    for run, row in zip(runs, rows, strict=True):
-        _add(table, *(_state(run.state) if name == "state" else row[name] for name in names))
-    return table
+    return _fitted([_run_cells(run) for run in runs], _RUN_COLUMNS, width, _LEFT_OUT)
 
 
-def _run_cells(run: Listed) -> dict[str, str]:
+def _run_cells(run: Listed) -> dict[str, str | Text]:
     total = f"/{run.total_steps:,}" if run.total_steps else ""
     return {
         "run": run.run_id,
-        "state": run.state.value,
+        "state": _state(run.state),
         "kind": run.kind,
         "step": f"{run.step:,}{total}" if run.step or total else "",
         "loss": "" if run.loss is None else f"{run.loss:.4f}",
@@ -234,15 +225,51 @@ def _run_cells(run: Listed) -> dict[str, str]:
     }
 
 
-def _needed(names: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
-    """Characters that these columns take with their margins."""
-    return sum(max(len(name), *(len(row[name]) for row in rows), 0) + 3 for name in names) + 1
+def _fitted(
+    rows: Sequence[Mapping[str, str | Text]], names: Sequence[str], width: int | None, left_out: Sequence[str],
+    *, folded: str = "", justify: JustifyMethod = "left",
+) -> Table:  # fmt: skip
+    """A table whose values stay whole at ``width`` characters, but for those of the column ``folded``.
+
+    Columns that do not fit are left out, the first of ``left_out`` first, and named below the table.
+    """
+    kept = list(names)
+    for name in left_out:
+        if width is None or sum(_needed(it, rows, it == folded) for it in kept) + 1 <= width:
+            break
+        kept.remove(name)
+    table = _columns(*kept)
+    for column, name in zip(table.columns, kept, strict=True):
+        column.no_wrap, column.justify = name != folded, justify
+    table.columns[0].min_width = _longest(kept[0], rows)  # what is there to be copied, however narrow it is
+    for row in rows:
+        _add(table, *(row[name] for name in kept))
+    if len(kept) < len(names):
+        gone = ", ".join(name for name in names if name not in kept)
+        table.caption, table.caption_justify = f"too narrow for: {gone}", "left"
+    return table
 
 
-def attempts_table(run: RunHandle) -> Table:
-    """Every start of a run; one that has not ended is in the run's state."""
+_FOLDED_WIDTH = 20
+
+
+def _needed(name: str, rows: Sequence[Mapping[str, str | Text]], is_folded: bool) -> int:
+    """Characters that a column takes with its margins."""
+    return min(_longest(name, rows), _FOLDED_WIDTH if is_folded else sys.maxsize) + 3
+
+
+def _longest(name: str, rows: Sequence[Mapping[str, str | Text]]) -> int:
+    return max(len(name), *(len(row[name]) for row in rows), 0)
+
+
+_ATTEMPT_COLUMNS = ("attempt", "state", "began", "took", "from step", "process", "reason")
+_OF_ATTEMPTS_LEFT_OUT = ("process", "from step", "took", "began")
+
+
+def attempts_table(run: RunHandle, width: int | None = None) -> Table:
+    """Every start of a run; one that has not ended is in the run's state. ``width`` as for ``runs_table``."""
     record, now = run.record, run.state
-    table = _columns("attempt", "state", "began", "took", "from step", "process", "reason")
+    rows: list[Mapping[str, str | Text]] = []
     for it in record.attempts:
         start = "" if it.start is None else str(it.start.step)
         changes = ", ".join(record.changes.get(it.number, ()))
@@ -250,8 +277,9 @@ def attempts_table(run: RunHandle) -> Table:
         process = f"{it.host}/{it.native_id}" if it.host else it.native_id
         state = it.state or (now if it.number == record.attempts[-1].number else RunState.INTERRUPTED)
         took = _took(it.started, it.ended, state)
-        _add(table, str(it.number), _state(state), moment(it.started), took, start, process, words)
-    return table
+        cells = (str(it.number), _state(state), moment(it.started), took, start, process, words)
+        rows.append(dict(zip(_ATTEMPT_COLUMNS, cells, strict=True)))
+    return _fitted(rows, _ATTEMPT_COLUMNS, width, _OF_ATTEMPTS_LEFT_OUT, folded="reason")
 
 
 def checkpoints_table(found: Sequence[CheckpointInfo]) -> Table:
@@ -290,31 +318,32 @@ def _columns(*names: str) -> Table:
     return table
 
 
-def origins_table(rows: Sequence[tuple[str, Any, str]]) -> Table:
-    """A specification's values and where each came from; what nobody wrote is dim."""
+def origins_table(rows: Sequence[tuple[str, Any, str]], width: int | None = None) -> Table:
+    """A specification's values and where each came from; what nobody wrote is dim. ``width`` as for ``runs_table``."""
     from rich.text import Text
 
-    table = _columns("key", "value", "from")
+    names = ("key", "value", "from")
+    found: list[Mapping[str, str | Text]] = []
     for path, value, origin in rows:
         style = "dim" if origin == "default" else ""
-        _add(table, *(Text(text, style) for text in (path, to_typed(value), origin)))
-    return table
+        cells = (Text(text, style) for text in (path, to_typed(value), origin))
+        found.append(dict(zip(names, cells, strict=True)))
+    return _fitted(found, names, width, ("from",), folded="value")
 
 
 METRIC_COLUMNS = ("step", "loss", "validation_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu")
 
 
-def metrics_table(rows: Sequence[MetricRow]) -> Table:
-    """Metrics as a table; ``--json`` has every field with every digit."""
-    from rich import box
-    from rich.table import Table
+_OF_METRICS_LEFT_OUT = ("mfu", "tokens per second", "grad norm", "learning rate", "validation loss")
 
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in METRIC_COLUMNS:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in rows:
-        _add(table, *(_cell(name, row.get(name)) for name in METRIC_COLUMNS))
-    return table
+
+def metrics_table(rows: Sequence[MetricRow], width: int | None = None) -> Table:
+    """Metrics as a table; ``--json`` has every field with every digit. ``width`` as for ``runs_table``."""
+    names = [name.replace("_", " ") for name in METRIC_COLUMNS]
+    found: list[Mapping[str, str | Text]] = [
+        dict(zip(names, (_cell(name, row.get(name)) for name in METRIC_COLUMNS), strict=True)) for row in rows
+    ]
+    return _fitted(found, names, width, _OF_METRICS_LEFT_OUT, justify="right")
 
 
 def _cell(name: str, value: Any) -> str:
