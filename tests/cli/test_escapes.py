@@ -47,7 +47,7 @@ def evil_run(tmp_path: Path) -> Path:
     found = load({**SPEC, "storage": str(storage)})
     (it,) = plan({**SPEC, "storage": str(storage)})
     summary = {**it.to_json(), "warnings": [EVIL], "settings": {"data": EVIL}, "facts": {"devices": EVIL}}
-    record = new_record(f"evil{EVIL}", found.spec, found.digest, {}, [summary], created=time.time())
+    record = new_record("evil", found.spec, found.digest, {}, [summary], created=time.time())
     text = record.model_dump(mode="json")
     text["versions"] = {"numpy": EVIL}
     text["attempts"] = [
