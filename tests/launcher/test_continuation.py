@@ -381,5 +381,5 @@ def test_A2_in_a_terminal_fit_asks(folder: Path) -> None:
     assert len(list((folder / "runs").iterdir())) == 1
     piped = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
     assert piped.returncode == 2
-    assert "task.optim.eps: 1e-08 -> 1e-06 (optimiser)" in piped.stderr
+    assert "task.optim.eps: 1.0e-08 -> 1.0e-06 (optimiser)" in piped.stderr
     assert "[q]uit" not in piped.stderr

@@ -204,7 +204,7 @@ class Answers:
 
 def answering(monkeypatch: pytest.MonkeyPatch, *errors: tuple[int, str], **options: str) -> tuple[S3Store, Answers]:
     answers = Answers(*errors)
-    monkeypatch.setattr("sm_llm.storage.s3.store.time.sleep", lambda _: None)
+    monkeypatch.setattr("sm_llm.storage.s3.objects.time.sleep", lambda _: None)
     monkeypatch.setattr(S3Store, "client", property(lambda _: answers))
     return S3Store("bucket", "", S3Options(**options)), answers
 
