@@ -184,7 +184,7 @@ def ls(storage: str | Path | None = None) -> list[Listed]:
 
     Cheap: of each run only the record, the sign of life and the ends of its newest event log are read. A record that
     cannot be read is listed as ``unknown`` with the reason. Raises ``StorageError`` if the storage does not answer, and
-    if nothing at all is at an address that was given.
+    ``RunNotFound`` if nothing at all is at an address that was given.
     """
     place = storage_address(storage)
     found = [(home, it) for home, it in read_records(homes_below(place)) if it is not None]

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import LaunchRefused, StorageError
+from sm_llm.errors import LaunchRefused, RunNotFound, StorageError
 from sm_llm.owned import own_user
 from sm_llm.redaction import redact
 from sm_llm.runs.run_home import FolderHome, home_of
@@ -161,21 +161,21 @@ def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None
 
 
 def assert_storage(storage: str | Path, options: S3Options | None = None) -> None:
-    """Raise ``StorageError`` for an address at which there is nothing at all, or which is a run, not where runs are."""
+    """Raise ``RunNotFound`` for an address at which there is nothing at all, or which is a run, not where runs are."""
     location = parse(storage)
     uri = location.uri
     if location.path is not None:
         if not location.path.is_dir():
-            raise StorageError(f"{uri}: there is no such folder, so no run. Check the address")
+            raise RunNotFound(f"{uri}: there is no such folder, so no run. Check the address")
         is_run = (location.path / RUN_RECORD).is_file()
     else:
         assert location.bucket is not None
         store = S3Store(location.bucket, location.prefix, options or user_options(), CONFIG)
         if not store.holds():
-            raise StorageError(f"{uri}: there is nothing below this address, so no run. Check it.{_beside(store)}")
+            raise RunNotFound(f"{uri}: there is nothing below this address, so no run. Check it.{_beside(store)}")
         is_run = store.head(RUN_RECORD) is not None
     if is_run:
-        raise StorageError(f"{uri}: this is a run, not a folder of runs. Show it with: sm-llm status {quoted(uri)}")
+        raise RunNotFound(f"{uri}: this is a run, not a folder of runs. Show it with: sm-llm status {quoted(uri)}")
 
 
 def _beside(store: S3Store) -> str:

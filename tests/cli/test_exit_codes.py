@@ -64,5 +64,12 @@ def test_a_run_that_is_not_there_is_wrong_usage_and_the_places_are_listed(
         assert "Traceback" not in text
 
 
+def test_a_storage_that_is_not_there_is_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    code, text = said(monkeypatch, capsys, "ls", str(tmp_path / "none"))
+    assert (code, f"{tmp_path}/none: there is no such folder" in text) == (USAGE_EXIT_CODE, True)
+
+
 def test_every_verb_that_takes_a_run_was_asked() -> None:
     assert len(OF_A_RUN) >= 14

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.contract.job_file import JobFile
-from sm_llm.errors import CheckpointError, RunFailed, SmLlmError, StorageError, SubmitError
+from sm_llm.errors import CheckpointError, RunFailed, RunNotFound, SmLlmError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.begin import differences
 from sm_llm.launcher.observe.metrics import to_json
@@ -438,9 +438,9 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
         assert runs_table(list(found.values())).row_count == 3
     finally:
         running.stop(now=True, wait=True)
-    with pytest.raises(StorageError, match=r"nothing: there is no such folder, so no run\. Check the address"):
+    with pytest.raises(RunNotFound, match=r"nothing: there is no such folder, so no run\. Check the address"):
         api.ls(fakes.storage / "nothing")
-    with pytest.raises(StorageError, match="this is a run, not a folder of runs"):
+    with pytest.raises(RunNotFound, match="this is a run, not a folder of runs"):
         api.ls(done.uri)
     fakes.monkeypatch.chdir(fakes.storage)
     assert api.ls() == [], "nothing was ever launched in this folder"

@@ -361,7 +361,7 @@ def test_ls_of_a_mistyped_address_says_that_nothing_is_there(
 
     mistyped = f"s3://{bucket}/rums"
     problem = f"{mistyped}: there is nothing below this address, so no run. Check it. Beside it there are: runs"
-    assert ls(mistyped) == (1, "", f"error: {problem}\n")
+    assert ls(mistyped) == (2, "", f"error: {problem}\n")
     assert ls(f"s3://{bucket}/runs") == (0, f"no run yet in s3://{bucket}/runs\n", "")
     s3_server.client.put_object(Bucket=bucket, Key="runs/empty/run.json", Body=b"{}")
     assert "this is a run, not a folder of runs" in ls(f"s3://{bucket}/runs/empty")[2]

@@ -9,6 +9,7 @@ from sm_llm.errors import Fault, PlanError, StorageError
 from sm_llm.launcher.homes import storage_root
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.optional import missing
+from sm_llm.runs.run_paths import RUN_RECORD
 from sm_llm.runs.s3_home import CONFIG
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.loading.references import sources
@@ -161,8 +162,11 @@ def _checkpoint_fault(place: str, options: dict[str, Any]) -> Fault | None:
     store = _store(location, options) if location.path is None else FolderStore(location.path)
     steps = [slot.step for slot, _ in commit_keys(store)]
     if not steps:
-        remedy = f"Give the address of a run, and maybe @STEP; what it has tells: sm-llm checkpoints {quoted(run)}"
-        return Fault(_CHECKPOINT, "has no checkpoint", place, remedy)
+        if store.head(RUN_RECORD) is not None:
+            remedy = f"Give another run, RUN or RUN@STEP. What this one has: sm-llm status {quoted(run)}"
+            return Fault(_CHECKPOINT, "has no checkpoint", place, remedy)
+        remedy = "Give the folder or address of a run, RUN or RUN@STEP; sm-llm ls STORAGE lists runs"
+        return Fault(_CHECKPOINT, f"is not a run: it has no checkpoint and no {RUN_RECORD}", place, remedy)
     if step is None or step in steps:
         return None
     shown = ", ".join(map(str, steps[-_SHOWN:]))
