@@ -14,13 +14,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.storage.base import LARGEST_BYTES
-from sm_llm.storage.s3.s3_client import NONSENSE, SAYS_ITS_END, AnswerError
+from sm_llm.storage.s3.listing_text import FAULT
+from sm_llm.storage.s3.s3_client import NONSENSE, AnswerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 MOST_PAGES = 10_000
-"""Pages of one listing, of up to 1,000 keys each."""
+"""Pages of one listing."""
+MOST_KEYS = 1000
+"""Keys of one page."""
 TRIES = 4
 """Requests for one page, while its answers are not whole."""
 MOST_SECONDS = 3600.0
@@ -36,25 +39,20 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
     Raises ``AnswerError`` for answers that are not whole, after several tries, and for a listing without end.
     """
     seen: set[str] = set()
-    token: dict[str, str] = {}
+    asked = {"Bucket": bucket, "Prefix": prefix, **request}
     for _ in _numbers("listing"):
-        page = _ask(
-            partial(client.list_objects_v2, Bucket=bucket, Prefix=prefix, **request, **token),
-            lambda page: _objects_fault(page, bucket, prefix, seen),
-        )
+        page = _ask(partial(client.list_objects_v2, **asked), partial(_objects_fault, asked=asked, seen=seen))
         yield page
         if not page["IsTruncated"]:
             return
         seen.add(page["NextContinuationToken"])
-        token = {"ContinuationToken": page["NextContinuationToken"]}
+        asked = {**asked, "ContinuationToken": page["NextContinuationToken"]}
 
 
 def first_objects(client: Any, bucket: str, prefix: str, count: int, **request: Any) -> Mapping[str, Any]:
     """One page of at most ``count`` keys that begin with ``prefix``, whole as in ``object_pages``."""
-    return _ask(
-        partial(client.list_objects_v2, Bucket=bucket, Prefix=prefix, MaxKeys=count, **request),
-        lambda page: _objects_fault(page, bucket, prefix, set()),
-    )
+    asked = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": count, **request}
+    return _ask(partial(client.list_objects_v2, **asked), partial(_objects_fault, asked=asked, seen=set()))
 
 
 def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Iterator[Mapping[str, Any]]:
@@ -84,6 +82,7 @@ def _numbers(what: str) -> Iterator[int]:
 
 
 def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, Any]], str]) -> Mapping[str, Any]:
+    from botocore.exceptions import ClientError
     from botocore.parsers import ResponseParserError
 
     fault = ""
@@ -92,11 +91,15 @@ def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, 
             time.sleep(random.uniform(0.5, 1) * _FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
             page = ask()
-            fault = fault_of(page)
+            fault = page[FAULT] or fault_of(page)
         except ResponseParserError as error:
             fault = f"it is not XML ({str(error)[:200]})"
-        except NONSENSE as error:
+        except (*NONSENSE, TypeError) as error:  # the last of an element that is there twice
             fault = f"it holds a number or a date that is none ({str(error)[:200]})"
+        except ClientError as error:
+            # Of an answer that is not XML at all the SDK makes an error of the server.
+            if not (fault := error.response.get(FAULT, "")):
+                raise
         if not fault:
             return page
     raise AnswerError(
@@ -105,18 +108,37 @@ def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, 
     )
 
 
-def _objects_fault(page: Mapping[str, Any], bucket: str, prefix: str, seen: set[str]) -> str:
-    if fault := _frame_fault(page, page.get("Name"), bucket, prefix):
+def _objects_fault(page: Mapping[str, Any], asked: Mapping[str, Any], seen: set[str]) -> str:
+    bucket, prefix, delimiter = asked["Bucket"], asked["Prefix"], asked.get("Delimiter", "")
+    if fault := _frame_fault(page, page.get("Name"), bucket, prefix) or _echo_fault(page, asked):
         return fault
     token = page.get("NextContinuationToken")
     if page["IsTruncated"] and (not token or token in seen):
         return "it is truncated, and does not say where it continues"
+    if token and not page["IsTruncated"]:
+        return "it is complete, and says where it continues"
     contents, folders = page.get("Contents") or (), page.get("CommonPrefixes") or ()
     if (count := page.get("KeyCount")) is not None and count != len(contents) + len(folders):
         return f"it counts {count} keys and holds {len(contents) + len(folders)}"
-    if any(not str(it.get("Prefix", "")).startswith(prefix) for it in folders):
-        return "it holds folders that were not asked for"
+    if len(contents) + len(folders) > asked.get("MaxKeys", MOST_KEYS):
+        return "it holds more keys than were asked for"
+    for name in (str(it.get("Prefix", "")) for it in folders):
+        if not delimiter or not name.startswith(prefix) or not name.endswith(delimiter) or name == prefix:
+            return "it holds folders that were not asked for"
+    if delimiter and any(delimiter in str(it.get("Key", ""))[len(prefix) : -1] for it in contents):
+        return "it holds keys inside folders, which were not asked for"
     return next((fault for it in contents if (fault := _object_fault(it, prefix))), "")
+
+
+def _echo_fault(page: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """What of the request an answer repeats must be that request's: a cache may have answered another one."""
+    for name in ("Delimiter", "ContinuationToken", "StartAfter"):
+        if (echo := page.get(name) or "") not in ("", asked.get(name, "")):
+            return f"it answers another request, with the {name} {echo!r}"
+    most = page.get("MaxKeys")
+    if most is not None and not (0 < most == asked.get("MaxKeys", most)):
+        return f"it answers a request for {most} keys"
+    return ""
 
 
 def _object_fault(item: Mapping[str, Any], prefix: str) -> str:
@@ -150,8 +172,6 @@ def _frame_fault(page: Mapping[str, Any], name: Any, bucket: str, prefix: str) -
         return f"it is not a listing of the bucket {bucket!r}" + (f", but of {name!r}" if name else "")
     if (page.get("Prefix") or "") != prefix:
         return f"it lists {page.get('Prefix')!r} instead of {prefix!r}"
-    if not isinstance(page.get("IsTruncated"), bool) or not page.get(SAYS_ITS_END):
-        return "it does not say whether it is complete"
     return ""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import LARGEST_BYTES, SMALL_BYTES, TooLargeError
 from sm_llm.storage.s3.bounded import BoundedSession, within
+from sm_llm.storage.s3.listing_text import ROOTS, note_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,8 +47,6 @@ class AnswerError(StorageError):
     """An answer of the store that is not what S3 would have said. ``told`` adds where and of what."""
 
 
-SAYS_ITS_END = "SaysItsEnd"
-_END = re.compile(rb"<(?:\w+:)?IsTruncated>\s*(?:true|false)\s*</")
 _METADATA_ADDRESSES = (ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"))
 """Beside link-local ones: of EC2 over IPv6 and of Alibaba Cloud."""
 _METADATA_NAMES = ("metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal")
@@ -109,16 +107,15 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
         raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
     _refuse_metadata(client.meta.endpoint_url)
     client._endpoint.http_session = BoundedSession(client._endpoint.http_session, answer_seconds(client))
-    for operation in ("ListObjectsV2", "ListMultipartUploads"):
-        client.meta.events.register(f"before-parse.s3.{operation}", _note_end)
+    for operation in ROOTS:
+        client.meta.events.register_first(f"before-parse.s3.{operation}", _note_fault)
     for operation in ("PutObject", "UploadPart"):
         client.meta.events.register(f"before-sign.s3.{operation}", _leave_files_unsigned)
     return session, client
 
 
-def _note_end(response_dict: Mapping[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
-    """Whether a listing says that it is complete, or that it is not: the SDK takes any other word for the first."""
-    customized_response_dict[SAYS_ITS_END] = _END.search(response_dict["body"] or b"") is not None
+def _note_fault(operation_model: Any, response_dict: Any, customized_response_dict: Any, **_: Any) -> None:
+    note_fault(operation_model.name, response_dict, customized_response_dict)
 
 
 def answer_seconds(client: Any) -> float:

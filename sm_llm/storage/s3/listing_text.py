@@ -1,0 +1,98 @@
+"""The text of a listing, read more strictly than the SDK reads it: it takes almost anything for a complete, empty one.
+
+Amazon S3 API Reference, "ListObjectsV2" and "ListMultipartUploads".
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+from sm_llm.storage.base import LARGEST_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FAULT = "ListingFault"
+"""Under this name the SDK's parsed answer says what is wrong with its text; "" if nothing is."""
+ROOTS = {"ListObjectsV2": "ListBucketResult", "ListMultipartUploads": "ListMultipartUploadsResult"}
+"""Operation -> the root element of its answer."""
+_NAMESPACE = re.compile(r"(?:https?://s3\.amazonaws\.com/doc/2006-03-01/?)?")
+_ITEMS = {"Contents": ("Key", "Size", "LastModified"), "Upload": ("Key", "UploadId", "Initiated")}
+"""Element of which there may be several -> what each must have once."""
+_SEVERAL = frozenset({*_ITEMS, "CommonPrefixes", "ChecksumAlgorithm"})
+_WHOLE = re.compile(r"[0-9]{1,18}")
+_TIME = re.compile(r"(?:19[7-9]|[2-9][0-9]{2})[0-9]-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?Z")
+_FORMS = {
+    "IsTruncated": re.compile("true|false"),
+    "KeyCount": _WHOLE,
+    "MaxKeys": _WHOLE,
+    "MaxUploads": _WHOLE,
+    "Size": _WHOLE,
+    "LastModified": _TIME,
+    "Initiated": _TIME,
+}
+"""Element -> what its text must look like, to the last character."""
+
+
+def note_fault(operation: str, response_dict: Mapping[str, object], customized_response_dict: dict[str, str]) -> None:
+    """Add what is wrong with an answer's text to what the SDK makes of it. Errors of the store are no listings."""
+    status, body = response_dict["status_code"], response_dict["body"]
+    if isinstance(status, int) and 200 <= status < 300 and isinstance(body, bytes):
+        fault = f"its status is {status}" if status != 200 else text_fault(body, ROOTS[operation])
+        customized_response_dict[FAULT] = fault
+
+
+def text_fault(body: bytes, root: str) -> str:
+    """Why ``body`` is not a whole answer with the element ``root``; "" if it is one."""
+    try:
+        tree = ElementTree.fromstring(body)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        return f"it is not XML ({error})"
+    namespace, _, name = tree.tag.rpartition("}")
+    if name != root or not _NAMESPACE.fullmatch(namespace.removeprefix("{")):
+        return f"it is a {tree.tag!r}, expected a {root}"
+    if fault := _twice(tree) or _odd_text(tree):
+        return fault
+    if _texts(tree).get("IsTruncated") is None:
+        return "it does not say whether it is complete"
+    items = [it for it in tree if _name(it) in _ITEMS]
+    if fault := next((fault for it in items if (fault := _item_fault(it))), ""):
+        return fault
+    names = Counter((it.get("Key"), it.get("UploadId")) for it in map(_texts, items))
+    return next((f"it holds {key!r} twice" for (key, _), count in names.items() if count > 1), "")
+
+
+def _item_fault(item: ElementTree.Element) -> str:
+    texts = _texts(item)
+    key = repr(texts.get("Key"))
+    if lack := next((it for it in _ITEMS[_name(item)] if not texts.get(it)), None):
+        return f"{key} has no {lack}"
+    if fault := _twice(item) or _odd_text(item):
+        return f"{key}: {fault}"
+    if int(texts.get("Size", "0")) > LARGEST_BYTES:
+        return f"{key} has {texts['Size']} bytes, more than any object"
+    return ""
+
+
+def _name(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _texts(element: ElementTree.Element) -> dict[str, str]:
+    return {_name(it): it.text or "" for it in element}
+
+
+def _twice(element: ElementTree.Element) -> str:
+    counts = Counter(_name(it) for it in element)
+    return next((f"it has {name} twice" for name, count in counts.items() if count > 1 and name not in _SEVERAL), "")
+
+
+def _odd_text(element: ElementTree.Element) -> str:
+    for it in element:
+        form = _FORMS.get(_name(it))
+        if form is not None and (len(it) or not form.fullmatch(it.text or "")):
+            return f"its {_name(it)} is {(it.text or '')[:80]!r}"
+    return ""
