@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from sm_llm.models.families.family import Tensor
 
+    Run = Callable[..., Iterable[Any]]
+    """``map``, or that of an executor."""
+
 BLOCK_ELEMENTS = 65_536
 """About this many values are drawn at a time. Part of the function: another number would draw other weights."""
+
+_TASK_BLOCKS = 8
+"""Drawn by a thread at a time: some milliseconds' work, against which handing it over takes little."""
 
 Float32Array = NDArray[np.float32]
 
@@ -27,20 +34,23 @@ def initial_slice(
     spec: Tensor,
     offsets: Sequence[int],
     sizes: Sequence[int],
+    *,
+    run: Run = map,
 ) -> Float32Array:
     """The part ``[offsets, offsets + sizes)`` of parameter ``name``'s initial value, float32, shape ``sizes``.
 
     ``shape`` is the whole parameter's and must be ``spec.shape``. The tensor is cut into blocks of whole rows (the
     last dimension); block b comes from Philox-4x64 (Salmon et al. 2011) keyed by a hash of (seed, name) at a counter
     of its own, so a rank draws only the blocks that its shard touches, and no two parameters, blocks or shards share
-    values. Any slice costs at most the rows it touches.
+    values. Any slice costs at most the rows it touches. ``run`` may draw blocks beside each other (``Executor.map``):
+    numpy lets other threads work while it draws.
     """
     _check_bounds(name, shape, spec, offsets, sizes)
     if spec.init == "zeros" or 0 in sizes:
         return np.zeros(sizes, dtype=np.float32)
     if spec.init == "ones":
         return np.ones(sizes, dtype=np.float32)
-    return _normal_slice(_key(seed, name), spec, offsets, sizes)
+    return _normal_slice(_key(seed, name), spec, offsets, sizes, run)
 
 
 def _check_bounds(name: str, shape: Sequence[int], spec: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> None:
@@ -57,18 +67,29 @@ def _key(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}\0{name}".encode()).digest()[:16], "little")
 
 
-def _normal_slice(key: int, spec: Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> Float32Array:
+def _normal_slice(key: int, spec: Tensor, offsets: Sequence[int], sizes: Sequence[int], run: Run) -> Float32Array:
     lead, columns = (spec.shape[:-1], spec.shape[-1]) if len(spec.shape) > 1 else (spec.shape, 1)
     rows = _row_numbers(lead, offsets, sizes)
     first, width = (offsets[-1], sizes[-1]) if len(spec.shape) > 1 else (0, 1)
     out = np.empty((rows.size, width), dtype=np.float32)
     per_block = max(1, BLOCK_ELEMENTS // max(1, columns))
     total = math.prod(lead)
-    blocks, starts = np.unique(rows // per_block, return_index=True)
-    for block, start, stop in zip(blocks, starts, [*starts[1:], rows.size], strict=True):
-        origin = int(block) * per_block
-        values = _draw(key, int(block), min(per_block, total - origin), columns, spec.std)
-        out[start:stop] = values[_index(rows[start:stop] - origin), first : first + width]
+
+    def fill(bounds: list[tuple[int, int, int]]) -> None:
+        for block, start, stop in bounds:
+            origin = block * per_block
+            count = min(per_block, total - origin)
+            if (stop - start, width) == (count, columns):
+                _draw(key, block, spec.std, out[start:stop])
+                continue
+            values = np.empty((count, columns), dtype=np.float32)
+            _draw(key, block, spec.std, values)
+            out[start:stop] = values[_index(rows[start:stop] - origin), first : first + width]
+
+    blocks, starts = (found.tolist() for found in np.unique(rows // per_block, return_index=True))
+    bounds = list(zip(blocks, starts, [*starts[1:], rows.size], strict=True))
+    tasks = [bounds[begin : begin + _TASK_BLOCKS] for begin in range(0, len(bounds), _TASK_BLOCKS)]
+    deque(run(fill, tasks), maxlen=0)
     if spec.zero_row is not None:
         out[rows == spec.zero_row] = 0.0
     return out.reshape(sizes)
@@ -88,9 +109,8 @@ def _index(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
     return slice(int(rows[0]), int(rows[-1]) + 1) if gapless else rows
 
 
-def _draw(key: int, block: int, rows: int, columns: int, std: float) -> Float32Array:
-    """Block ``block``: N(0, std), float32, [rows, columns]. The counter's top word separates the blocks."""
+def _draw(key: int, block: int, std: float, out: Float32Array) -> None:
+    """Fill ``out``, all of block ``block``, with N(0, std). The counter's top word separates the blocks."""
     generator = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, 0, block]))
-    values = generator.standard_normal((rows, columns), dtype=np.float32)
-    values *= np.float32(std)
-    return values
+    generator.standard_normal(dtype=np.float32, out=out)
+    out *= np.float32(std)

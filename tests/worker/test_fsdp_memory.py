@@ -44,11 +44,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fsdp.FsdpStrategy]]:
         strategy.close()
 
 
-def built(made: list[fsdp.FsdpStrategy], dropout: float = 0.0, **parallelism: Any) -> fsdp.FsdpStrategy:
+def built(
+    made: list[fsdp.FsdpStrategy], dropout: float = 0.0, tied: bool = True, **parallelism: Any
+) -> fsdp.FsdpStrategy:
     """A model under FSDP2 on one process, which offloading asks for."""
     fields = train_task(parallelism={"offload_optimizer": True, **parallelism})
     task = TrainTask.model_validate(fields, strict=False)
-    changes = {**task.model.config, "attention_dropout": dropout}
+    changes = {**task.model.config, "attention_dropout": dropout, "tie_word_embeddings": tied}
     config = model_config(preset=task.model.preset, path=None, pretrained=None, overrides=changes)
     strategy = fsdp.FsdpStrategy(task, Place())
     made.append(strategy)
@@ -92,6 +94,33 @@ def test_fsdp2_is_told_what_the_options_say(alone: list[fsdp.FsdpStrategy], monk
     told.clear()
     built(alone)
     assert [it["reshard_after_forward"] for it in told] == [True, True, False], "the root is needed again at once"
+
+
+def test_table_and_head_are_groups_of_their_own_unless_they_share_a_weight(
+    alone: list[fsdp.FsdpStrategy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One collective for the token table, one for each layer, one for norm and head: each when it is needed."""
+    told: list[Any] = []
+    original = fsdp.fully_shard
+
+    def spy(module: Any, **options: Any) -> Any:
+        names = [type(it).__name__ for it in (module if isinstance(module, list) else [module])]
+        told.append((names, options["reshard_after_forward"]))
+        return original(module, **options)
+
+    monkeypatch.setattr(fsdp, "fully_shard", spy)
+    built(alone, tied=False)
+    layer = ["LlamaDecoderLayer"]
+    assert told == [
+        (["Embedding"], True),
+        (layer, True),
+        (layer, True),
+        (["LlamaRMSNorm", "Linear"], False),
+        (["LlamaForCausalLM"], False),
+    ]
+    told.clear()
+    built(alone, tied=True)
+    assert [names for names, _ in told] == [layer, layer, ["LlamaForCausalLM"]]
 
 
 def kept_bytes(**options: Any) -> int:

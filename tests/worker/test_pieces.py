@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from sm_llm.errors import CheckpointError, RunFailed
+from sm_llm.models.config import model_config
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.weights_check import compare_weights
 from sm_llm.spec.optim import OptimSpec
@@ -75,7 +76,7 @@ def test_masters_add_up_gradients_in_fp32() -> None:
     assert parameter.dtype == torch.bfloat16
     for value in (1.0, 2**-10):  # the sum needs more than bf16's eight bits
         parameter.grad = torch.full((2,), value, dtype=torch.bfloat16)
-        masters.collect_gradients()
+        masters.collect_gradients(last=False)
         assert parameter.grad is None
     master = masters.parameters["w"]
     assert master.grad is not None
@@ -223,6 +224,49 @@ def test_initial_weights_slice_the_family_distribution() -> None:
     reader = InitialWeights(TENSORS, seed=5)
     whole = reader.read("a", (0, 0), (4, 3))
     assert torch.equal(reader.read("a", (2, 0), (1, 3)), whole[2:3])
+
+
+def test_all_cores_draw_the_same_initial_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    tensors = {"w": Tensor((1500, 300), "matrix", "normal", 0.02, zero_row=3)}
+    whole = InitialWeights(tensors, seed=5, sharers=1000).read("w", (0, 0), (1500, 300))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(6))
+    for sharers, threads in ((1, 6), (2, 3), (6, 1)):
+        reader = InitialWeights(tensors, 5, sharers)
+        assert reader._threads == threads
+        assert torch.equal(reader.read("w", (0, 0), (1500, 300)), whole)
+        assert torch.equal(reader.read("w", (700, 10), (600, 200)), whole[700:1300, 10:210])
+    assert not whole[3].any()
+
+
+def test_a_model_that_a_checkpoint_follows_draws_nothing_and_cannot_be_mistaken_for_one_with_values() -> None:
+    from unittest.mock import Mock
+
+    from sm_llm.worker.checkpoint.start import Start, first_weights
+    from sm_llm.worker.strategies.model import build_on_meta, materialise
+
+    config = model_config(preset="tiny", path=None, pretrained=None, overrides={})
+    for source in ("checkpoint", "branch"):
+        assert first_weights(Mock(), Start(source, 3, commit=Mock()), config, 0) is None
+    context = Mock(place=Place())
+    assert isinstance(first_weights(context, Start("scratch"), config, 0), InitialWeights)
+    model = build_on_meta(config)
+    materialise(model, torch.device("cpu"), torch.device("cpu"), None)
+    assert all(it.isnan().all() for it in model.parameters())
+    assert all(it.isfinite().all() for it in model.buffers())
+
+
+def test_tokens_of_a_process_are_known_before_its_first_forward_pass() -> None:
+    """The loss looks for its targets before the model has seen a sequence, and when the length changes."""
+    from unittest.mock import Mock
+
+    from sm_llm.worker.strategies.fsdp.attention import CausalAttention
+
+    context = Mock(size=lambda: 2, get_local_rank=lambda: 1)
+    attention = CausalAttention(None, context, torch.device("cpu"))
+    for length, expected in ((8, [2, 3, 4, 5]), (4, [1, 2])):
+        assert attention.own(torch.arange(length)[None]).tolist() == [expected]
 
 
 def test_place_reads_torchruns_variables() -> None:

@@ -247,13 +247,15 @@ class Starter:
         self._context.emit(StartChosen(source, start.step, start.uri, start.digest))
 
 
-def first_weights(context: WorkerContext, start: Start, config: Mapping[str, Any], seed: int) -> WeightReader:
-    """The values parameters are created with; a checkpoint overwrites them.
+def first_weights(context: WorkerContext, start: Start, config: Mapping[str, Any], seed: int) -> WeightReader | None:
+    """The values parameters are created with; None where a checkpoint brings them.
 
     Raises ``CheckpointError`` for pretrained weights that are damaged, or not those of the model.
     """
+    if start.commit is not None:
+        return None
     if start.source != "pretrained":
-        return InitialWeights(family(config).tensors(config), seed)
+        return InitialWeights(family(config).tensors(config), seed, context.place.local_world_size)
     assert start.uri is not None
     weights = PretrainedWeights(Path(start.uri), check_weights(Path(start.uri), config))
     if weights.unread:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -26,15 +29,24 @@ class WeightReader(Protocol):
 
 
 class InitialWeights:
-    """A pure function of (seed, parameter name): the same bits for any sharding."""
+    """A pure function of (seed, parameter name): the same bits for any sharding, and any number of cores.
 
-    def __init__(self, tensors: Mapping[str, Tensor], seed: int) -> None:
+    All cores of the node draw, as many for each of its ``sharers``.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], seed: int, sharers: int = 1) -> None:
         self._tensors = tensors
         self._seed = seed
+        self._threads = max(1, len(os.sched_getaffinity(0)) // sharers)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="initial-weights")
 
     def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-        tensor = self._tensors[name]
-        return torch.from_numpy(initial_slice(self._seed, name, tensor.shape, tensor, tuple(offsets), tuple(sizes)))
+        tensor, run = self._tensors[name], self._pool.map if self._threads > 1 else map
+        values = initial_slice(self._seed, name, tensor.shape, tensor, tuple(offsets), tuple(sizes), run=run)
+        return torch.from_numpy(values)
 
 
 class PretrainedWeights:

@@ -35,8 +35,11 @@ class Strategy(Protocol):
     def refusal(self, saved: Mapping[str, Any]) -> str | None:
         """Why a checkpoint of a job with these degrees (``Layout.degrees``) cannot be continued; None if it can."""
 
-    def build(self, config: Mapping[str, Any], weights: WeightReader) -> None:
-        """Make the sharded model of a canonical Hugging Face ``config`` with ``weights``, and its optimiser."""
+    def build(self, config: Mapping[str, Any], weights: WeightReader | None) -> None:
+        """Make the sharded model of a canonical Hugging Face ``config`` with ``weights``, and its optimiser.
+
+        Without ``weights`` a checkpoint is loaded next (``state_dict``, ``state_loaded``).
+        """
 
     def loss_sum(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Forward pass: sum of token losses (nats, fp32 scalar with its graph). A collective.

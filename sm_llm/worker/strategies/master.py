@@ -20,32 +20,52 @@ class MasterWeights:
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], compute: torch.dtype | None) -> None:
         is_apart = compute is not None and any(it.dtype != compute for it in parameters.values())
-        self._copies: list[torch.Tensor] = list(parameters.values()) if is_apart else []
+        self._copies: list[torch.nn.Parameter] = list(parameters.values()) if is_apart else []
+        self.keeps_only_gradients = False
+        """Whether the gradients of an only micro-batch stay with the copies, as they are."""
         if not self._copies:
             self.parameters = dict(parameters)
             return
         self.parameters = {name: torch.nn.Parameter(p.detach().clone()) for name, p in parameters.items()}
-        self._masters: list[torch.Tensor] = list(self.parameters.values())
         for copy in self._copies:
             copy.data = copy.data.to(compute)
 
     @torch.no_grad()
-    def collect_gradients(self) -> None:
+    def collect_gradients(self, *, last: bool) -> None:
         """Add the gradients of one micro-batch to the masters' and free them."""
-        if not self._copies:
+        masters = self.parameters.values()
+        sums = [master.grad for master in masters if master.grad is not None]
+        if not self._copies or (last and not sums and self.keeps_only_gradients):
             return
         gradients = [copy.grad for copy in self._copies if copy.grad is not None]
-        sums = [master.grad for master in self._masters if master.grad is not None]
         if not sums:
-            for master, gradient in zip(self._masters, gradients, strict=True):
+            for master, gradient in zip(masters, gradients, strict=True):
                 master.grad = gradient.to(master.dtype)
         else:
             torch._foreach_add_(sums, gradients)
         for copy in self._copies:
             copy.grad = None
 
+    def gradients(self) -> dict[torch.nn.Parameter, torch.Tensor | None]:
+        """By master parameter: its sum, or what an only micro-batch has left in the copy's format."""
+        if not self._copies:
+            return {master: master.grad for master in self.parameters.values()}
+        pairs = zip(self.parameters.values(), self._copies, strict=True)
+        return {master: copy.grad if master.grad is None else master.grad for master, copy in pairs}
+
+    def copies(self) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """By master parameter, its rounded copy; empty where there are none."""
+        found = zip(self.parameters.values(), self._copies, strict=False)
+        return {master: copy.detach() for master, copy in found}
+
+    def drop_gradients(self) -> None:
+        """Free all of them."""
+        for parameter in [*self.parameters.values(), *self._copies]:
+            parameter.grad = None
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Round the masters into the model after they changed."""
         if self._copies:
-            torch._foreach_copy_(self._copies, self._masters)
+            copies: list[torch.Tensor] = [*self._copies]
+            torch._foreach_copy_(copies, [*self.parameters.values()])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,22 +45,49 @@ def decoder_layers(model: torch.nn.Module, config: Mapping[str, Any]) -> list[tu
     ]
 
 
+@dataclass(frozen=True)
+class OuterModules:
+    """What lies around the decoder layers."""
+
+    table: torch.nn.Module
+    """The token embedding."""
+    head: list[torch.nn.Module]
+    """What comes behind the last layer: the norm and the output head."""
+
+
+def outer_modules(model: torch.nn.Module) -> OuterModules | None:
+    """Modules with parameters around a model's layers; None where token table and output head share one."""
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
+    if table.weight is head.weight:
+        return None
+    behind = [
+        child
+        for child in model.base_model.children()  # type: ignore[union-attr]
+        if child is not table and not isinstance(child, torch.nn.ModuleList) and any(True for _ in child.parameters())
+    ]
+    return OuterModules(table, [*behind, head])
+
+
 def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Parameters by Hugging Face name; wrapper words are stripped, a tied head appears once (as the embedding)."""
     return with_plain_names(model.named_parameters())
 
 
-def materialise(model: torch.nn.Module, home: torch.device, device: torch.device, weights: WeightReader) -> None:
+def materialise(model: torch.nn.Module, home: torch.device, device: torch.device, weights: WeightReader | None) -> None:
     """Give a model on the meta device its memory, its weights (this process's shards only) and its buffers.
 
-    Parameters live at ``home``; buffers on the ``device`` that computes.
+    Parameters live at ``home``; buffers on the ``device`` that computes. Without ``weights`` parameters are NaN, which
+    no training passes over in silence, until a checkpoint is loaded.
     """
     model.to_empty(device=home)
     model.tie_weights()  # type: ignore[operator]  # to_empty gives each place of a tied parameter its own memory
     with torch.no_grad():
         for name, parameter in named_parameters(model).items():
             local, offsets = _local_part(parameter)
-            local.copy_(weights.read(name, offsets, tuple(local.shape)))
+            if weights is None:
+                local.fill_(math.nan)
+            else:
+                local.copy_(weights.read(name, offsets, tuple(local.shape)))
     _rebuild_buffers(model, device)
 
 

@@ -65,7 +65,8 @@ class CausalAttention:
             self._mask = self._make_mask(parts[rank], torch.cat(parts)).to(self._device)
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
-        """This process's tokens of [n, sequence, …]."""
+        """This process's tokens of [n, sequence, …], for whose length it gets ready."""
+        self.prepare(whole.shape[1])
         return whole if self._context is None else whole[:, self.positions]
 
     def gathered(self, part: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -21,8 +22,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
 
 _SEQUENCE = Shard(1)
 
@@ -42,6 +43,30 @@ def _as_local(_module: torch.nn.Module, output: Any, _mesh: DeviceMesh) -> Any:
     return output.to_local()
 
 
+class SplitVocabulary(ParallelStyle):
+    """An output head with a part of the vocabulary on each process, which ``loss.LossHead`` computes with.
+
+    Its inputs, laid out as ``inputs``, become whole sequences; each process knows a part of their gradient.
+    """
+
+    def __init__(self, inputs: Placement) -> None:
+        super().__init__()
+        self._inputs = inputs
+
+    def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
+        return distribute_module(module, device_mesh, _split_rows, self._as_whole)
+
+    def _as_whole(self, _module: torch.nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        given = DTensor.from_local(inputs[0], mesh, [self._inputs], run_check=False)
+        return given.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+
+def _split_rows(_name: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        part = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter(name, torch.nn.Parameter(part))
+
+
 def split_matrices(model: torch.nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
     """Split a model on the meta device, named as Llama's, over ``mesh``. Its logits are split along the vocabulary."""
     plan = _sequence_plan() if sequence_parallel else _plain_plan()
@@ -56,7 +81,7 @@ def _plain_plan() -> dict[str, ParallelStyle]:
     return {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         "model.norm": Replicated(),
-        "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+        "lm_head": SplitVocabulary(Replicate()),
         "model.layers.*.input_layernorm": Replicated(),
         "model.layers.*.post_attention_layernorm": Replicated(),
         **_matrices(RowwiseParallel),
@@ -68,7 +93,7 @@ def _sequence_plan() -> dict[str, ParallelStyle]:
     return {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
         "model.norm": SequenceParallel(use_local_output=True),
-        "lm_head": ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=Shard(-1), use_local_output=False),
+        "lm_head": SplitVocabulary(_SEQUENCE),
         "model.layers.*.input_layernorm": SequenceParallel(use_local_output=True),
         "model.layers.*.post_attention_layernorm": SequenceParallel(use_local_output=True),
         "model.layers.*.self_attn": PrepareModuleInput(

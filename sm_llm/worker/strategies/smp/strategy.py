@@ -86,8 +86,10 @@ class SmpStrategy:
             "start a new run from a published model (start.pretrained)"
         )
 
-    def build(self, config: Mapping[str, Any], weights: WeightReader) -> None:
+    def build(self, config: Mapping[str, Any], weights: WeightReader | None) -> None:
         kind, smp = family(config), self._smp
+        if weights is None:  # the library makes its layers of real ones
+            weights = InitialWeights(kind.tensors(config), self._task.seed, self._place.local_world_size)
         self._tensors, self._vocab_size = kind.tensors(config), kind.vocab_size(config)
         self._config, self._model_type = config, kind.model_type
         own_layers, is_delayed = smp.needs_transform, smp.delayed_parameter_initialization

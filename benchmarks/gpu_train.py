@@ -1,0 +1,336 @@
+"""Training speed, memory and start-up of several models on GPUs: ours, a bare loop, and ours of another checkout.
+
+``python benchmarks/gpu_train.py [SETTING …] [--against CHECKOUT] [--rounds 3] [--blocks 4] [--json FILE]``
+
+A setting is a model with its lengths and switches (``--list`` shows them). Subjects take turns, each time in fresh
+processes under torchrun: the worker's own loop with its loader; what one would write without it (transformers' model
+and loss, FSDP2, every layer compiled, torch's fused AdamW), with the same checkpointing; and with ``--against`` the
+worker of another checkout. The table has medians over rounds: tokens/s per GPU (of the median step), MFU by the
+family's formula, the smallest and largest step, GiB allocated and reserved at the peak and by the card, seconds from
+the command to the end of the first step (of a first turn, which compiles, and of later ones, which find its graphs),
+and the losses of the first and the last step. On a machine without GPUs ``tiny`` tries it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+WARM_UP = 6
+"""Steps that compile and warm up."""
+BLOCK = 5
+RATE = 1e-4
+_BEGAN = "GPU_TRAIN_BEGAN"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table."""
+
+    preset: str
+    seq_length: int
+    micro_batch_size: int
+    gpus: int = 1
+    config: dict[str, Any] = field(default_factory=dict)
+    compile: bool = True
+    parallelism: dict[str, Any] = field(default_factory=dict)
+    compute: str = "bf16"
+
+    def task(self) -> dict[str, Any]:
+        return {
+            "kind": "train",
+            "model": {"preset": self.preset, "config": self.config},
+            "data": {"format": "synthetic", "seq_length": self.seq_length, "rows": 4096},
+            "micro_batch_size": self.micro_batch_size,
+            "global_batch_size": self.gpus * self.micro_batch_size,
+            "max_steps": 1_000_000,
+            "optim": {"learning_rate": RATE, "schedule": "constant"},
+            "precision": {"compute": self.compute, "compile": self.compile},
+            "parallelism": self.parallelism,
+            "checkpoint": {"every_steps": 1_000_000},
+            "logging": {"every_steps": 1_000_000},
+        }
+
+
+UNTIED = {"tie_word_embeddings": False}
+KEPT = {"reshard_after_forward": False}
+SELECTIVE = {"activation_checkpointing": "selective"}
+SETTINGS = {
+    "tiny": Setting("tiny", 128, 2, compile=False, compute="fp32"),
+    "1b": Setting("llama-3.2-1b", 4096, 4, config=UNTIED),
+    "1b-tied": Setting("llama-3.2-1b", 4096, 4),
+    "1b-eager": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, compile=False),
+    "1b-selective": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, parallelism=SELECTIVE),
+    "8b": Setting("llama-3.1-8b", 8192, 1, 2),
+    "8b-kept": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=KEPT),
+    "8b-selective": Setting("llama-3.1-8b", 8192, 1, 2, parallelism=SELECTIVE),
+    "8b-selective-2": Setting("llama-3.1-8b", 8192, 2, 2, parallelism=SELECTIVE),
+}
+
+
+class Ours:
+    """The worker's loop. Checks of free disk space are left out: nothing is saved."""
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        from loop import Ours as Loop
+
+        from sm_llm.worker.tasks import train
+
+        train.check_space = lambda *_: None  # type: ignore[assignment]
+        self._loop = Loop(folder, setting.task())
+        self.device = self._loop.training.strategy.device
+        self.costs = self._loop.setup.costs(self.device)
+
+    def step(self) -> None:
+        self._loop.block(1)
+
+    def last_loss(self) -> float:
+        return self._loop.training.flush()[-1].loss
+
+
+class Bare:
+    """transformers' model and loss under FSDP2."""
+
+    def __init__(self, setting: Setting, _: Path) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        from sm_llm.models.families.registry import family
+        from sm_llm.spec.tasks import TrainTask
+        from sm_llm.worker.checkpoint.weights import InitialWeights
+        from sm_llm.worker.context import Place
+        from sm_llm.worker.strategies.device import own_device
+        from sm_llm.worker.strategies.fsdp.memory import wrap_layer
+        from sm_llm.worker.strategies.fsdp.mesh import start_process_group
+        from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise
+        from sm_llm.worker.strategies.registry import make_strategy
+        from sm_llm.worker.training.job_setup import set_up
+
+        task, place = TrainTask.model_validate(setting.task(), strict=False), Place.read(os.environ)
+        self.device = own_device(place)
+        start_process_group(self.device, place)
+        setup = set_up(task, make_strategy(task, place).layout, place.local_world_size, Path())
+        self.costs = setup.costs(self.device)
+        self.model = build_on_meta(setup.config)
+        compute = torch.bfloat16 if setting.compute == "bf16" else torch.float32
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+        kept = setting.parallelism.get("reshard_after_forward", True)
+        for number, (parent, name) in enumerate(decoder_layers(self.model, setup.config)):
+            layer = wrap_layer(parent.get_submodule(name), number, task.parallelism, keep_rng=False)  # type: ignore[arg-type]
+            parent.register_module(name, layer)
+            if setting.compile:
+                layer.compile()
+            fully_shard(layer, mp_policy=policy, reshard_after_forward=kept)
+        fully_shard(self.model, mp_policy=policy, reshard_after_forward=False)
+        weights = InitialWeights(family(setup.config).tensors(setup.config), 0)
+        materialise(self.model, self.device, self.device, weights)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=(0.9, 0.95), fused=True)
+        generator = torch.Generator(self.device).manual_seed(dist.get_rank())
+        shape = (64, setting.micro_batch_size, setting.seq_length)
+        vocabulary = int(setup.config["vocab_size"])
+        self.rows = torch.randint(0, vocabulary, shape, generator=generator, device=self.device)
+        self.done = 0
+        self.loss: Any = None
+
+    def step(self) -> None:
+        import torch
+
+        ids = self.rows[self.done % len(self.rows)]
+        self.done += 1
+        self.loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+        self.loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def last_loss(self) -> float:
+        return float(self.loss.detach())
+
+
+def measure(subject: str, setting: Setting, blocks: int) -> dict[str, Any]:
+    """In one of the processes of a subject."""
+    import torch
+
+    kind: Callable[..., Any] = Bare if subject == "bare" else Ours
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        loop = kind(setting, Path(folder))
+        loop.step()
+        loss = loop.last_loss()
+        started = time.time() - float(os.environ[_BEGAN])
+        for _ in range(WARM_UP - 1):
+            loop.step()
+        seconds = step_seconds(loop, blocks, loop.device)
+        last = loop.last_loss()
+    taken, peak = statistics.median(seconds), loop.costs.peak_flops
+    rate = setting.micro_batch_size * setting.seq_length / taken
+    return {
+        "tokens_per_second_per_gpu": rate,
+        "mfu": None if peak is None else rate * loop.costs.flops_per_token / peak,
+        "flops_formula": loop.costs.flops_formula,
+        "steps": [min(seconds), taken, max(seconds)],
+        "started": started,
+        "losses": [loss, last],
+        "torch": torch.__version__,
+        **memory(loop.device),
+    }
+
+
+def step_seconds(loop: Any, blocks: int, device: torch.device) -> list[float]:
+    """Of every step, by the device's clock where there is one."""
+    import torch
+
+    if device.type != "cuda":
+        found = []
+        for _ in range(blocks * BLOCK):
+            began = time.perf_counter()
+            loop.step()
+            found.append(time.perf_counter() - began)
+        return found
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(blocks * BLOCK + 1)]
+    events[0].record()
+    for event in events[1:]:
+        loop.step()
+        event.record()
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) / 1e3 for first, second in itertools.pairwise(events)]
+
+
+def memory(device: torch.device) -> dict[str, Any]:
+    """GiB at the peak; the card's own figure counts what it holds now, which torch's allocator never gave back."""
+    import torch
+
+    if device.type != "cuda":
+        return {"card": "cpu", "allocated": 0.0, "reserved": 0.0, "by_card": 0.0}
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "card": torch.cuda.get_device_name(),
+        "allocated": torch.cuda.max_memory_allocated() / 2**30,
+        "reserved": torch.cuda.max_memory_reserved() / 2**30,
+        "by_card": (total - free) / 2**30,
+    }
+
+
+def run(subject: str, name: str, blocks: int, against: Path | None, cache: Path) -> dict[str, Any] | None:
+    """One turn of a subject in processes of its own; None, with its output on stderr, where it failed.
+
+    Compiled graphs are kept below ``cache``, for each subject and setting apart.
+    """
+    here = Path(__file__).resolve().parents[1]
+    tree = against if subject == "before" else here
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={SETTINGS[name].gpus}", __file__, name, f"--blocks={blocks}"]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])}
+        environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache / f"{name}-{subject}")}
+        environ[_BEGAN] = str(time.time())
+        done = subprocess.run(
+            [*command, f"--child={subject}", f"--json={result}"], env=environ, capture_output=True, text=True
+        )
+        if done.returncode:
+            print(f"{name} {subject} failed\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}", file=sys.stderr, flush=True)
+            return None
+        found: dict[str, Any] = json.loads(result.read_text())
+        return found
+
+
+def child(options: argparse.Namespace) -> None:
+    found = measure(options.child, SETTINGS[options.settings[0]], options.blocks)
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        options.json.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+HEAD = "| setting | subject | tokens/s per GPU | MFU | step ms (smallest to largest) | allocated | reserved | card | "
+HEAD += "first step s, new / later | losses |"
+
+
+def row(name: str, subject: str, turns: list[dict[str, Any]]) -> str:
+    """The medians of one subject's turns."""
+
+    def median(read: Callable[[dict[str, Any]], float]) -> float:
+        return statistics.median(map(read, turns))
+
+    rates = [it["tokens_per_second_per_gpu"] for it in turns]
+    spread = f" ({min(rates):,.0f} to {max(rates):,.0f})" if len(turns) > 1 else ""
+    mfu = "" if turns[0]["mfu"] is None else f"{median(lambda it: it['mfu']):.1%}"
+    starts = [it["started"] for it in turns]
+    later = [statistics.median(starts[1:])] if len(starts) > 1 else []
+    low, high = min(it["steps"][0] for it in turns), max(it["steps"][2] for it in turns)
+    sizes = " | ".join(f"{median(lambda it, k=key: it[k]):.1f}" for key in ("allocated", "reserved", "by_card"))  # type: ignore[misc]
+    losses = ", ".join(f"{it:.4f}" for it in turns[0]["losses"])
+    return (
+        f"| {name} | {subject} | {median(lambda it: it['tokens_per_second_per_gpu']):,.0f}{spread} | {mfu} "
+        f"| {median(lambda it: it['steps'][1]) * 1e3:.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) | {sizes} "
+        f"| {' / '.join(f'{it:.1f}' for it in [starts[0], *later])} | {losses} |"
+    )
+
+
+def main(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as cache:
+        take_turns(options, Path(cache))
+
+
+def take_turns(options: argparse.Namespace, cache: Path) -> None:
+    subjects = ["ours", *(["before"] if options.against else []), *([] if options.without_bare else ["bare"])]
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name in options.settings:
+        turns = results.setdefault(name, {subject: [] for subject in subjects})
+        for turn in range(options.rounds):
+            for subject in subjects if turn % 2 == 0 else subjects[::-1]:
+                if (found := run(subject, name, options.blocks, options.against, cache)) is not None:
+                    turns[subject].append(found)
+                    print(row(name, subject, [found]), file=sys.stderr, flush=True)
+    print(HEAD + "\n" + "|---" * (HEAD.count("|") - 1) + "|")
+    for name, found_by in results.items():
+        for subject, turns_taken in found_by.items():
+            print(row(name, subject, turns_taken) if turns_taken else f"| {name} | {subject} | failed |" + " |" * 7)
+    first = next((it for by in results.values() for turns in by.values() for it in turns), None)
+    if first is not None:
+        print(f"\n{first['card']}, torch {first['torch']}; MFU: {first['flops_formula']}; memory in GiB")
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], default=["1b"], metavar="SETTING")
+    parser.add_argument("--list", action="store_true", help="print the settings")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="measure the package of another checkout, too")
+    parser.add_argument("--without-bare", action="store_true", help="leave the bare loop out")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=4, help=f"of {BLOCK} measured steps a turn")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    asked = arguments()
+    if asked.list:
+        for key, value in SETTINGS.items():
+            print(f"{key}: {value}")
+    elif asked.child:
+        child(asked)
+    else:
+        main(asked)
