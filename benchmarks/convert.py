@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="1b")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--xser", action="store_true", help="a file per tensor instead of one per rank")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--convert", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -70,7 +71,13 @@ def measure(place: Path, options: argparse.Namespace, size: int) -> None:
             for way, given in (
                 (
                     f"to nxd, {name}",
-                    {"source": str(place / "source"), "destination": str(shards), "to": "nxd", **degrees},
+                    {
+                        "source": str(place / "source"),
+                        "destination": str(shards),
+                        "to": "nxd",
+                        "xser": options.xser,
+                        **degrees,
+                    },
                 ),
                 (f"to hf, {name}", {"source": str(shards), "destination": str(back), "to": "hf"}),
             ):
@@ -88,6 +95,10 @@ def measure(place: Path, options: argparse.Namespace, size: int) -> None:
     for way, found in seconds.items():
         middle = statistics.median(found)
         print(f"{way}: median {middle:.2f} s ({middle / plain:.2f} of cp); rounds {[round(it, 2) for it in found]}")
+
+
+def paths(source: Path, destination: Path) -> dict[str, str]:
+    return {"source": str(source), "destination": str(destination)}
 
 
 def copy(source: Path, target: Path) -> float:

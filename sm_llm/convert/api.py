@@ -25,7 +25,6 @@ from sm_llm.convert.verify import verify_hf, verify_nxd
 from sm_llm.convert.work import DESTINATION, MANIFEST, SHARDS, Journal, run_units, write_whole
 from sm_llm.errors import ConversionRefused, Fault
 from sm_llm.models.safetensors_folder import INDEX_FILE
-from sm_llm.storage.files import fsync_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -190,8 +189,6 @@ def _finish(
     version = vars(sys.modules["sm_llm"])["__version__"]  # importing it here would be a circle
     for name, path in job.beside.items():
         shutil.copyfile(path, target / name)
-    if job.to == "nxd":
-        fsync_path(target / SHARDS)
     if job.to == "hf" and (index := index_json(files)) is not None:
         write_whole(target / INDEX_FILE, index.encode())
     entries = {name: {"bytes": it["bytes"], "tensors": it["tensors"]} for name, it in files.items()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.convert.files.torch_file import Frozen, read_torch_file
-from sm_llm.convert.files.views import FORMATS, View, chunks, same
+from sm_llm.convert.files.views import FORMATS, Slice, View, chunks, same, whole
 from sm_llm.convert.hf_source import SOURCE, clean_names
 from sm_llm.convert.rules import EMBEDDING, HEAD
 from sm_llm.errors import ConversionError, ConversionRefused, Fault
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.convert.files.views import Raw
     from sm_llm.convert.rules import ShardPlan
 
 METADATA = ".metadata"
@@ -125,7 +124,7 @@ class DcpTensors:
         """The bytes of a tensor, a piece at a time. Raises ``ConversionError`` for a damaged file."""
         it = self._entries[name]
         for row in _rows(it) or ():
-            yield from chunks([_array(it, chunk) for chunk in row], 1 if len(row) > 1 else 0)
+            yield from chunks([_whole(it, chunk) for chunk in row], 1 if len(row) > 1 else 0)
 
     def _faults(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Fault]:
         if missing := [path.name for path in self.files if not path.is_file()]:
@@ -237,21 +236,23 @@ def _is_row(entry: _Entry, blocks: Sequence[_Chunk]) -> bool:
     return place == entry.shape[1]
 
 
-def _array(entry: _Entry, chunk: _Chunk) -> Raw:
+def _whole(entry: _Entry, chunk: _Chunk) -> Slice:
     view = read_torch_file(chunk.file, chunk.begin, chunk.length)
     if not isinstance(view, View) or view.shape != chunk.sizes or view.dtype != entry.dtype:
         problem = f"{chunk.file}: byte {chunk.begin} does not hold the tensor that {METADATA} describes"
         raise ConversionError(f"{problem}. Copy the whole checkpoint again")
-    return view.array()
+    return whole(view)
 
 
 def _equal(first: _Entry, second: _Entry) -> bool:
     """Whether two entries that are cut alike have the same bits."""
     if (first.dtype, first.shape, len(first.chunks)) != (second.dtype, second.shape, len(second.chunks)):
         return False
-    pairs = zip(
-        sorted(first.chunks, key=lambda it: it.offsets), sorted(second.chunks, key=lambda it: it.offsets), strict=True
-    )
     return all(
-        a.offsets == b.offsets and a.sizes == b.sizes and same(_array(first, a), _array(second, b)) for a, b in pairs
+        (a.offsets, a.sizes) == (b.offsets, b.sizes) and same(_whole(first, a).array(), _whole(second, b).array())
+        for a, b in zip(_ordered(first), _ordered(second), strict=True)
     )
+
+
+def _ordered(entry: _Entry) -> list[_Chunk]:
+    return sorted(entry.chunks, key=lambda it: it.offsets)

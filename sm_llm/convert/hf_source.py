@@ -97,12 +97,12 @@ def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Fau
     if has_bin and not has_safetensors:
         return _bin_tensors(folder)
     stored, faults = stored_tensors(folder)
-    views = {
-        name: View(it.file, it.dtype, it.shape, contiguous_strides(it.shape), it.begin)
-        for name, it in stored.items()
-        if it.dtype in FORMATS
-    }
-    return stored, views, faults
+    return stored, {name: mapped(it) for name, it in stored.items() if it.dtype in FORMATS}, faults
+
+
+def mapped(stored: Stored) -> View:
+    """A tensor of a safetensors file."""
+    return View(stored.file, stored.dtype, stored.shape, contiguous_strides(stored.shape), stored.begin)
 
 
 def _bin_tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Fault]]:

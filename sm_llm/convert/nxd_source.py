@@ -103,7 +103,7 @@ def open_shards(source: NxdSource, buffers: str) -> Shards:
     faults: list[Fault] = []
     kinds = set()
     for (tp, pp), path in sorted(source.files.items(), key=lambda it: (it[0][1], it[0][0])):
-        held, kind = _read_rank(path)
+        held, kind = read_rank(path)
         cleaned, collisions = clean_names(held, str(path))
         views[tp, pp] = {name: it for name, it in cleaned.items() if not re.search(buffers, name)}
         kinds.add(kind)
@@ -168,8 +168,8 @@ def _check_marker(root: Path) -> None:
         raise ConversionRefused([Fault(SOURCE, problem, remedy="Name a complete checkpoint")])
 
 
-def _read_rank(path: Path) -> tuple[dict[str, View], str]:
-    """The tensors of one rank, and whether they are ``xser`` or ``inline``."""
+def read_rank(path: Path) -> tuple[dict[str, View], str]:
+    """The tensors of one rank, and whether they are ``xser`` or ``inline``. Raises ``ConversionError``."""
     if not path.is_file():
         raise ConversionError(f"{path}: is missing")
     state = read_torch_file(path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sm_llm.convert.files.views import CHUNK_BYTES, cut, to_float
+from sm_llm.convert.files.views import CHUNK_BYTES, to_float
 from sm_llm.convert.layout import decoder, heads_of
 from sm_llm.convert.rules import EMBEDDING, HEAD
 
@@ -48,7 +48,7 @@ def prompt(vocabulary: int) -> npt.NDArray[np.int64]:
 
 def product(view: View, x: Array, begin: int = 0, end: int | None = None) -> Array:
     """``x`` times rows ``[begin, end)`` of a matrix, transposed, a few rows at a time."""
-    rows = cut(view.array(), 0, begin, view.shape[0] if end is None else end)
+    rows = view.array()[begin:end]
     block = max(1, CHUNK_BYTES // (8 * view.shape[1]))
     return np.concatenate([x @ to_float(rows[it : it + block], view.dtype).T for it in range(0, len(rows), block)], 1)
 

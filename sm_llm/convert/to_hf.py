@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sm_llm.convert.files.views import FORMATS, chunks, cut, same
-from sm_llm.convert.hf_source import SOURCE
+from sm_llm.convert.files.views import FORMATS, Slice, chunks, same, whole
+from sm_llm.convert.hf_source import SOURCE, mapped
 from sm_llm.convert.rules import HEAD, gaps, parts_by_source, primary_and_copies
 from sm_llm.convert.work import PARTIAL, Unit
 from sm_llm.errors import ConversionError, ConversionRefused, Fault
-from sm_llm.models.safetensors_folder import SINGLE_FILE
+from sm_llm.models.safetensors_folder import SINGLE_FILE, read_header
 from sm_llm.storage.checksum import Crc64
-from sm_llm.storage.files import fsync_path
+from sm_llm.storage.files import drop_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.convert.files.views import Raw, View
+    from sm_llm.convert.files.views import View
     from sm_llm.convert.nxd_source import Shards
     from sm_llm.convert.rules import Part, ShardPlan, ShardTensor
     from sm_llm.convert.work import Result
@@ -76,15 +75,15 @@ class Joined:
         """The bytes of a source tensor, a piece at a time. Raises ``ConversionError`` if copies of it differ."""
         primary, copies = primary_and_copies(self._parts[name])
         for first, other in copies:
-            if not same(self._cut(first), self._cut(other)):
+            if not same(self._cut(first).array(), self._cut(other).array()):
                 raise ConversionError([self._unequal(name, first, other)])
         return chunks([self._cut(it) for it in primary], primary[0].tensor.axis)
 
     def _view(self, part: Part) -> View:
         return self._shards.views[part.rank, self._shards.stages[part.tensor.name]][part.tensor.name]
 
-    def _cut(self, part: Part) -> Raw:
-        return cut(self._view(part).array(), part.tensor.axis, part.at, part.at + part.end - part.begin)
+    def _cut(self, part: Part) -> Slice:
+        return Slice(self._view(part), part.tensor.axis, part.at, part.at + part.end - part.begin)
 
     def _unequal(self, name: str, first: Part, other: Part) -> Fault:
         places = f"{first.tensor.name} of tp rank {first.rank} and {other.tensor.name} of tp rank {other.rank}"
@@ -164,7 +163,8 @@ def hf_units(plan: ShardPlan, joined: Tensors, destination: Path) -> list[Unit]:
         file = SINGLE_FILE if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         shapes = {name: plan.shapes[name] for name in names}
         write = partial(_write_safetensors, destination / file, shapes, joined)
-        units.append(Unit(file, file, sum(joined.size(it) for it in names), write))
+        size = sum(joined.size(it) for it in names)
+        units.append(Unit(file, file, size, write, partial(_held, destination / file)))
     return units
 
 
@@ -205,14 +205,17 @@ def _write_safetensors(
                     count(len(piece))
                     total += len(piece)
                 checksums[name] = crc.hexdigest()
-            size = stream.tell()
-            os.fsync(stream.fileno())
+            drop_cache(stream.fileno())  # begins to write it to the device
     except BaseException:
         partial_path.unlink(missing_ok=True)
         raise
     partial_path.replace(path)
-    fsync_path(path.parent)
-    return {"file_bytes": size, "bytes": total, "tensors": checksums}
+    return {"bytes": total, "tensors": checksums}
+
+
+def _held(path: Path) -> dict[str, Iterator[memoryview]]:
+    """The tensors of a safetensors file that is there already. Raises ``OSError`` or ``ValueError``."""
+    return {name: chunks([whole(mapped(it))], 0) for name, it in read_header(path).items()}
 
 
 def _write_all(stream: Any, piece: memoryview) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,19 +14,19 @@ from sm_llm.convert.files.torch_writer import (
     state_pickle,
     tensor_pickle,
 )
-from sm_llm.convert.files.views import chunks, cut, zeros
+from sm_llm.convert.files.views import Slice, chunks, whole, zeros
 from sm_llm.convert.hf_source import SOURCE
+from sm_llm.convert.nxd_source import read_rank
 from sm_llm.convert.rules import EMBEDDING
-from sm_llm.convert.work import PARTIAL, SHARDS, Unit
+from sm_llm.convert.work import PARTIAL, SHARDS, Unit, checksum
 from sm_llm.errors import Fault
 from sm_llm.storage.checksum import Crc64
-from sm_llm.storage.files import fsync_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.convert.files.views import View
+    from sm_llm.convert.files.views import Raw, View
     from sm_llm.convert.rules import ShardPlan, ShardTensor
     from sm_llm.convert.work import Result
 
@@ -39,32 +38,39 @@ def nxd_units(plan: ShardPlan, views: Mapping[str, View], destination: Path, *, 
         sources = plan.stage(pp)
         for name in sources:
             if name in views:
-                units.append(Unit(f"source {name}", "", views[name].size, partial(checksum, views[name], name)))
+                units.append(Unit(f"source {name}", "", views[name].size, partial(_source_checksum, views[name], name)))
         for tp in range(plan.degrees.tensor):
             tensors = plan.rank(tp, sources)
             file = f"{SHARDS}/dp_rank_00_tp_rank_{tp:02d}_pp_rank_{pp:02d}.pt"
             size = sum(_plain(it, views).size for it in tensors)
             write = partial(_write_xser if xser else _write_inline, destination / file, tensors, views)
-            units.append(Unit(file, file, size, write))
+            units.append(Unit(file, file, size, write, partial(_held, destination / file)))
     return units
 
 
-def checksum(view: View, name: str, count: Callable[[int], None]) -> Result:
-    """CRC64NVME of one tensor's elements."""
-    crc = Crc64()
-    for piece in chunks([view.array()], 0):
-        crc.update(piece)
+def _source_checksum(view: View, name: str, count: Callable[[int], None]) -> Result:
+    found = checksum(_counted(chunks([whole(view)], 0), count))
+    return {"tensors": {name: found}}
+
+
+def _counted(pieces: Iterator[memoryview], count: Callable[[int], None]) -> Iterator[memoryview]:
+    for piece in pieces:
+        yield piece
         count(len(piece))
-    return {"tensors": {name: crc.hexdigest()}}
+
+
+def _held(path: Path) -> dict[str, Iterator[memoryview]]:
+    """The tensors of a rank's file that is there already."""
+    return {name: chunks([whole(view)], 0) for name, view in read_rank(path)[0].items()}
 
 
 def shard_chunks(tensor: ShardTensor, views: Mapping[str, View]) -> Iterator[memoryview]:
     """The bytes of one tensor of a rank, cut from its sources."""
     dtype = _plain(tensor, views).dtype
-    parts = []
+    parts: list[Slice | Raw] = []
     for piece in tensor.pieces:
         if piece.source:
-            parts.append(cut(views[piece.source].array(), tensor.axis, piece.begin, piece.end))
+            parts.append(Slice(views[piece.source], tensor.axis, piece.begin, piece.end, keep=True))
         else:
             parts.append(zeros((piece.length, *tensor.shape[1:]), dtype))
     return chunks(parts, tensor.axis)
@@ -113,9 +119,8 @@ def _write_inline(
         file.abort()
         partial_path.unlink(missing_ok=True)
         raise
-    fsync_path(partial_path)
     partial_path.replace(path)
-    return {"file_bytes": size, "bytes": size, "tensors": checksums}
+    return {"bytes": size, "tensors": checksums}
 
 
 def _write_xser(
@@ -139,14 +144,11 @@ def _write_xser(
             file.abort()
             shutil.rmtree(partial_folder, ignore_errors=True)
             raise
-    for tid in range(len(tensors)):
-        fsync_path(partial_folder / f"tensor_{tid}.pt")
-    fsync_path(partial_folder)
-    os.rename(partial_folder, folder)
+    partial_folder.rename(folder)
     info = path.with_name(f"{path.name}.info.pt")
     total += _write_small(info, info_pickle([_plain(it, views) for it in tensors]))
     size = _write_small(path, reference_pickle([it.name for it in tensors]))
-    return {"file_bytes": size, "bytes": total + size, "tensors": checksums}
+    return {"bytes": total + size, "tensors": checksums}
 
 
 def _write_small(path: Path, pickle: bytes) -> int:
@@ -154,6 +156,5 @@ def _write_small(path: Path, pickle: bytes) -> int:
     partial_path.unlink(missing_ok=True)
     file = TorchFile(partial_path, path.name.removesuffix(".pt"), pickle)
     size = file.close()
-    fsync_path(partial_path)
     partial_path.replace(path)
     return size

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.convert.files.views import chunks
+from sm_llm.convert.files.views import chunks, whole
 from sm_llm.convert.hf_source import open_hf
 from sm_llm.convert.layout import decoder
 from sm_llm.convert.nxd_source import find_shards, open_shards
 from sm_llm.convert.report import read_manifest
 from sm_llm.convert.simulate import difference
 from sm_llm.convert.to_hf import Joined
-from sm_llm.convert.work import MANIFEST
+from sm_llm.convert.work import MANIFEST, checksum
 from sm_llm.errors import ConversionError
-from sm_llm.storage.checksum import Crc64
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from sm_llm.convert.files.views import View
@@ -34,7 +33,7 @@ def verify_nxd(job: Job, target: Path) -> dict[str, Any]:
     shards = open_shards(find_shards(target), decoder(job.config).buffers)
     joined = Joined(job.plan, shards)
     recorded = _manifest(target)["tensors"]
-    wrong = [name for name in job.plan.shapes if _crc(joined.chunks(name)) != recorded[name]["crc64"]]
+    wrong = [name for name in job.plan.shapes if checksum(joined.chunks(name)) != recorded[name]["crc64"]]
     _raise_for(wrong, "differ from the source when the shards are joined again")
     return {"checksums": f"{len(recorded)} tensors joined again equal the source", **_logits(job, job.hf, shards)}
 
@@ -43,7 +42,7 @@ def verify_hf(job: Job, target: Path) -> dict[str, Any]:
     """Read the Hugging Face folder that was written and compare it with the shards. Raises ``ConversionError``."""
     views = open_hf(target).views
     recorded = _manifest(target)["tensors"]
-    wrong = [name for name, view in views.items() if _crc(chunks([view.array()], 0)) != recorded[name]["crc64"]]
+    wrong = [name for name, view in views.items() if checksum(chunks([whole(view)], 0)) != recorded[name]["crc64"]]
     _raise_for(wrong, "differ from the shards when they are read again")
     found: dict[str, Any] = {"checksums": f"{len(recorded)} tensors equal the joined shards"}
     if job.shards is None:
@@ -69,13 +68,6 @@ def _manifest(target: Path) -> dict[str, Any]:
     found = read_manifest(target / MANIFEST)
     assert found is not None
     return found
-
-
-def _crc(pieces: Iterable[memoryview]) -> str:
-    crc = Crc64()
-    for piece in pieces:
-        crc.update(piece)
-    return crc.hexdigest()
 
 
 def _raise_for(wrong: list[str], problem: str) -> None:

@@ -11,14 +11,15 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import ConversionError, ConversionRefused, Fault
+from sm_llm.storage.checksum import Crc64
 from sm_llm.storage.files import fsync_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from sm_llm.convert.report import Progress
 
@@ -39,13 +40,15 @@ Result = dict[str, Any]
 class Unit:
     """One piece of work: it makes ``file`` (below the destination; "" for none) of about ``size`` bytes.
 
-    ``run`` gets a function that counts bytes, and returns what the manifest needs: a mapping with ``bytes``.
+    ``run`` gets a function that counts bytes, and returns what the manifest needs: ``tensors`` with their checksums,
+    and ``bytes`` of a file. ``read`` gives the tensors of a file that is there already, with their bytes.
     """
 
     name: str
     file: str
     size: int
     run: Callable[[Callable[[int], None]], Result]
+    read: Callable[[], Mapping[str, Iterable[memoryview]]] | None = None
 
 
 class Journal:
@@ -78,16 +81,28 @@ class Journal:
         finally:
             os.close(self._descriptor)
 
+    def may_have(self, unit: Unit) -> bool:
+        """Whether an earlier process finished this unit and its file is there."""
+        return unit.name in self._done and (not unit.file or (self.destination / unit.file).is_file())
+
     def done(self, unit: Unit) -> Result | None:
-        """The result of a unit that an earlier process finished, if its file is still there in its size."""
-        found = self._done.get(unit.name)
-        if found is None or not unit.file:
+        """The result of a unit that an earlier process finished, if its file has the same content.
+
+        The file is read: after a crash of the machine its name and size may be there without its bytes.
+        """
+        if not self.may_have(unit):
+            return None
+        found = self._done[unit.name]
+        if unit.read is None:
             return found
-        path = self.destination / unit.file
-        return found if path.is_file() and path.stat().st_size == found["file_bytes"] else None
+        try:
+            sums = {name: checksum(pieces) for name, pieces in unit.read().items()}
+        except (ConversionError, OSError, ValueError):
+            return None
+        return found if sums == found["tensors"] else None
 
     def add(self, unit: Unit, result: Result) -> None:
-        """Note a finished unit; its bytes are on the disk already."""
+        """Note a finished unit."""
         line = json.dumps({"unit": unit.name, "result": result}) + "\n"
         self._done[unit.name] = result
         os.write(self._descriptor, line.encode())
@@ -156,22 +171,27 @@ def run_units(
 
     Raises ``ConversionRefused`` if the disk cannot hold the rest, or what a unit raises; no further one begins then.
     """
-    results = {unit.name: found for unit in units if (found := journal.done(unit)) is not None}
-    left = [unit for unit in units if unit.name not in results]
+    left = [unit for unit in units if not journal.may_have(unit)]
     check_space(journal.destination, sum(unit.size for unit in left if unit.file))
-    before = list(results)
-    counter = _Counter(sum(it.size for it in units), sum(it.size for it in units) - _total(left), progress)
+    counter = _Counter(sum(it.size for it in units), progress)
 
-    def run(unit: Unit) -> tuple[Unit, Result]:
-        return unit, unit.run(counter.add)
+    def run(unit: Unit) -> tuple[Unit, Result, bool]:
+        if (found := journal.done(unit)) is not None:
+            counter.add(unit.size)
+            return unit, found, True
+        return unit, unit.run(counter.add), False
 
+    results: dict[str, Result] = {}
+    before = []
     pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
-    futures = [pool.submit(run, unit) for unit in left]
     try:
-        for future in as_completed(futures):
-            unit, result = future.result()
-            journal.add(unit, result)
-            results[unit.name] = result
+        for future in as_completed([pool.submit(run, unit) for unit in units]):
+            unit, results[unit.name], is_old = future.result()
+            if is_old:
+                before.append(unit.name)
+            else:
+                journal.add(unit, results[unit.name])
+        _flush(journal.destination, pool)
     except OSError as error:
         raise ConversionError(
             f"{journal.destination}: cannot be written: {error}. The same command continues"
@@ -182,15 +202,32 @@ def run_units(
     return results, before
 
 
-def _total(units: Sequence[Unit]) -> int:
-    return sum(unit.size for unit in units)
+def _flush(destination: Path, pool: ThreadPoolExecutor) -> None:
+    """Everything below ``destination`` on the device, folders last. Raises ``OSError``.
+
+    Once for all files: their bytes are on the way since each was closed, and a file system that is asked for every
+    file by itself waits for its journal each time.
+    """
+    found = [Path(folder, name) for folder, _, names in os.walk(destination) for name in names]
+    for _ in pool.map(fsync_path, found):
+        pass
+    for folder in {path.parent for path in found}:
+        fsync_path(folder)
+
+
+def checksum(pieces: Iterable[memoryview]) -> str:
+    """CRC64NVME of bytes in pieces."""
+    crc = Crc64()
+    for piece in pieces:
+        crc.update(piece)
+    return crc.hexdigest()
 
 
 class _Counter:
     """Bytes of all workers together; raises in the workers once the conversion has stopped."""
 
-    def __init__(self, total: int, done: int, progress: Progress | None) -> None:
-        self._total, self._done, self._progress = total, done, progress
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._total, self._done, self._progress = total, 0, progress
         self._lock = threading.Lock()
         self._is_stopped = False
 

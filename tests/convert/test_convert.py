@@ -16,7 +16,7 @@ import sm_llm
 from sm_llm.convert import work
 from sm_llm.convert.files.torch_file import read_torch_file
 from sm_llm.convert.files.torch_writer import TorchFile, state_pickle
-from sm_llm.convert.files.views import chunks
+from sm_llm.convert.files.views import chunks, whole
 from sm_llm.convert.hf_source import clean_names
 from sm_llm.convert.nxd_source import find_shards, open_shards
 from sm_llm.errors import ConversionError, ConversionRefused
@@ -195,7 +195,7 @@ def write_views(path: Path, views: dict[str, Any]) -> None:
     plain = {name: Plain(it.dtype, it.shape) for name, it in views.items()}
     file = TorchFile(fresh, path.stem, state_pickle(list(plain.items())))
     for key, (name, it) in enumerate(views.items()):
-        file.tensor(key, plain[name].size, chunks([it.array()], 0), lambda _: None)
+        file.tensor(key, plain[name].size, chunks([whole(it)], 0), lambda _: None)
     file.close()
     fresh.replace(path)
 
@@ -415,3 +415,16 @@ def test_the_command_line_refuses_with_code_2_and_reports(model: Callable[..., P
         "wrote 4 files",
     ):
         assert words in done.stdout
+
+
+def test_a_file_that_lost_its_bytes_is_written_again(model: Callable[..., Path], tmp_path: Path) -> None:
+    """After a crash of the machine the name and size of a file may be there, and zeros in place of its content."""
+    source, target = model(), tmp_path / "shards"
+    argv = [sys.executable, "-c", KILLED, str(source), str(target), "nxd", "4"]
+    assert subprocess.run(argv, timeout=120).returncode == -signal.SIGKILL
+    done = [json.loads(it) for it in (target / ".conversion.jsonl").read_text().splitlines()]
+    first = next(it["unit"] for it in done if it.get("unit", "").startswith("model/"))
+    tensors = sorted((target / f"{first}.tensors").iterdir())
+    tensors[5].write_bytes(bytes(tensors[5].stat().st_size))
+    report = sm_llm.convert(source, target, to="nxd", tensor_parallel_degree=4, verify=True)
+    assert report.reused == sum(it.get("unit", "").startswith("model/") for it in done) - 1

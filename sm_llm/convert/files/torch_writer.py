@@ -6,23 +6,27 @@ torch_xla.utils.serialization writes it, with the ``.info.pt`` that neuronx-dist
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.convert.files.views import FORMATS, contiguous_strides
+from sm_llm.storage.files import drop_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from io import FileIO
     from pathlib import Path
 
 ALIGNMENT = 64
 """Of a tensor's first byte, as torch has it: such files can be mapped."""
 _ZIP64 = 0xFFFF_FFFF
 _LOCAL, _CENTRAL = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I")
+_CHECKSUM_AT = 14
+"""Of a local header."""
+_BUFFER_BYTES = 1 << 16
+"""Headers and small tensors are written together."""
+_LARGE_BYTES = 1 << 20
 _DOS_DATE = 33  # 1 January 1980: no clock in the bytes
 
 
@@ -169,7 +173,7 @@ class TorchFile:
     """
 
     def __init__(self, path: Path, stem: str, pickle: bytes) -> None:
-        self._file: FileIO = path.open("xb", buffering=0)
+        self._file = path.open("xb", buffering=_BUFFER_BYTES)
         self._stem = stem
         self._place = 0
         self._records: list[_Record] = []
@@ -184,6 +188,9 @@ class TorchFile:
         """Write the end of the zip; returns the size of the file."""
         self._bytes("version", b"3\n")
         self._end()
+        self._file.flush()
+        if self._place >= _LARGE_BYTES:
+            drop_cache(self._file.fileno())  # begins to write it to the device
         self._file.close()
         return self._place
 
@@ -196,9 +203,11 @@ class TorchFile:
 
     def _record(self, name: str, size: int, pieces: Iterator[memoryview], seen: Callable[[memoryview], None]) -> None:
         encoded = f"{self._stem}/{name}".encode()
-        start, crc, count = self._place, 0, 0
-        header = self._header(encoded, size)
-        self._write(header)
+        first = next(pieces, memoryview(b""))
+        start, crc, count = self._place, zlib.crc32(first), len(first)
+        self._write(self._header(encoded, size, crc))
+        seen(first)
+        self._write(first)
         for piece in pieces:
             crc = zlib.crc32(piece, crc)
             seen(piece)
@@ -206,18 +215,21 @@ class TorchFile:
             count += len(piece)
         if count != size:
             raise AssertionError(f"{name}: {count} bytes instead of {size}")
-        os.pwrite(self._file.fileno(), struct.pack("<I", crc), start + 14)
+        if len(first) != size:
+            self._file.seek(start + _CHECKSUM_AT)
+            self._file.write(struct.pack("<I", crc))
+            self._file.seek(self._place)
         self._records.append(_Record(encoded, start, size, crc))
 
-    def _header(self, name: bytes, size: int) -> bytes:
-        """A local header with room for the checksum, padded so that the record begins at a multiple of 64."""
+    def _header(self, name: bytes, size: int, crc: int) -> bytes:
+        """A local header, padded so that the record begins at a multiple of 64."""
         large = size >= _ZIP64
         extra = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
         unpadded = self._place + _LOCAL.size + len(name) + len(extra) + 4
         padding = -unpadded % ALIGNMENT
         extra += struct.pack("<2s", b"FB") + struct.pack("<H", padding) + b"Z" * padding
         shown = _ZIP64 if large else size
-        fields = (b"PK\x03\x04", 45 if large else 20, 0x800, 0, 0, _DOS_DATE, 0, shown, shown, len(name), len(extra))
+        fields = (b"PK\x03\x04", 45 if large else 20, 0x800, 0, 0, _DOS_DATE, crc, shown, shown, len(name), len(extra))
         return _LOCAL.pack(*fields) + name + extra
 
     def _end(self) -> None:
@@ -238,8 +250,5 @@ class TorchFile:
         self._write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, shown, shown, length, min(begin, _ZIP64), 0))
 
     def _write(self, body: bytes | memoryview) -> None:
-        rest = memoryview(body)
-        while rest:
-            count = self._file.write(rest)
-            self._place += count
-            rest = rest[count:]
+        self._file.write(body)
+        self._place += len(body)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 Raw = npt.NDArray[Any]
 """Elements as unsigned integers of their width: copying never changes a bit."""
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
 """Bytes handled at a time: large enough for full speed, small enough to stay in the processor's cache."""
 
 
@@ -63,6 +65,50 @@ class View:
             mapped.view(np.ndarray), self.shape, [it * width for it in self.strides], writeable=False
         )
 
+    @cached_property
+    def kept(self) -> Raw:
+        """``array``, mapped once: for views of which many slices are taken, in no more files than the model has."""
+        return self.array()
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows (``axis`` 0) or columns (1) ``[begin, end)`` of a view; ``keep`` maps it once for all of its slices."""
+
+    view: View
+    axis: int
+    begin: int
+    end: int
+    keep: bool = False
+
+    @property
+    def is_run(self) -> bool:
+        """Whether its bytes follow each other in the file."""
+        return self.axis == 0 and self.view.strides == contiguous_strides(self.view.shape)
+
+    def array(self) -> Raw:
+        """The mapped elements."""
+        array = self.view.kept if self.keep else self.view.array()
+        return array[self.begin : self.end] if self.axis == 0 else array[:, self.begin : self.end]
+
+    def run(self) -> Iterator[memoryview]:
+        """The bytes of a run, read from the file: cheaper than mapping them where each is used once."""
+        row = math.prod(self.view.shape[1:]) * FORMATS[self.view.dtype].width
+        place, left = self.view.offset + self.begin * row, (self.end - self.begin) * row
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, left)))
+        with self.view.file.open("rb", buffering=0) as file:
+            while left:
+                count = os.preadv(file.fileno(), [buffer[:left]], place)
+                if not count:
+                    raise OSError(f"{self.view.file} was cut off while it was read")
+                yield buffer[:count]
+                place, left = place + count, left - count
+
+
+def whole(view: View) -> Slice:
+    """All rows of a view."""
+    return Slice(view, 0, 0, view.shape[0])
+
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides in elements of rows that follow each other."""
@@ -74,32 +120,26 @@ def zeros(shape: Sequence[int], dtype: str) -> Raw:
     return np.broadcast_to(np.zeros((), _UNSIGNED[FORMATS[dtype].width]), tuple(shape))
 
 
-def cut(array: Raw, axis: int, begin: int, end: int) -> Raw:
-    """Rows (axis 0) or columns (axis 1) ``[begin, end)`` without copying."""
-    return array[begin:end] if axis == 0 else array[:, begin:end]
-
-
-def chunks(parts: Sequence[Raw], axis: int) -> Iterator[memoryview]:
+def chunks(parts: Sequence[Slice | Raw], axis: int) -> Iterator[memoryview]:
     """The bytes of ``parts`` joined along ``axis``, in pieces of about ``CHUNK_BYTES``.
 
     A piece is valid until the next one is asked for.
     """
     if axis == 0:
         for part in parts:
-            yield from _rows([part])
+            yield from part.run() if isinstance(part, Slice) and part.is_run else _rows([_array(part)])
     else:
-        yield from _rows(parts)
+        yield from _rows([_array(part) for part in parts])
+
+
+def _array(part: Slice | Raw) -> Raw:
+    return part.array() if isinstance(part, Slice) else part
 
 
 def _rows(parts: Sequence[Raw]) -> Iterator[memoryview]:
     """Rows of arrays that stand beside each other."""
     first = parts[0]
     if not all(part.size for part in parts):
-        return
-    if len(parts) == 1 and first.flags.c_contiguous:
-        whole = _bytes(first)
-        for begin in range(0, len(whole), CHUNK_BYTES):
-            yield whole[begin : begin + CHUNK_BYTES]
         return
     columns = [part.reshape(len(part), -1) if part.ndim == 1 else part for part in parts]
     width = sum(part.shape[1] for part in columns)
