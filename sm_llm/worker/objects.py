@@ -11,11 +11,14 @@ import enum
 import pickle
 import sys
 from dataclasses import is_dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed.distributed_c10d as c10d
 from pydantic import BaseModel
+
+from sm_llm.worker.unpickling import CarefulUnpickler
 
 _CHECKPOINTS = "torch.distributed.checkpoint."
 _NAMED = {
@@ -35,12 +38,12 @@ class UnknownError(Exception):
     """An error of a class that is not taken over from another process."""
 
 
-class ObjectUnpickler(pickle.Unpickler):
+class ObjectUnpickler(CarefulUnpickler):
     """Knows plain values, errors, and the data classes of distributed checkpoints and of this package."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def known(self, module: str, name: str) -> Any:
         if name in _NAMED.get(module, ()):
-            return super().find_class(module, name)
+            return getattr(import_module(module), name)
         found = getattr(sys.modules.get(module), name, None)  # nothing is imported, and no dotted name is followed
         if module == "torch" and isinstance(found, torch.dtype):
             return found

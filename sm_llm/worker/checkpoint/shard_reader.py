@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 
 from sm_llm.errors import CheckpointError
 from sm_llm.storage.names import name_fault
+from sm_llm.worker.unpickling import CarefulUnpickler
 
 if TYPE_CHECKING:
     from io import IOBase
@@ -33,12 +35,12 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class _MetadataUnpickler(CarefulUnpickler):
     """Knows the classes of DCP's metadata alone."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def known(self, module: str, name: str) -> Any:
         if name in _CLASSES.get(module, ()) or (module == "torch" and name in {"Size", *_DTYPES}):
-            return super().find_class(module, name)
+            return getattr(import_module(module), name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is no part of a checkpoint's metadata")
 
 
