@@ -74,7 +74,7 @@ FAULTS = (
         "an altered file of the right size is taken",
     ),
     Fault(
-        "storage/s3/store.py",
+        "storage/s3/objects.py",
         "if status_of(error) == 412:\n                        return False",
         "if status_of(error) == 412:\n                        return True",
         "storage/test_s3.py",

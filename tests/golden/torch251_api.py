@@ -17,9 +17,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).with_suffix(".json")
-ROOTS = ("main", "train", "fetch", "prepare", "script", "strategies.smp")
+ROOTS = ("main", "tasks.train", "tasks.fetch", "tasks.prepare", "tasks.script", "strategies.smp.strategy")
 """Modules of the worker that run in the SMP image, with everything that they import."""
-ELSEWHERE = ("sm_llm.worker.strategies.fsdp", "sm_llm.worker.strategies.nxd")
+ELSEWHERE = ("sm_llm.worker.strategies.fsdp",)
 """Begin the names of modules that the registry imports in other images only."""
 LIBRARIES = ("torch", "transformers")
 
@@ -29,6 +29,8 @@ def modules() -> dict[str, ast.Module]:
     """Every module of the package that runs there, parsed."""
     found: dict[str, ast.Module] = {}
     waiting = [f"sm_llm.worker.{name}" for name in ROOTS]
+    if gone := [name for name in waiting if not ROOT.joinpath(*name.split(".")).with_suffix(".py").is_file()]:
+        raise ValueError(f"ROOTS must be modules of the worker, and {', '.join(gone)} are not")
     while waiting:
         name = waiting.pop()
         path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
