@@ -200,7 +200,7 @@ def test_build_login_and_push() -> None:
 def test_what_cannot_be_built_is_told() -> None:
     with pytest.raises(PlanError, match="there is no such image"):
         image_build.build_command("gpu", "x", "us-east-1")
-    with pytest.raises(PlanError, match="is no image in ECR"):
+    with pytest.raises(PlanError, match="is not an image in ECR"):
         image_build.push("docker.io/x:1")
     with pytest.raises(SubmitError, match="exit code 2"):
         image_build.build("fsdp", "x", "us-east-1", run=Docker([], code=2))

@@ -72,7 +72,7 @@ Begin here:
   sm-llm fit job.yaml task.max_steps=50
 
 \b
-Look at it from anywhere:
+Follow and control it from anywhere:
   sm-llm ls, status, logs -f, metrics, plot, checkpoints, attempts
   sm-llm attach, stop, resume, rerun, shell
 
@@ -85,7 +85,7 @@ Weights to and from neuronx-distributed:
   sm-llm convert SRC DST --to nxd --tp N, sm-llm convert SRC DST --to hf
 
 \b
-Proof that a broken job goes on exactly:
+Proof that a broken job continues exactly:
   sm-llm doctor --resume-proof job.yaml
 
 \b
@@ -122,7 +122,7 @@ def whole(
 def main() -> NoReturn:
     """Entry point of ``sm-llm``: the user's faults become one message and an exit code, never a traceback."""
     clean_streams()
-    gc.set_threshold(100_000)  # modules that are being loaded are no garbage: looking for it takes 5% of `plan`
+    gc.set_threshold(100_000)  # modules that are being loaded are not garbage: the search for it takes 5% of `plan`
     try:
         app()
     except ImportError as error:

@@ -30,7 +30,7 @@ def fit(
 
     After an interruption the same command continues from the newest checkpoint. Beside an unfinished run of the same
     name whose specification differs it asks (in a terminal) or refuses; --new starts another run.
-    Ctrl-C stops it cleanly. A closed terminal does not: the run goes on in the background.
+    Ctrl-C stops it cleanly. A closed terminal does not: the run continues in the background.
 
     \b
     Examples:
@@ -151,7 +151,7 @@ def prepare(
     }
     if tokenizer is not None:
         task["tokenizer"] = tokenizer
-    given = TypedFields({"name": name, "task": task})  # said once more: so their faults name the command line
+    given = TypedFields({"name": name, "task": task})  # given again: so their issues name the command line
 
     def begin(new: bool) -> Run:
         return start(

@@ -27,7 +27,7 @@ def fetch(
 ) -> None:
     """Copy a model or data set of the Hugging Face hub to a folder or S3, at one commit.
 
-    The commit is pinned in DST/.fetch with the checksum of every file. Broken off, the same command goes on. A token
+    The commit is pinned in DST/.fetch with the checksum of every file. Interrupted, the same command continues. A token
     is read from HF_TOKEN, or from where the hub's own login keeps it.
 
     \b

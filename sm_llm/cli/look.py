@@ -75,7 +75,7 @@ def attempts(run: RunName = None, storage: Storage = None, as_json: AsJson = Fal
 def logs(
     run: RunName = None,
     storage: Storage = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run ends.")] = False,
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", min=0, help="Begin with the last lines of every node.")
     ] = None,

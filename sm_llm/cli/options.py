@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def typed(overrides: list[str] | None) -> list[str]:
-    """Overrides as the command line gives them: their values say that they came from there."""
+    """Overrides as the command line gives them: their values record that they came from there."""
     from sm_llm.spec.loading.overrides import CommandLine
 
     return [CommandLine(it) for it in overrides or ()]
@@ -49,7 +49,7 @@ Storage = Annotated[
     typer.Option("--storage", help="Where runs are found by id or name; else the default storage and ./runs."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
-New = Annotated[bool, typer.Option("--new", help="Start another run, even if an unfinished one could go on.")]
+New = Annotated[bool, typer.Option("--new", help="Start another run, even if an unfinished one could continue.")]
 Wait = Annotated[
     bool | None,
     typer.Option(
@@ -127,7 +127,7 @@ def launched(launch: Callable[[bool], Run], new: bool) -> Run:
 
 
 def carry_on(run: Run, *, wait: bool | None, as_json: bool) -> None:
-    """Say what was started, watch it if wanted (None: if it is local), and leave with the exit code of its state."""
+    """Print what was started, watch it if wanted (None: if it is local), and leave with the exit code of its state."""
     from sm_llm.launcher.display.live import accompany
     from sm_llm.runs.states import EXIT_CODES
 

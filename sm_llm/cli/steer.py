@@ -34,7 +34,7 @@ def attach(run: RunName = None, storage: Storage = None) -> None:
 def wait(run: RunName = None, storage: Storage = None, as_json: AsJson = False) -> None:
     """Wait silently until a run has ended.
 
-    The exit code tells how; a failure is told with the first failing rank and its cause.
+    The exit code is that of its state; a failure is printed with the first failing rank and its cause.
 
     \b
     Example:
@@ -111,7 +111,7 @@ def resume(
 ) -> None:
     """Continue a run from its newest, or an earlier checkpoint.
 
-    With --step the later checkpoints are taken back. Changes hold from here on. A run without a checkpoint is refused.
+    With --step the later checkpoints are rolled back. Changes hold from here on. A run without a checkpoint is refused.
 
     \b
     Examples:
@@ -140,7 +140,7 @@ def rerun(
 ) -> None:
     """Repeat a run, from its record, as a new one.
 
-    It has the same specification, digest and inputs. What has changed since is told: packages, this code, the commit.
+    It has the same specification, digest and inputs. Changes since then are printed: packages, this code, the commit.
 
     \b
     Example:

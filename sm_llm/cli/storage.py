@@ -23,7 +23,7 @@ def sync(
     all_weights: Annotated[bool, typer.Option("--all-weights", help="Every format of a model's weights.")] = False,
     engine: Annotated[str, typer.Option(help="auto, s5cmd, crt or boto3.")] = "auto",
     bandwidth: Annotated[str | None, typer.Option(help="At most so much a second, e.g. 200MiB.")] = None,
-    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on inside files above 1 GiB.")] = True,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Continue inside files above 1 GiB.")] = True,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare only.")] = False,
     as_json: AsJson = False,
     *,
@@ -31,7 +31,7 @@ def sync(
 ) -> None:
     """Copy a folder to S3 or S3 to a folder; what is there and equal stays. Nothing is deleted.
 
-    Every copied file is verified by its checksum. Broken off, the same command goes on.
+    Every copied file is verified by its checksum. After an interruption the same command continues.
 
     \b
     Examples:
@@ -66,6 +66,6 @@ def _bytes(text: str) -> int:
     """``200MiB``, ``1.5GB`` or plain bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?(?:/s)?", text, re.IGNORECASE)
     if match is None:
-        raise StorageError(f"--bandwidth: {text!r} is no amount of bytes. Write for example 200MiB")
+        raise StorageError(f"--bandwidth: {text!r} is not an amount of bytes. Write for example 200MiB")
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * float(base ** " KMGT".index(match[2].upper() or " ")))

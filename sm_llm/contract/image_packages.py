@@ -11,7 +11,7 @@ _OWNED_BY_LINE = {
     "smp": ("transformers", "datasets", "megatron-core", "accelerate"),
     "neuron": ("torch-xla", "torch-neuronx", "neuronx-distributed", "neuronx-cc", "libneuronxla", "transformers"),
 }
-"""What a line of images pins beside them."""
+"""What an image stack pins beside them."""
 
 
 def is_owned(name: str, line: str | None) -> bool:

@@ -76,7 +76,7 @@ class _Unpickler(pickle.Unpickler):
             return self._known[module, name]
         if module == "torch" and name in {*_DTYPES, *_OTHER_DTYPES}:
             return _DTYPES.get(name, name)
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is no part of a checkpoint's metadata")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of a checkpoint's metadata")
 
 
 class _Plain:

@@ -230,7 +230,7 @@ def _config_file(root: Path, given: Path | None) -> Path:
 
 
 def _check_manifest(found: NxdSource, config: Mapping[str, Any], given: Given) -> None:
-    """Options and config must say what the manifest says."""
+    """Options and config must match the manifest."""
     recorded = found.manifest
     if recorded is None:
         return

@@ -250,7 +250,7 @@ def check_space(destination: Path, needed: int) -> None:
         place = place.parent
     free = shutil.disk_usage(place).free
     if needed and free < needed + _SPARE_BYTES:
-        problem = f"no room: {place} has {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB are needed"
+        problem = f"no space: {place} has {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB are needed"
         raise ConversionRefused([Fault(DESTINATION, problem, remedy="Free some space, or name another disk")])
 
 

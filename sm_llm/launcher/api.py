@@ -1,4 +1,4 @@
-"""The Python face of the launcher: load, launch, attach, prepare; the command line calls exactly these."""
+"""The Python API of the launcher: load, launch, attach, prepare; the command line calls exactly these."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def launch(
     """Plan a job or workflow and start it.
 
     If the storage holds an unfinished run of the same name and specification that no process is running, that run
-    continues as its next attempt (``run.continued_attempt`` tells); ``new`` starts another. Values that change nothing
+    continues as its next attempt (``run.continued_attempt``); ``new`` starts another. Values that change nothing
     in the result (logging, retention, storage options, ...) make no other specification.
 
     Args:

@@ -146,7 +146,7 @@ def _retire(run: RunHandle, step: int, attempt: int) -> None:
 def recorded_spec(
     record: RunRecord, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None, *, start: str = ""
 ) -> Loaded:
-    """The record's specification with ``overrides`` merged in; values keep the origin that the record tells.
+    """The record's specification with ``overrides`` merged in; values keep the origin that the record holds.
 
     ``start`` is a checkpoint to start from. Raises ``SpecError``.
     """

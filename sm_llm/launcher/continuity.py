@@ -112,13 +112,13 @@ def _meta(store: Store, run_id: str | None, step: int | None) -> tuple[int, dict
 
     try:
         commit = find_newest(store, run_id=run_id, allow_step=None if step is None else lambda it: it == step).commit
-    except CheckpointError:  # none can be used: the worker tells it, and what to do
+    except CheckpointError:  # none can be used: the worker reports it with the remedy
         return None
     return None if commit is None else (commit.step or 0, commit.meta)
 
 
 def planned_identity(plan: Plan, task: TrainTask) -> Identity:
-    """What a checkpoint of the planned training would be a state of, as far as this machine can tell."""
+    """What a checkpoint of the planned training would be a state of, as far as this machine knows."""
     from sm_llm.launcher.planning.model_facts import planned_config
 
     try:

@@ -51,7 +51,7 @@ class Listed:
     loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The row as JSON values; a loss that is no number, which JSON lacks, is text."""
+        """The row as JSON values; a loss that is not a number, which JSON lacks, is text."""
         from sm_llm.launcher.observe.metrics import to_json
 
         return to_json(asdict(self))
@@ -64,7 +64,7 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     (``local://host/process``, ``sagemaker://region/job`` or that job's ARN), a specification's YAML file (the newest
     run of that specification, in the storage that it names), or None: the newest run. Names, ids and None are looked
     for below ``storage``; without it below the user's default storage and ``./runs``. A name means its newest run.
-    Raises ``RunNotFound`` naming where it looked, and what is there.
+    Raises ``RunNotFound`` naming where it searched, and what is there.
     """
     if run is not None and (found := _by_uri(str(run), storage)):
         return found
@@ -149,7 +149,7 @@ def _at(uri: str) -> Run:
 
 
 def _by_native_job(uri: str, scheme: str, rest: str, storage: str | Path | None) -> Run:
-    """By what the job itself tells while it lives; afterwards by the attempts recorded below ``storage``."""
+    """By the job's own tags while it exists; afterwards by the attempts recorded below ``storage``."""
     target = backend(scheme)
     if (alive := target.find(rest)) is not None:
         return Run(alive)

@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def user_options(given: S3Options | None = None) -> S3Options:
-    """How S3 is reached: as ``given``, else as the user's defaults and variables say, else by AWS's own settings."""
+    """How S3 is reached: as ``given``, else by the user's defaults and variables, else by AWS's own settings."""
     from sm_llm.spec.loading.defaults import read_defaults
 
     return _over(given or S3Options(), read_defaults(os.environ).values.storage_options.model_dump())
@@ -53,7 +53,7 @@ def storage_root(spec: JobSpec | WorkflowSpec) -> str:
 def find_home(uri: str | Path) -> RunHome:
     """The home of a run whose record was not read yet.
 
-    Its storage is reached as the user's defaults say, or else as a launch on this machine reached it.
+    Its storage is reached by the user's defaults, or else as a launch on this machine reached it.
     """
     location = parse(uri)
     if location.path is not None:
@@ -62,7 +62,7 @@ def find_home(uri: str | Path) -> RunHome:
 
 
 def with_recorded_options(home: RunHome, record: RunRecord) -> RunHome:
-    """The same home, reached as the run's specification says; what was told before, and worked, has precedence.
+    """The same home, reached by the run's specification; what was given before, and worked, has precedence.
 
     Never at another host: whoever may write the record would choose where signed requests go.
     """
@@ -133,7 +133,7 @@ def launch_folder(home: RunHome, record: RunRecord) -> Path | None:
     is_own = remembered == str(folder) if isinstance(home, S3Home) else _is_own_record(home)
     if not is_own and folder != Path.cwd():
         _LOG.warning(
-            "%s: relative inputs are those of the working directory; you did not launch it in %r, as its record says",
+            "%s: relative inputs are those of the working directory; its record names %r, where you did not launch it",
             home.uri, str(folder),
         )  # fmt: skip
     return folder if is_own else None

@@ -41,7 +41,7 @@ _PROJECTS = ("pyproject.toml", "setup.py")
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Number and text of every line that asks for something: continued lines joined, comments left out.
 
-    A line that ends with a backslash goes on in the next one, unless it is a comment (pip's "Requirements File
+    A line that ends with a backslash continues in the next one, unless it is a comment (pip's "Requirements File
     Format").
     """
     first = 0

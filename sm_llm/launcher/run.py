@@ -51,7 +51,7 @@ class Run(RunHandle):
         """What the processes of an attempt (the newest) printed, line by line.
 
         Args:
-            follow: go on until the run ends.
+            follow: continue until the run ends.
             tail: begin with the last so many lines of every node that match.
             node: only this node.
             rank: only this process.
@@ -74,7 +74,7 @@ class Run(RunHandle):
     def resume(self, *overrides: Override, step: int | None = None, **fields: Any) -> Run:
         """Continue an interrupted, stopped or failed run from its newest checkpoint, or from that of ``step``.
 
-        With ``step`` the later checkpoints are taken back: the run goes on as if they had never been. ``overrides``
+        With ``step`` the later checkpoints are rolled back: the run continues without them. ``overrides``
         change the specification from here on. Relative inputs stay those of the folder it was launched from.
 
         Raises:
@@ -111,14 +111,14 @@ class Run(RunHandle):
         return Run.of(branch(self, overrides, fields, step))
 
     def wait(self, *, poll: float | None = None, sleep: Callable[[float], None] = time.sleep) -> RunState:
-        """Wait until the run has completed. Raises ``RunFailed``, saying why, if it ends in any other way."""
+        """Wait until the run has completed. Raises ``RunFailed`` with the reason if it ends in any other way."""
         state = final_state(self, poll or max(POLL_SECONDS, self.home.poll_seconds), sleep)
         if not state.is_completed:
             raise RunFailed(self.failure_message())
         return state
 
     def watch(self, *, since: float | None = None) -> RunState:
-        """Show the run until it ends, without telling what happened before ``since`` (seconds since the epoch)."""
+        """Show the run until it ends, without what happened before ``since`` (seconds since the epoch)."""
         from sm_llm.launcher.display.console import console
         from sm_llm.launcher.display.live import accompany
 

@@ -36,7 +36,7 @@ def source_tree(root: Path, where: str = "task.source") -> SourceTree:
     """Walk ``root``. Faults and warnings name ``where``; files are searched for secrets, by name and by content."""
     tree = SourceTree()
     if root.resolve() in (Path("/"), Path.home().resolve()):
-        tree.faults.append(Fault(where, "is no program's folder", str(root), "Give the folder that holds the program"))
+        tree.faults.append(Fault(where, "is not a program folder", str(root), "Give the folder that holds the program"))
         return tree
     try:
         _walk(root, "", root.resolve(), (), ProgramTree(root), tree, where)
@@ -83,7 +83,7 @@ def _walk(
 def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> None:
     target = path.resolve()
     if not target.exists():
-        remedy = f"Mend or remove it, or list it in {IGNORE_FILE}"
+        remedy = f"Fix or remove it, or list it in {IGNORE_FILE}"
         tree.faults.append(Fault(where, f"the link {name} leads nowhere", os.readlink(path), remedy))
     elif not target.is_relative_to(root):
         tree.warnings.append(f"{where}: {name} is a link out of the folder; what it leads to is packed ({target})")
@@ -91,7 +91,7 @@ def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) 
 
 def _add(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> None:
     if not os.access(path, os.R_OK):
-        tree.faults.append(Fault(where, f"{name} cannot be read", str(path), f"Mend it, or list it in {IGNORE_FILE}"))
+        tree.faults.append(Fault(where, f"{name} cannot be read", str(path), f"Fix it, or list it in {IGNORE_FILE}"))
     elif reason := secret_by_name(name) or _secret_target(path, root) or secret_by_content(path):
         line = name.replace("*", r"\*").replace("?", r"\?").replace("[", r"\[")
         way_out = "the worker gets secrets by reference (secrets.NAME=…)"
@@ -99,7 +99,7 @@ def _add(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> Non
         tree.faults.append(Fault(where, f"{name} {reason}", str(path), remedy))
     elif (size := path.stat().st_size) > _LARGEST_FILE:
         remedy = f"List it in {IGNORE_FILE} and read it from S3"
-        tree.faults.append(Fault(where, f"{name} is no code: it has {size / 1e6:,.0f} MB", str(path), remedy))
+        tree.faults.append(Fault(where, f"{name} is not code: it has {size / 1e6:,.0f} MB", str(path), remedy))
     else:
         tree.files[name] = path
 

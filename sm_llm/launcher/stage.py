@@ -92,7 +92,7 @@ def stage(
 
 
 def known_trackers(home: RunHome, record: RunRecord) -> dict[str, str]:
-    """The run's ids at experiment trackers, those that only a killed supervisor's attempt has told included."""
+    """The run's ids at experiment trackers, those that only a killed supervisor's attempt has reported included."""
     found = dict(record.trackers)
     unclosed = {it.number for it in record.attempts if it.ended is None}
     if unclosed:

@@ -107,6 +107,6 @@ def _is_passed(loaded: Loaded, step: int | None) -> bool:
         return False
     try:
         total = derive_task(spec.task, spec.compute.world_size, None).total_steps
-    except SpecError:  # it is told when the job is planned
+    except SpecError:  # it is reported when the job is planned
         return False
     return total is not None and total < step

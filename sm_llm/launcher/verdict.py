@@ -1,4 +1,4 @@
-"""How a finished attempt ended: from what was published, what its processes told, and what torchrun saw."""
+"""How a finished attempt ended: from what was published, what its processes reported, and what torchrun saw."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _stopped(home: RunHome, job: JobFile, stop: StopRecord | None) -> Ending:
 
 
 def told_failure(paths: RunPaths, job: JobFile, nodes: int) -> Failure | None:
-    """The first failure that a process told of, in the event log or in its node's ``output/failure``.
+    """The first failure that a process reported, in the event log or in its node's ``output/failure``.
 
     A cause comes before a consequence, then whoever was first. A script's own words are taken as they are.
     """
@@ -101,7 +101,7 @@ def told_failure(paths: RunPaths, job: JobFile, nodes: int) -> Failure | None:
 
 
 def failures_in_events(paths: RunPaths, attempt: int) -> Iterator[tuple[float, Failure]]:
-    """Every failure that a process of an attempt told in the event log, with its time in seconds since the epoch."""
+    """Every failure that a process of an attempt has logged as an event, with its time in seconds since the epoch."""
     for number, writer, log in event_files(paths.events):
         if number == attempt and _FAILURE_LOG.fullmatch(writer):
             for event in (it for _, it in read_file(log) if it["kind"] == Failed.kind):
@@ -133,7 +133,7 @@ def _by_signal(rank: int, node: int, number: int, lines: list[str]) -> Failure:
 
 
 def _in_log(paths: RunPaths, job: JobFile, node: int, code: int) -> Failure:
-    """What the log of a node says that told nothing else: its last exception, and the rank in front of it."""
+    """The log of a node that reported nothing else: its last exception, and the rank in front of it."""
     found = last_error_line(last_lines(paths.node_log(job.attempt, node), _LINES))
     if found is None:
         return Failure(Cause.OTHER, f"node {node} ended with exit code {code}", None, node)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 TENSOR_PARALLEL = ("llama", "mistral", "qwen2")
 """Families whose matrices the fsdp strategy can split."""
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Rotary scalings that look at the longest position of a forward pass, which differs where a sequence is split."""
+"""Rotary scalings that depend on the longest position of a forward pass, which differs where a sequence is split."""
 
 
 def parallel_faults(config: Config, *, tensor: int, context: int) -> list[Fault]:

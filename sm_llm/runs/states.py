@@ -45,7 +45,7 @@ USAGE_EXIT_CODE = 2
 EXIT_MEANINGS: dict[int, str] = {
     0: "done: the run has its result, or was left in the background",
     1: "failed; of other verbs: an error, in one line",
-    USAGE_EXIT_CODE: "wrong usage, specification or plan, no such run, or one that cannot go on like this",
+    USAGE_EXIT_CODE: "wrong usage, specification or plan, no such run, or one that cannot continue like this",
     3: "trained, but the result was not published: the verb finish publishes it",
     4: "stopped before there was a checkpoint",
     75: "interrupted and resumable: the same command continues it",

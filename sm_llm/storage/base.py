@@ -1,4 +1,4 @@
-"""The doors of storage: a Store holds small control objects and finished files; a Transfer moves many files."""
+"""The interfaces of storage: a Store holds small control objects and finished files; a Transfer moves many files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MissingObjectError(StorageError):
 
 
 class TooLargeError(StorageError):
-    """An object is larger than anything of its kind that is read into memory: it cannot be what its key says."""
+    """An object is larger than anything of its kind that is read into memory: it cannot be what its key names."""
 
 
 class WrongContentError(StorageError):
@@ -48,7 +48,7 @@ class StoredObject:
 
 
 class Store(Protocol):
-    """Objects under string keys below one root. Folders first; S3 is the same door.
+    """Objects under string keys below one root. Folders and S3 behave the same.
 
     Every method raises ``StorageError`` when the storage does not answer; "not there" is a value, never an error
     (except for ``get_file`` and ``checksum``, which raise ``MissingObjectError``).
@@ -98,7 +98,7 @@ class Copy:
 
 
 Progress = Callable[[int], None]
-"""Called with byte increments, possibly from several threads; a negative one takes back bytes that come again."""
+"""Called with byte increments, possibly from several threads; a negative one subtracts bytes that come again."""
 
 
 class Transfer(Protocol):
@@ -109,7 +109,7 @@ class Transfer(Protocol):
     def download(self, store: Store, copies: Sequence[Copy], progress: Progress) -> dict[str, str]:
         """Fetch every copy to its path; raises ``MissingObjectError`` or ``StorageError`` for the first that fails.
 
-        Returns, by key, the checksums the store told on the way, as far as it did.
+        Returns, by key, the checksums the store returned on the way, as far as it did.
         """
 
     def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:

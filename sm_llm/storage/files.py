@@ -62,7 +62,7 @@ def drop_cache(descriptor: int) -> None:
 
 
 def extensible(name: str) -> str:
-    """``name`` with room for 50 bytes more; a long one as its beginning and a digest of all of it."""
+    """``name`` with space for 50 bytes more; a long one as its beginning and a digest of all of it."""
     body = os.fsencode(name)
     if len(body) <= _LONGEST_NAME:
         return name

@@ -176,7 +176,7 @@ class FolderStore:
 
     @contextmanager
     def _told(self, action: str, key: str) -> Iterator[None]:
-        """Tell an ``OSError`` as a storage error that names the action, the key and, where it helps, the remedy."""
+        """Raise an ``OSError`` as a storage error that names the action, the key and, where it helps, the remedy."""
         try:
             yield
         except OSError as error:

@@ -75,7 +75,7 @@ def paths_fault(paths: Iterable[str]) -> str:
 
 
 def path_below(folder: Path, name: str, reserved: Iterable[str] = (), *, origin: str = "") -> Path:
-    """The path of ``name`` below ``folder``; touches nothing. ``origin`` says where the name comes from.
+    """The path of ``name`` below ``folder``; touches nothing. ``origin`` is where the name comes from.
 
     Raises ``StorageError`` for a name that ``name_fault`` refuses.
     """

@@ -1,4 +1,4 @@
-"""Tries what publication needs of a storage, one thing after the other, and says which permissions are missing."""
+"""Tries what publication needs of a storage, one after the other, and reports which permissions are missing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def probe_storage(uri: str | Path, options: S3Options | Mapping[str, Any] | None
     """Try a storage: list, create once and only once, read, checksum, overwrite, multipart upload, delete.
 
     What it writes lies below ``.probe-<random>/`` and is deleted again. Never raises ``StorageError`` for what it
-    tries: the report tells. Raises it for an address that means nothing.
+    tries: the report holds them. Raises it for an address that means nothing.
     """
     store = open_store(uri, options)
     key = f".probe-{secrets.token_hex(8)}/object"
@@ -88,7 +88,7 @@ def probe_storage(uri: str | Path, options: S3Options | Mapping[str, Any] | None
     for name, trial, actions in trials:
         checks += (_try(name, trial, actions),)
         if not (checks[0].ok or checks[0].actions):
-            break  # no bucket, no credentials, no answer: every further trial could only say the same
+            break  # no bucket, no credentials, no answer: every further trial would only repeat it
     return StorageReport(store.uri, checks, _policy(store, [it for it in checks if not it.ok]))
 
 
@@ -101,13 +101,13 @@ def _try(name: str, trial: Callable[[], None], actions: tuple[str, ...]) -> Chec
 
 
 def _is_denied(error: StorageError) -> bool:
-    # What delete_objects refuses is told in its answer, without an error of the SDK.
+    # What delete_objects refuses is in its answer, without an error of the SDK.
     return code_of(error.__cause__) in DENIED or "AccessDenied" in str(error)
 
 
 def _create(store: Store, key: str) -> None:
     if not store.put_if_absent(key, _BODY):
-        raise StorageError("a fresh name is said to exist already")
+        raise StorageError("a fresh name is reported to exist already")
 
 
 def _create_again(store: Store, key: str) -> None:
@@ -125,7 +125,7 @@ def _read(store: Store, key: str) -> None:
 def _checksum(store: Store, key: str) -> None:
     found = store.require(key).crc64nvme if isinstance(store, S3Store) else store.checksum(key)
     if found != crc64_bytes(_BODY):
-        raise StorageError(f"it is told as {found} instead of {crc64_bytes(_BODY)}: this store keeps no CRC64NVME")
+        raise StorageError(f"it is returned as {found} instead of {crc64_bytes(_BODY)}: this store keeps no CRC64NVME")
 
 
 def _list(store: Store, key: str) -> None:

@@ -39,7 +39,7 @@ def download_and_settle(
 ) -> list[Copy]:
     """Download; while a batch of files comes, those of the batch before are settled (verified and named) in threads.
 
-    ``settle`` is given a copy and the checksum that was told on the way, if any; returns the copies it said False of.
+    ``settle`` is given a copy and the checksum known by then, if any; returns the copies that it refused.
     Raises what ``transfer`` or ``settle`` raises; what had arrived before that is settled all the same, as far as it
     had begun.
     """

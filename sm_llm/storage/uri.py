@@ -132,7 +132,7 @@ def join(uri: str | Path, *parts: str) -> str:
 def open_store(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> Store:
     """The store at ``uri``; touches nothing. Raises ``StorageError`` for what ``parse`` refuses.
 
-    ``options`` tell how S3 is reached: an ``S3Options``, or the ``storage_options`` of a specification as a mapping.
+    ``options`` hold how S3 is reached: an ``S3Options``, or the ``storage_options`` of a specification as a mapping.
     A folder needs none.
     """
     location = parse(uri)

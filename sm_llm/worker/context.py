@@ -106,11 +106,11 @@ class WorkerContext:
     def say(self, message: str) -> None:
         """Print one line (leader only)."""
         if self.place.is_leader:
-            with suppress(BrokenPipeError):  # the toolkit that read it has ended; its watch says so
+            with suppress(BrokenPipeError):  # the toolkit that read it has ended; its watch reports that
                 print(message, flush=True)
 
     def notice(self, message: str, level: str = "info") -> None:
-        """Tell people: printed and in the event log."""
+        """Report to people: printed and in the event log."""
         self.say(message if level == "info" else f"{level}: {message}")
         self.emit(Notice(message, level))
 

@@ -37,7 +37,7 @@ def read_job(container: ContainerPaths, argv: Sequence[str], environ: Mapping[st
 
 
 def _at_base(job: JobFile, base: Path) -> JobFile:
-    """The job with its places in the container where this container has them: a rehearsal's is not at /opt/ml."""
+    """The job with its places where this container has them: an emulated one is not at /opt/ml."""
     if str(base) == CONTAINER_BASE:
         return job
     task = _moved(job.spec.task.model_dump(), str(base))

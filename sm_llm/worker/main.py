@@ -1,4 +1,4 @@
-"""The worker: job.json -> context -> inputs on this node -> task -> published result, or an end that is told."""
+"""The worker: job.json -> context -> inputs on this node -> task -> published result, or an end that is reported."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def main(
 ) -> int:
     """Run the job's task in this process; returns the exit code of ``runs.states``.
 
-    A fault of the user, the data or the platform is told in one line, anything else with its traceback. The node's
+    A fault of the user, the data or the platform is reported in one line, anything else with its traceback. The node's
     ``output/failure`` holds the failure of the job's first failing process, ``output/stopped`` an orderly stop.
     ``watched`` takes over signals and starts the watchdog: only for a process that does nothing else.
     """
@@ -77,7 +77,7 @@ def main(
         return EXIT_CODES[stopping.record.state]
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # torch has errors that are no Exception
+    except BaseException as error:  # torch has errors that are not an Exception
         frame.tell_failure(error)
         return EXIT_CODES[RunState.FAILED]
     finally:
@@ -133,9 +133,9 @@ class Frame:
 
     @contextmanager
     def watching(self, context: WorkerContext, watched: bool) -> Iterator[None]:
-        """Watch over a job of several processes. Its failure is told in here: before anything closes and others notice.
+        """Watch over a job of several processes. Its failure is reported in here, before anything closes.
 
-        A user's program says by its end how it is; only our own training is asked for signs of life.
+        The end of a user's program is its own report; only our own training is asked for signs of life.
         """
         task = context.job.spec.task
         if not watched or not isinstance(task, TrainTask | ScriptTask):
@@ -177,7 +177,7 @@ class Frame:
             record.write(container_paths(self.environ).stopped)
 
     def tell_failure(self, error: BaseException) -> None:
-        """Tell everyone, once: the other processes, the platform, the event log, the log."""
+        """Report once, to all: the other processes, the platform, the event log, the log."""
         if self._told:
             return
         self._told = True

@@ -22,8 +22,8 @@ _FOLDER = "run"
 def run_folder(job: JobFile, place: Place, container: ContainerPaths, environ: Mapping[str, str]) -> Path:
     """The folder of the run on this node: where it is kept, where the launcher works, or one in scratch.
 
-    Into the last, the node's first process brings what an earlier container of this attempt has told, so that the
-    event log goes on. Raises ``StorageError``.
+    Into the last, the node's first process brings what an earlier container of this attempt has written, so that the
+    event log continues. Raises ``StorageError``.
     """
     home = job_home(job)
     if not isinstance(home, S3Home):

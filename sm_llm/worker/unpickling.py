@@ -16,11 +16,11 @@ _Before = tuple[Any, dict[str, Any]]
 
 
 class CarefulUnpickler(pickle.Unpickler):
-    """Base of unpicklers that know some names alone; ``known`` says which.
+    """Base of unpicklers that know some names alone; ``known`` decides which.
 
     A pickle can do more than make objects: its BUILD sets attributes of whatever it has named, classes and members of
     enumerations too, for the whole process. Functions and paths are therefore given as ``Frozen``. Of classes what was
-    set is taken back, and the pickle refused.
+    set is undone, and the pickle refused.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -338,7 +338,7 @@ def test_one_process_at_a_time(model: Callable[..., Path], tmp_path: Path) -> No
 
 def test_the_disk_is_checked_first(model: Callable[..., Path], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(work.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - 10**5, 10**5))
-    with pytest.raises(ConversionRefused, match=r"no room: .* 0\.00 GiB free"):
+    with pytest.raises(ConversionRefused, match=r"no space: .* 0\.00 GiB free"):
         to_nxd(model(), tmp_path / "shards", 2)
     assert not (tmp_path / "shards").exists()
 

@@ -156,11 +156,11 @@ def test_C8_a_tuner_takes_no_change_of_an_attribute(calls: list[Any]) -> None:
         ("s3://", "names no valid bucket"),
         ("s3://192.168.0.1/x", "names no valid bucket"),
         (f"s3://{BUCKET}/{'x' * 1100}", "at most 1,024"),
-        ("/data", "is no prefix in S3"),
-        (5, "is no input"),
-        (None, "is no input"),
-        ([DATA], "is no input"),
-        ({"uri": DATA}, "is no input"),
+        ("/data", "is not a prefix in S3"),
+        (5, "is not an input"),
+        (None, "is not an input"),
+        ([DATA], "is not an input"),
+        ({"uri": DATA}, "is not an input"),
     ],
     ids=lambda it: str(it)[:20],
 )
@@ -180,7 +180,7 @@ def test_C8_settings_of_inputs_of_fit_are_checked_alike(calls: list[Any]) -> Non
     refused(lambda: est.fit({"train": TrainingInput(5)}), "inputs.train", "cannot be sent")
     refused(lambda: est.fit({"train": TrainingInput(DATA, s3_data_type="S3Prefx")}), "S3DataType", "S3Prefix")
     refused(lambda: est.fit({"train": FileSystemInput("nope", "EFS", "/x")}), "inputs.train", "FileSystemId")
-    refused(lambda: est.fit(5), "inputs.training", "is no input")
+    refused(lambda: est.fit(5), "inputs.training", "is not an input")
     refused(lambda: est.fit(job_name=5), "job_name", "must be text")
     est.fit({"train": TrainingInput(DATA, input_mode="FastFile")}, wait=False)
     assert len(calls) == 1

@@ -395,7 +395,7 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
             for it in follow(there, sleep=lambda _: None)
             if it and (event := it[1])["kind"] == "notice"
         ]
-        assert "no answer. The run goes on" in told[0]
+        assert "no answer. The run continues" in told[0]
         assert told[1:] == ["the run's storage answers again"]
     elif way == "wait":
         assert there.wait(sleep=lambda _: None) is RunState.COMPLETED

@@ -47,7 +47,7 @@ def tuned(
         ("task.optim.schedule", CategoricalParameter(["cosine", "cosin"]), "cosine"),
         ("task.global_batch_size", CategoricalParameter([4, 0]), "at least 1"),
         ("task.optim.warmup_fraction", ContinuousParameter(0.1, 1.0), "less than 1"),
-        ("task.max_steps", [5, 9], "is no range"),
+        ("task.max_steps", [5, 9], "is not a range"),
         ("environment.RANK", CategoricalParameter(["0", "1"]), "torchrun sets it"),
     ],
     ids=str,
@@ -121,7 +121,7 @@ def test_C8_a_tuners_own_rules_are_checked_and_said_where_they_replace_ours(
 ) -> None:
     for rule, words in (
         ({"Name": "a", "Regex": "a=[0-9]+"}, "no group"),
-        ({"Name": "a", "Regex": "a=("}, "no regular expression"),
+        ({"Name": "a", "Regex": "a=("}, "not a regular expression"),
         ({"Name": "a"}, "Regex"),
     ):
         refused(lambda rule=rule: tuned(RATE, metric_definitions=[rule]).fit(wait=False), "metric_definitions", words)  # type: ignore[misc]

@@ -50,5 +50,5 @@ def test_pips_own_reason_is_told_and_nothing_is_copied(tmp_path: Path, monkeypat
     with pytest.raises(SubmitError, match="cannot download the wheels of line smp: ERROR: No matching distribution"):
         wheelhouse("smp", str(tmp_path / "wheels"))
     assert not (tmp_path / "wheels").exists()
-    with pytest.raises(PlanError, match="there is no such line of images"):
+    with pytest.raises(PlanError, match="there is no such image stack"):
         wheelhouse("tpu", str(tmp_path / "wheels"))

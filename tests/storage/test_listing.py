@@ -173,7 +173,7 @@ def test_I7_a_listing_that_never_ends_is_an_error(
     scripted: Scripted, store: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted.answers = [page("runs/a", truncated="true", token="again")]
-    with pytest.raises(StorageError, match="does not say where it continues"):
+    with pytest.raises(StorageError, match="does not name where it continues"):
         store.list("")
     monkeypatch.setattr(listing, "MOST_PAGES", 3)
     scripted.answers = [page("runs/a", truncated="true", token=f"t{number}") for number in range(9)]

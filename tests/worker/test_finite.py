@@ -68,8 +68,8 @@ def test_stop_fails_at_the_first_and_tells_its_numbers() -> None:
 
 def test_skip_counts_steps_in_a_row() -> None:
     tolerance = Tolerance(NotFiniteSpec(policy="skip", limit=3))
-    assert tolerance.judge([3, 4]) is Action.GO_ON
-    assert tolerance.judge([6, 7]) is Action.GO_ON
+    assert tolerance.judge([3, 4]) is Action.CONTINUE
+    assert tolerance.judge([6, 7]) is Action.CONTINUE
     assert "skipped: 6, 7" in tolerance.message
     assert tolerance.judge([8]) is Action.FAIL
     assert "3 in a row" in tolerance.message
@@ -78,8 +78,8 @@ def test_skip_counts_steps_in_a_row() -> None:
 def test_rollback_goes_back_once_for_a_step_and_not_for_ever() -> None:
     tolerance = Tolerance(NotFiniteSpec(policy="rollback", limit=2))
     assert tolerance.judge([5]) is Action.GO_BACK
-    assert tolerance.judge([5]) is Action.GO_ON
+    assert tolerance.judge([5]) is Action.CONTINUE
     assert tolerance.judge([8, 9]) is Action.GO_BACK
-    assert tolerance.judge([8]) is Action.GO_ON
+    assert tolerance.judge([8]) is Action.CONTINUE
     assert tolerance.judge([12]) is Action.FAIL
     assert "went back 2 times" in tolerance.message

@@ -84,7 +84,7 @@ def test_f01_another_job_of_a_pipeline_begins_anew_where_a_result_is_published(t
     assert second.save_id != first.save_id
     used = [it["account"]["documents"]["used"] for it in events(run, "account")]
     assert used == [20, 21]
-    assert "This run begins anew" in events(run, "notice")[-1]["message"]
+    assert "This run starts from step 0" in events(run, "notice")[-1]["message"]
     assert (run / "ckpt/retired/pipelines-a-prepare-1/final.json").is_file()
     assert events(run, "nothing_done") == []
     assert main("prepare", as_job(environ, "pipelines-b-prepare-2")) == 0, "the platform started it again"

@@ -96,7 +96,7 @@ def test_I7_a_run_that_published_never_begins_from_scratch_unasked(world1: World
 def test_a_requested_step_is_where_it_goes_on_and_later_ones_are_set_aside(world1: World) -> None:
     run = world1.run("wanted-3/half")
     assert starts(run)[-1] == ("checkpoint", 3)
-    assert "set aside (ckpt/retired): steps 6" in notices(run)
+    assert "quarantined (ckpt/retired): steps 6" in notices(run)
     assert exact_steps(run) == exact_steps(world1.run("base"))
     assert saved(run) == [3, 6, 9, 10]
 
@@ -148,7 +148,7 @@ def test_f01_a_pipelines_next_job_continues_what_it_can_and_else_begins_anew(wor
     assert starts(world1.run("retried/half")) == [("scratch", 0), ("checkpoint", 6)]
     run = world1.run("reseeded/half")
     assert starts(run) == [("scratch", 0), ("checkpoint", 6), ("scratch", 0), ("scratch", 0)]
-    assert notices(run).count("This run begins anew") == 2, "of another order, then of a finished run"
+    assert notices(run).count("This run starts from step 0") == 2, "of another order, then of a finished run"
     assert saved(run) == [6, 9, 10]
     assert exact_steps(run)[1] != exact_steps(world1.run("base"))[1]
 

@@ -68,7 +68,7 @@ class Evil:
 def test_s06_no_function_is_called(function: Any, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     mark.write_text("")
-    assert "which is no part of a checkpoint" in refusal(pickle.dumps(Evil(function, str(mark))))
+    assert "which is not part of a checkpoint" in refusal(pickle.dumps(Evil(function, str(mark))))
     assert mark.read_text() == ""
 
 

@@ -84,7 +84,7 @@ def test_CK34_a_disk_that_cannot_hold_one_checkpoint_is_told_before_the_first_st
     (small_disk / "filler").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 400_000))
     run = small_disk / "run"
     assert main("train", job_environment(job_file(train_task(), run, 1))) == 1
-    assert "no room for a checkpoint" in capsys.readouterr().err
+    assert "no space for a checkpoint" in capsys.readouterr().err
     assert not events(run, "step")
 
 

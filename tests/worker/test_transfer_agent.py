@@ -131,7 +131,7 @@ def test_I10_an_agent_that_is_told_to_end_aborts_its_upload(
         agent.end()
 
     threading.Thread(target=end, daemon=True).start()
-    with pytest.raises(StorageError, match="told to end"):
+    with pytest.raises(StorageError, match="asked to end"):
         agent.call(upload_part, store, save(), sealed, 0)
     await_true(lambda: agent.pid is None or agent._process is None or agent._process.poll() is not None)
     assert open_uploads(s3_server, bucket) == []
@@ -148,7 +148,7 @@ def test_an_end_in_the_moment_of_a_start_finds_the_process(
         return start()
 
     monkeypatch.setattr(agent, "_start", interrupted)
-    with pytest.raises(StorageError, match="told to end"):
+    with pytest.raises(StorageError, match="asked to end"):
         agent.call(upload_part, store, save(), sealed, 0)
     ends.join(120)
     assert not ends.is_alive()
@@ -218,7 +218,7 @@ def test_I10_an_agent_outlives_neither_its_owner_nor_the_grace_time_and_leaves_n
     assert open_uploads(s3_server, bucket) == []
     assert fault_proxy.count("POST .*uploads") == 1, "no other agent began the upload again"
     if how == "group-terminated":
-        assert "the transfer agent is gone: it was told to end" in said
+        assert "the transfer agent is gone: it was asked to end" in said
 
 
 def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(

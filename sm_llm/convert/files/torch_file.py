@@ -21,7 +21,7 @@ _STORAGES = {it.storage: name for name, it in FORMATS.items()}
 _OTHER_STORAGES = {
     "LongStorage": 8, "IntStorage": 4, "ShortStorage": 2, "CharStorage": 1, "ByteStorage": 1, "BoolStorage": 1,
 }  # fmt: skip
-"""Of tensors that are no weights, such as position ids; only their names are of interest."""
+"""Of tensors that are not weights, such as position ids; only their names are of interest."""
 _DTYPES = {it.dtype: name for name, it in FORMATS.items()}
 _LONGEST_PICKLE = 1 << 28
 _LOCAL_HEADER = 30
@@ -172,12 +172,12 @@ class _Unpickler(pickle.Unpickler):
             found = type("TensorReference", (), {})
             self._globals[module, name] = found
             return found
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is no part of a state dict")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of a state dict")
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, storage, key, _, elements = pid
         if kind != "storage" or not isinstance(storage, str) or not isinstance(elements, int):
-            raise pickle.UnpicklingError("it refers to something that is no storage")
+            raise pickle.UnpicklingError("it refers to something that is not a storage")
         begin, size = self._records[f"{self._prefix}data/{key}"]
         width = FORMATS[_STORAGES[storage]].width if storage in _STORAGES else _OTHER_STORAGES[storage]
         if not 0 <= elements * width <= size:

@@ -1,4 +1,4 @@
-"""The door of a backend: a plan becomes a submission (a pure value), a submission becomes a native job."""
+"""The interface of a backend: a plan becomes a submission (a pure value), a submission becomes a native job."""
 
 from __future__ import annotations
 
@@ -85,4 +85,4 @@ class Backend(Protocol):
         """The address of an attempt's native job, e.g. ``local://host/process``."""
 
     def find(self, native: str) -> str | None:
-        """The address of the run of a native job (its URI without the scheme), where the job itself tells it."""
+        """The address of the run of a native job (its URI without the scheme), where the job itself records it."""

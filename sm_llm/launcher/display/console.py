@@ -39,5 +39,5 @@ def console(*, stderr: bool = False) -> Console:
     """Where tables and words go: standard output or standard error, as they are now."""
     stream = sys.stderr if stderr else sys.stdout
     stream = stream.raw if isinstance(stream, CleanStream) else stream
-    # Piped output is for programs and logs: long lines stay whole there, unless COLUMNS says how wide it is.
+    # Piped output is for programs and logs: long lines stay whole there, unless COLUMNS sets the width.
     return CleanConsole(stream, None if stream.isatty() or "COLUMNS" in os.environ else 200)

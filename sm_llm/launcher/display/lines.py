@@ -1,4 +1,4 @@
-"""Says events and numbers in words: the lines that ``fit`` and ``status`` print."""
+"""Formats events and numbers as text: the lines that ``fit`` and ``status`` print."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def training_line(
 
 
 def event_line(event: Mapping[str, Any]) -> str | None:
-    """What an event tells a person, in one line; None for those that only feed the training line and the summary."""
+    """An event in one line for a reader; None for those that only feed the training line and the summary."""
     write = _WRITERS.get(event["kind"])
     return write(event) if write else None
 

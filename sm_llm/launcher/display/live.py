@@ -1,4 +1,4 @@
-"""Shows a run while it goes on: one live line in a terminal, plain lines where the output is piped."""
+"""Shows a run while it lasts: one live line in a terminal, plain lines where the output is piped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 28
 _SHORTEST_BAR = 8
 _PLAIN_PROGRESS_STEP = 0.25
-"""Without a terminal, a long phase says where it is every quarter."""
+"""Without a terminal, a long phase logs its progress at every quarter."""
 
 
 class Display:
@@ -127,7 +127,7 @@ def bar(done: float | None, total: float | None, width: int) -> Text:
 
 
 def accompany(run: RunHandle, console: Console, *, wait: bool, since: float | None = None) -> RunState:
-    """Say how ``run`` began, show it until it ends (unless ``wait`` is false) and say how it ended.
+    """Print how ``run`` began, show it until it ends (unless ``wait`` is false) and print how it ended.
 
     Ctrl-C asks the run to stop, and a second one kills it; either way its end is waited for.
     """
@@ -140,7 +140,7 @@ def accompany(run: RunHandle, console: Console, *, wait: bool, since: float | No
 
 
 def look_on(run: RunHandle, console: Console) -> RunState | None:
-    """Show from now on a run that somebody else started. Ctrl-C only ends the looking; then the result is None."""
+    """Show from now on a run that somebody else started. Ctrl-C only ends the display; then the result is None."""
     from rich.text import Text
 
     status = status_of(run)
@@ -148,7 +148,7 @@ def look_on(run: RunHandle, console: Console) -> RunState | None:
     try:
         watch(run, console, since=time.time())
     except KeyboardInterrupt:
-        console.print(f"\nIt goes on. Stop it with: sm-llm stop {quoted(run.uri)}", soft_wrap=True)
+        console.print(f"\nIt continues. Stop it with: sm-llm stop {quoted(run.uri)}", soft_wrap=True)
         return None
     _close(run, console)
     return run.state
@@ -218,7 +218,7 @@ def _plot(run: RunHandle) -> str | None:
 def watch(run: RunHandle, console: Console, interrupts: Sequence[int] = (), *, since: float | None = None) -> None:
     """Show ``run`` on ``console`` until it has ended; every new item of ``interrupts`` asks it to stop.
 
-    Events before ``since`` (seconds since the epoch) are not told again.
+    Events before ``since`` (seconds since the epoch) are not shown again.
     """
     if not console.is_terminal:
         _watch(run, console, None, interrupts, since)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 LINES = {"fsdp": "gpu", "smp": "smp", "neuron": "neuron", "byo": None}
-"""Folder of ``docker/`` -> line of images that its base is of."""
+"""Folder of ``docker/`` -> image stack of its base."""
 _REGISTRY = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 _PULL = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability")
 
@@ -77,17 +77,17 @@ def login(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any =
 
 
 def push(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any = None) -> Built:
-    """Make the repository if it is not there, push, and say what digest the image has now. Raises ``SubmitError``."""
+    """Make the repository if it is not there, push, and return the image's digest. Raises ``SubmitError``."""
     match = _registry(image_uri)
     name, _, tag = image_uri.removeprefix(f"{match[0]}/").partition(":")
     client = connect(match["region"]).client("ecr")
-    with told(f"cannot look at repository {name}"):
+    with told(f"cannot read repository {name}"):
         try:
             client.describe_repositories(repositoryNames=[name])
         except client.exceptions.RepositoryNotFoundException:
             client.create_repository(repositoryName=name)
     _run(["docker", "push", image_uri], Path.cwd(), run)
-    with told(f"cannot look at image {image_uri}"):
+    with told(f"cannot read image {image_uri}"):
         found = client.describe_images(repositoryName=name, imageIds=[{"imageTag": tag or "latest"}])
     return Built(image_uri, found["imageDetails"][0]["imageDigest"])
 
@@ -111,7 +111,7 @@ def _registry(image_uri: str) -> re.Match[str]:
     match = _REGISTRY.match(image_uri)
     if match is None:
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
-        raise PlanError([Fault("image", "is no image in ECR", image_uri, remedy)])
+        raise PlanError([Fault("image", "is not an image in ECR", image_uri, remedy)])
     return match
 
 

@@ -1,4 +1,4 @@
-"""The locks: packages that every line of images lacks, and that a node installs on a stock image."""
+"""The locks: packages that every image stack lacks, and that a node installs on a stock image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.resources import files
 
 
 def lock_text(line: str) -> str:
-    """The lock of a line of images, as pip reads it."""
+    """The lock of an image stack, as pip reads it."""
     return (files("sm_llm") / "locks" / f"{line}.txt").read_text(encoding="utf-8")
 
 

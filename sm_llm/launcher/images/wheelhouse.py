@@ -32,7 +32,7 @@ def wheelhouse(
     from sm_llm.storage.uri import open_store
 
     if line not in LINES:
-        raise PlanError([Fault("line", "there is no such line of images", line, f"Lines: {', '.join(LINES)}")])
+        raise PlanError([Fault("line", "there is no such image stack", line, f"Lines: {', '.join(LINES)}")])
     open_store(target)  # a place that cannot be reached is refused before the download
     with tempfile.TemporaryDirectory() as folder:
         for argv in download_commands(line, folder, requirements):

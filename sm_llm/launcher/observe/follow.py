@@ -43,9 +43,9 @@ class EventTail:
 def follow(
     run: RunHandle, *, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[RunHandle, Mapping[str, Any]] | None]:
-    """Every event of the newest attempt with the job it belongs to, until the run has ended; None between looks.
+    """Every event of the newest attempt with the job it belongs to, until the run has ended; None between polls.
 
-    A store that does not answer for a while is told as a notice.
+    A store that does not answer for a while is reported as a notice.
     """
     tails: dict[str, tuple[RunHandle, EventTail]] = {}
     pause, patience = run.home.poll_seconds, Patience(run.home)

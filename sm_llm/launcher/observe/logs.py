@@ -77,7 +77,7 @@ def _last_lines(stream: BinaryIO, end: int, count: int, wanted: LogFilter) -> li
         begin, before = max(0, begin - _BLOCK_BYTES), begin
         stream.seek(begin)
         lines = (stream.read(before - begin) + rest).splitlines(keepends=True)
-        # The first line may go on in the block before it.
+        # The first line may continue in the block before it.
         rest = lines.pop(0) if begin > 0 else b""
         shown = (wanted.text(line) for line in lines)
         found = [*(line for line in shown if line is not None), *found]

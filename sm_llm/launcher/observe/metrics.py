@@ -21,7 +21,7 @@ _ENVELOPE = ("kind", "time", "attempt")
 _KEYS = ("step", "attempt")
 """What a row is known by: values that a program logs under these names do not replace them."""
 _RENAMED = {("validation", "tokens"): "validation_tokens"}
-"""A step's event and a validation's both say ``tokens``: those of the step keep the name."""
+"""A step's event and a validation's both have ``tokens``: those of the step keep the name."""
 
 
 def metric_rows(events_folder: Path) -> list[MetricRow]:
@@ -83,7 +83,7 @@ class SummaryBuilder:
         self._windows = 0
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take one event into account; kinds that say nothing of progress are ignored."""
+        """Take one event into account; kinds without progress are ignored."""
         handler = getattr(self, f"_on_{event['kind']}", None)
         if handler is not None:
             handler(event)

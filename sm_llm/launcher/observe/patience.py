@@ -1,4 +1,4 @@
-"""How whoever follows a run puts up with a store that does not answer for a while: the run itself goes on meanwhile."""
+"""How a client that follows a run treats a store that does not answer for a while: the run itself continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Patience:
     _since: float | None = None
 
     def bear(self, fault: StorageError) -> str | None:
-        """The line to tell when trouble begins, None while it lasts. Raises the fault when it has lasted too long."""
+        """The line to print when trouble begins, None while it lasts. Raises the fault when it has lasted too long."""
         now = time.monotonic()
         if not self.home.is_remote or (self._since is not None and now - self._since > PATIENCE_SECONDS):
             raise fault
@@ -30,9 +30,9 @@ class Patience:
             return None
         self._since = now
         minutes = round(PATIENCE_SECONDS / 60)
-        return f"{fault}. The run goes on without being looked at; asking again for {minutes} minutes"
+        return f"{fault}. The run continues unobserved; retrying for {minutes} minutes"
 
     def settle(self) -> str | None:
-        """A look has succeeded: the line that tells the end of trouble, if there was any."""
+        """A read has succeeded: the line that reports the end of trouble, if there was any."""
         was, self._since = self._since, None
         return None if was is None else "the run's storage answers again"

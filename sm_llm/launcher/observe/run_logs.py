@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.5
 def log_filter(
     tail: int | None, node: int | None, rank: int | None, pattern: str | None, *, raw: bool = False
 ) -> LogFilter:
-    """The filter of these options. Raises ``SmLlmError`` for a pattern that is no regular expression."""
+    """The filter of these options. Raises ``SmLlmError`` for a pattern that is not a regular expression."""
     try:
         return LogFilter(tail, node, rank, re.compile(pattern or ""), raw=raw)
     except re.error as error:

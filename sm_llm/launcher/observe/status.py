@@ -48,7 +48,7 @@ class Status:
     """Of a workflow: the steps that have begun."""
 
     def to_json(self) -> dict[str, Any]:
-        """The status as JSON values; a loss that is no number, which JSON lacks, is text."""
+        """The status as JSON values; a loss that is not a number, which JSON lacks, is text."""
         value = asdict(self)
         value["progress"] = to_json(value["progress"])
         value["steps"] = [step.to_json() for step in self.steps]

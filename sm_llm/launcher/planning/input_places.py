@@ -93,7 +93,7 @@ def _finish(notes: Sequence[str], faults: Sequence[Fault]) -> None:
 
 
 class _Look:
-    """One look at the places of all plans of a launch. A place, and a bucket that is not there, is reported once."""
+    """One check of the places of all plans of a launch. A place, and a bucket that is not there, is reported once."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -125,7 +125,7 @@ class _Look:
 
 
 def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
-    """Path and address of everything that can be looked for; named inputs first."""
+    """Path and address of everything that can be searched for; named inputs first."""
     named = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
     for path, place in {**named, **sources(job)}.items():
         if is_s3(place) or (path == _CHECKPOINT and local_folder(place) is not None):

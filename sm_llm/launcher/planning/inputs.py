@@ -92,7 +92,7 @@ def _put(value: Any, path: list[str], new: str) -> None:
 def input_manifests(job: JobSpec, content_bytes: int = CONTENT_BYTES) -> dict[str, InputManifest]:
     """Dotted path -> manifest of every input that lies on this machine, except runs to continue from.
 
-    The checkpoint an attempt starts from is told by its own commit.
+    The checkpoint an attempt starts from is in its own commit.
     """
     found = {}
     for dotted, value in sources(job).items():

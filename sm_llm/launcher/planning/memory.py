@@ -55,7 +55,7 @@ class MemoryEstimate:
         return f"about {self.total / GIB:.1f} of {card.accelerator_gib:g} GiB: {listed}"
 
     def warning(self, card: Instance) -> str | None:
-        """What to say where it probably does not fit."""
+        """The warning where it probably does not fit."""
         if self.total * SLACK + RESERVED_BYTES <= card.accelerator_gib * GIB:
             return None
         return (

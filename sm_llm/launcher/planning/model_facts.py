@@ -1,4 +1,4 @@
-"""What a plan says about a model, from its config alone: counts, FLOPs and checkpoint size."""
+"""What a plan holds about a model, from its config alone: counts, FLOPs and checkpoint size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModelFacts:
     parameters: int
     non_embedding_parameters: int
     flops_per_token: float
-    """Forward and backward, as ``flops_formula`` says."""
+    """Forward and backward, by ``flops_formula``."""
     flops_formula: str
     vocab_size: int
     max_position_embeddings: int

@@ -30,7 +30,7 @@ class Plan:
     rows: int | None = None
     """Training rows, where they exist already."""
     memory: MemoryEstimate | None = None
-    """At the peak of a training, where the instance type says which GPUs there are."""
+    """At the peak of a training, where the instance type has known GPUs."""
     warnings: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     """What the backend decided, in words: image, time limit, account."""

@@ -44,7 +44,7 @@ def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
 
 
 def _without_runs(job: JobSpec, source: str | None) -> str:
-    """Says so where the program's folder holds the storage of the run, which is no part of the program."""
+    """Warns where the program's folder holds the storage of the run, which is not part of the program."""
     folder, storage = local_folder(source), local_folder(job.storage)
     if folder is None or storage is None or not storage.resolve().is_relative_to(folder.resolve()):
         return ""

@@ -76,7 +76,7 @@ def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mappi
 
 
 def _beyond(error: FaultySpec) -> list[Fault]:
-    """Faults of the plan of a faulty specification, at fields that are not told of already."""
+    """Faults of the plan of a faulty specification, at fields that are not reported already."""
     told = {fault.path for fault in error.faults}
     try:
         plan_loaded(error.loaded)
@@ -93,7 +93,7 @@ def _overlap(first: str, second: str) -> bool:
 
 
 def plan_loaded(loaded: Loaded) -> list[Plan]:
-    """``plan`` for a specification that was loaded already; its faults say where each value was written."""
+    """``plan`` for a specification that was loaded already; its faults name where each value was written."""
     try:
         if isinstance(loaded.spec, WorkflowSpec):
             return plan_workflow(loaded.spec, loaded.origins)
@@ -109,7 +109,7 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
 
     plans: list[Plan] = []
     faults: dict[str, tuple[Fault, ...]] = {}
-    # Outputs do not exist yet: a reference stays itself, and facts come from what the earlier step was told to do.
+    # Outputs do not exist yet: a reference stays itself, and facts come from the earlier step's own specification.
     outputs = {name: f"steps.{name}.output" for name in workflow.steps}
     tasks = {name: step.task for name, step in workflow.steps.items()}
     upstream = {name: Upstream.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()}
@@ -198,7 +198,7 @@ def _train_numbers(
     upstream: Mapping[str, Upstream | None],
     faults: list[Fault],
 ) -> _Numbers:
-    """Numbers of a training task; what is wrong goes to ``faults``, so that all is told at once.
+    """Numbers of a training task; what is wrong goes to ``faults``, so that all is reported at once.
 
     ``card`` is the instance type whose GPUs have the least memory, where all nodes have GPUs.
     """
@@ -224,7 +224,7 @@ def _train_numbers(
 
 
 def _forgive_refusals(faults: list[Fault], numbers: _Numbers) -> None:
-    """A config that the hub shows to the worker alone, which has the secrets, is no fault of the plan."""
+    """A config that the hub shows to the worker alone, which has the secrets, is not a fault of the plan."""
     for fault in [it for it in faults if it.problem.startswith("hf://")]:
         faults.remove(fault)
         numbers.warnings.append(f"{fault}; the worker asks again, with its secrets. Nothing is known of the model here")

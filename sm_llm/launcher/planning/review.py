@@ -1,4 +1,4 @@
-"""What a backend says of a plan: faults, warnings, and facts to show."""
+"""What a backend adds to a plan: faults, warnings, and facts to show."""
 
 from __future__ import annotations
 

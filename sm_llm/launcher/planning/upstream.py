@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Upstream:
-    """Facts of a prepare step that has not run yet, by what it was told to do."""
+    """Facts of a prepare step that has not run yet, by its specification."""
 
     seq_length: int
     vocab_size: int | None

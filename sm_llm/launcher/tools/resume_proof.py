@@ -1,4 +1,4 @@
-"""Proves that a broken run of a given job goes on exactly: it is run unbroken, and broken twice, and compared."""
+"""Proves that a broken run of a given job continues exactly: it is run unbroken, and broken twice, and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's sync, and what is told of it and of a fetch; both end cleanly on a signal."""
+"""The user's sync, and what is printed of it and of a fetch; both end cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _PLAIN_SECONDS = 10.0
-"""Without a terminal, how often a long copy says where it is."""
+"""Without a terminal, how often a long copy logs its progress."""
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def stopping_on_signals() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
-        say("broken off; the same command goes on", err=True)
+        say("interrupted; the same command continues", err=True)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -68,7 +68,7 @@ def shown(console: Console) -> Iterator[Any]:
 
 
 class _Plain:
-    """Says where a copy is every ten seconds."""
+    """Logs the progress of a copy every ten seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

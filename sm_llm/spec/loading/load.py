@@ -42,7 +42,7 @@ class Loaded:
 
 
 class FaultySpec(SpecError):
-    """A specification whose classes parse, but whose fields do not fit together: more checks can look at ``loaded``."""
+    """A specification whose classes parse, but whose fields do not fit together: more checks can read ``loaded``."""
 
     def __init__(self, faults: Sequence[Fault], loaded: Loaded) -> None:
         super().__init__(faults)

@@ -27,7 +27,7 @@ Override = str | Mapping[str, Any]
 
 
 class CommandLine(str):
-    """An override that was typed in a shell: its values' origin says so."""
+    """An override that was typed in a shell: the origin of its values records that."""
 
     __slots__ = ()
     origin = "command line"

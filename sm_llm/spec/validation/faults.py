@@ -47,7 +47,7 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
     """The specification of a tree, and every fault in it.
 
     Where something is wrong, the specification is that of the tree without the faulty parts (so that further
-    checks can still look at the rest), or None if too little is left. ``tree`` is changed: numbers typed without
+    checks can still read the rest), or None if too little is left. ``tree`` is changed: numbers typed without
     quotes become text where text is wanted, ``1e6`` a whole number where one is wanted, and a block with nothing in
     it the block's defaults; a block without the key that chooses one of several becomes the one that is the default.
     """

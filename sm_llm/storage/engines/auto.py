@@ -1,4 +1,4 @@
-"""Which engine moves what: chosen by direction, size and what is asked, said aloud, and replaced when it fails."""
+"""Which engine moves what: chosen by direction, size and options, logged, and replaced when it fails."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class EngineTransfer:
     Args:
         engine: one of ``ENGINES``.
         max_bandwidth: bytes per second; only our own ranges and boto3 can keep to it, so they then do the work.
-        resume: files above 1 GiB are fetched so that a later call can go on inside them.
-        announce: told in one line which engine moves how much, and why another takes over.
+        resume: files above 1 GiB are fetched so that a later call can continue inside them.
+        announce: called with one line on which engine moves how much, and why another takes over.
 
     Raises ``StorageError`` for an engine that is not known or not installed.
     """
@@ -81,7 +81,7 @@ class EngineTransfer:
             left = [copy for copy in group if not _has_arrived(copy)]
             counted.correct(_size(group) - _size(left))
             other = name if _renewed(store, error) and len(left) < len(group) else "ranges"
-            self._announce(f"{name} failed ({error}); {other} goes on with {len(left)} files")
+            self._announce(f"{name} failed ({error}); {other} continues with {len(left)} files")
             return self._download(store, other, left, progress)
 
     def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
@@ -118,7 +118,7 @@ class EngineTransfer:
             counted.correct(_size(group) - _size(left))
             came_on = expired and len(left) < len(group)
             other = name if came_on else "boto3"
-            self._announce(f"{name} failed ({error}); {other} goes on with {len(left)} files")
+            self._announce(f"{name} failed ({error}); {other} continues with {len(left)} files")
             self._upload(store, other, left, progress, results, renewed=not came_on)
 
     def _groups(self, copies: Sequence[Copy], choose: Callable[[Copy], str]) -> dict[str, list[Copy]]:
@@ -145,7 +145,7 @@ class EngineTransfer:
         return "boto3" if self._engine == "boto3" else "crt"
 
     def _suits_s5cmd(self, store: S3Objects, copy: Copy) -> bool:
-        # It cannot be told whose bucket it must be.
+        # It has no option for the bucket's owner.
         return store.options.expected_bucket_owner is None and s5cmd.can_name(copy)
 
     def _build(self, name: str) -> Any:
@@ -200,7 +200,7 @@ def _size(copies: Sequence[Copy]) -> int:
 
 
 def _raise_if_full(error: StorageError, copies: Sequence[Copy]) -> None:
-    """Engines tell a full disk in many ways, or not at all: look, before anything is tried again."""
+    """Engines report a full disk in many ways, or not at all: check before anything is tried again."""
     folder = copies[0].path.parent
     try:
         free = shutil.disk_usage(folder).free

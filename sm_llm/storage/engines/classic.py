@@ -81,4 +81,4 @@ class _Counter:
         self._progress(bytes_transferred)
 
     def on_done(self, future: Any, **_: Any) -> None:
-        """The future tells the outcome."""
+        """The future holds the outcome."""

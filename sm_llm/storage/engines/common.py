@@ -1,4 +1,4 @@
-"""What the engines share: where parts end, how uploads are described and looked at, how errors are told."""
+"""What the engines share: where parts end, how uploads are described and read back, how errors are reported."""
 
 from __future__ import annotations
 

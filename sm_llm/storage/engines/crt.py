@@ -119,7 +119,7 @@ class _Listener:
 class _Credentials:
     """What the runtime asks for credentials; raises an error of the SDK if there are none to begin with.
 
-    Later nothing is raised, for the runtime's threads would print it: old ones go on, and the store refuses them.
+    Later nothing is raised, for the runtime's threads would print it: old ones continue, and the store refuses them.
     """
 
     def __init__(self, store: S3Objects) -> None:
@@ -193,4 +193,4 @@ class _Counter:
         self._progress(bytes_transferred)
 
     def on_done(self, **_: Any) -> None:
-        """The future tells the outcome."""
+        """The future holds the outcome."""

@@ -37,7 +37,7 @@ class RangesTransfer:
     """``ranges``: downloads only. ``max_bandwidth`` in bytes per second, over all files.
 
     A file of several ranges keeps a journal beside it, which stays until ``arrival.accept``. What an interrupted
-    download left is gone on with if the object still has the same tag, size and checksum.
+    download left is continued if the object still has the same tag, size and checksum.
     """
 
     name = "ranges"
@@ -103,7 +103,7 @@ class _Session:
     checksums: dict[str, str] = field(default_factory=dict)
 
     def open(self, copy: Copy) -> _File:
-        """Open a file of several ranges, going on with what is there if it is of the same object."""
+        """Open a file of several ranges, continuing what is there if it is of the same object."""
         found = self.store.require(copy.key)
         if found.size != copy.size:
             raise WrongContentError(f"{self.store.uri}: {copy.key!r} has {found.size} bytes instead of {copy.size}")
@@ -122,7 +122,7 @@ class _Session:
         return file
 
     def fetch_whole(self, copy: Copy) -> None:
-        """A file small enough for one request, whose answer tells the checksum too."""
+        """A file small enough for one request, whose answer holds the checksum too."""
         try:
             descriptor = _open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         except OSError as error:

@@ -40,7 +40,7 @@ def binary() -> str | None:
 
 
 def can_name(copy: Copy) -> bool:
-    """Whether a copy can be told to s5cmd, which reads one command per line."""
+    """Whether a copy can be given to s5cmd, which reads one command per line."""
     return not any(character in f"{copy.key}{copy.path}" for character in "\n\r\0")
 
 
@@ -97,7 +97,7 @@ def _watch(
 ) -> tuple[int, int, list[str]]:
     """Run s5cmd with ``commands`` as its standard input, ``errors`` as its standard error.
 
-    Returns its exit code, how many files it reported done, and what else it said on standard output.
+    Returns its exit code, how many files it reported done, and what else it printed on standard output.
     """
     reports, faults = 0, []
     child = subprocess.Popen(
@@ -107,7 +107,7 @@ def _watch(
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
-        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),  # or it would go on writing for nobody
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),  # or it would continue to write
     )
     try:
         for line in child.stdout or ():

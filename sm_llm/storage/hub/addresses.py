@@ -91,13 +91,13 @@ def parse_hub(uri: str) -> HubAddress:
     match = _ADDRESS.fullmatch(uri)
     path = (match["path"] or "").strip("/") if match else ""
     if match is None or ".." in path.split("/"):
-        raise StorageError(f"{uri!r} is no address on the hub. Write {SCHEME}org/name@revision, or {SCHEME}datasets/…")
+        raise StorageError(f"{uri!r} is not a hub address. Write {SCHEME}org/name@revision, or {SCHEME}datasets/…")
     kind = "dataset" if match["kind"] == "datasets" else "model"
     return HubAddress(kind, match["repository"], unquote(match["revision"]) if match["revision"] else None, path)
 
 
 def look_up(address: HubAddress) -> HubSnapshot:
-    """Ask the hub what the revision is now. Raises ``StorageError`` if it does not tell, with what to do about it."""
+    """Ask the hub what the revision is now. Raises ``StorageError`` with the remedy if it does not answer."""
     hub = library(address)
 
     def ask() -> HubSnapshot:
@@ -192,7 +192,7 @@ def _is_network(error: Exception) -> bool:
 
 @contextmanager
 def told(address: HubAddress) -> Iterator[None]:
-    """Turn whatever the hub's library raises into one ``StorageError`` that says what to do."""
+    """Turn whatever the hub's library raises into one ``StorageError`` with the remedy."""
     try:
         yield
     except StorageError as error:
@@ -204,7 +204,7 @@ def told(address: HubAddress) -> Iterator[None]:
 def _reason(address: HubAddress, error: Exception) -> str:
     names, status = _names(error), _status(error)
     if "LocalEntryNotFoundError" in names and isinstance(error.__cause__, Exception):
-        return _reason(address, error.__cause__)  # it tells that its cache does not have it, either
+        return _reason(address, error.__cause__)  # it reports that its cache does not have it, either
     if "OfflineModeIsEnabled" in names:
         return "the hub is not asked because HF_HUB_OFFLINE is set. Unset it, or name a folder or s3:// that holds it"
     if "RevisionNotFoundError" in names:
@@ -221,7 +221,7 @@ def _reason(address: HubAddress, error: Exception) -> str:
     if status:
         return f"the hub answered {status} ({_words(error)}). Try again later; what is fetched stays"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"disk full: {error.strerror}. What is fetched stays; the same call goes on"
+        return f"disk full: {error.strerror}. What is fetched stays; the same call continues"
     if _is_network(error) or isinstance(error, ConnectionError):
         return (
             f"the hub at {endpoint()} cannot be reached ({_words(error)}). Without a connection, name a folder or "

@@ -1,4 +1,4 @@
-"""Brings one file of the hub to disk: goes on inside it after a break, and proves its bytes before it gets its name."""
+"""Brings one file of the hub to disk: resumes inside it, and verifies its bytes before it gets its name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def download(snapshot: HubSnapshot, file: HubFile, target: Path, part: Path, pro
     """Fetch ``file`` to ``target`` by way of ``part``, a place on the same disk that is kept when it breaks off.
 
     Bytes that ``part`` holds from before count as progress. Raises ``StorageError``, also for a file that arrives
-    with other content than the hub says it has, three times.
+    with other content than the hub lists, three times.
     """
     part.parent.mkdir(parents=True, exist_ok=True)
     length = _Length(progress)
@@ -40,11 +40,11 @@ def download(snapshot: HubSnapshot, file: HubFile, target: Path, part: Path, pro
                 return
             part.unlink()
             length.becomes(0)
-        raise StorageError(f"{file.path!r} arrives with other content than the hub says it has, {_TRIES} times")
+        raise StorageError(f"{file.path!r} arrives with other content than the hub lists, {_TRIES} times")
 
 
 def _continue(snapshot: HubSnapshot, file: HubFile, part: Path, length: _Length) -> None:
-    """Fetch what ``part`` lacks, by plain HTTP: the library's faster protocol cannot go on inside a file."""
+    """Fetch what ``part`` lacks, by plain HTTP: the library's faster protocol cannot continue inside a file."""
     hub, address = library(snapshot.address), snapshot.address
     url = hub.hf_hub_url(
         address.repository, file.path, repo_type=address.kind, revision=snapshot.commit, endpoint=endpoint()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LEDGER = f"{CONTROL_FOLDER}/"
 """In a destination of its own: the pin, and files in the making."""
 EXCLUDE = ("original",)
-"""Left out where nobody says otherwise: the maker's own checkpoints beside the converted ones."""
+"""Left out by default: the maker's own checkpoints beside the converted ones."""
 WORKERS = 4
 """Files at a time. A store's scratch disk holds as many whole ones."""
 _SPARE_BYTES = 16 << 20
@@ -83,8 +83,8 @@ def fetch(
     """Copy ``hf://[datasets/]org/name[@revision][/path]`` to a folder or to ``s3://bucket/prefix``.
 
     The first call pins the commit that the revision names then, in the destination's ``.fetch/source.json`` with the
-    checksum of every file; later calls go on with that commit. Files that are there and right stay; in a folder a
-    file that broke off goes on where it did. Every file is compared with the hub's own checksum (SHA-256, or the git
+    checksum of every file; later calls continue with that commit. Files that are there and right stay; in a folder a
+    file that broke off is continued there. Every file is compared with the hub's own checksum (SHA-256, or the git
     blob's SHA-1), read back from disk; to S3 one file after the other goes by way of a temporary folder.
 
     Args:
@@ -166,7 +166,7 @@ class FolderSink:
         download(snapshot, file, self.folder / file.path, self._part(file), progress)
 
     def _part(self, file: HubFile) -> Path:
-        """The name depends on the content: what broke off is never gone on with as something else."""
+        """The name depends on the content: what broke off is never continued as something else."""
         name = hashlib.sha256(f"{file.path}\0{file.checksum}".encode()).hexdigest()[:32]
         return self.folder / LEDGER / f"{name}.part"
 

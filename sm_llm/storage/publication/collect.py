@@ -48,7 +48,7 @@ def collect_garbage(
     count. Another run's commits, and commits that cannot be read, are left alone together with every save of their
     step. An orphan goes only if its slot is not newer than the newest valid commit, it is not in ``live`` (ids of saves
     in flight) and its youngest object is older than ``min_age_seconds``. Time is the store's own: that of the youngest
-    commit, unless ``clock`` says otherwise, so that a node whose clock is wrong does no harm. Uploads nobody finished
+    commit, unless ``clock`` is given, so that a node whose clock is wrong does no harm. Uploads nobody finished
     go at the same age.
 
     Rank 0 calls it after a commit; a crash inside it leaves garbage, never a commit without data. Raises

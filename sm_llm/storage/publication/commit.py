@@ -28,7 +28,7 @@ _TRIES = 5
 
 
 def new_save(run_id: str, step: int | None, *, world_size: int, node_count: int) -> Save:
-    """A fresh save of ``step`` (None: the final result). Rank 0 draws it and tells the others."""
+    """A fresh save of ``step`` (None: the final result). Rank 0 draws it and broadcasts it."""
     return Save(run_id=run_id, step=step, save_id=secrets.token_hex(16), world_size=world_size, node_count=node_count)
 
 
@@ -141,7 +141,7 @@ def _get_quietly(store: Store, key: str) -> bytes | None:
 
 @dataclass(frozen=True)
 class Published:
-    """How a commit ended: ``won`` tells whether ``commit`` is ours; if not, ``reason`` says whose it is.
+    """How a commit ended: ``won`` is whether ``commit`` is ours; if not, ``reason`` names its owner.
 
     ``commit`` is None when another writer's commit holds the slot but cannot be read.
     """
@@ -181,7 +181,7 @@ def _read_parts(store: Store, save: Save) -> list[PartManifest]:
         key = save.slot.part_key(save.save_id, node)
         body = store.get(key)
         if body is None:
-            raise StorageError(f"{store.uri}: {key!r} is missing: node {node} has not told what it stored")
+            raise StorageError(f"{store.uri}: {key!r} is missing: node {node} has not reported what it stored")
         try:
             part = decode(body, PartManifest)
         except ValueError as error:

@@ -24,7 +24,7 @@ _LISTINGS = 3
 
 @dataclass(frozen=True)
 class Rejected:
-    """A commit that was passed over, to be told loudly. ``step`` None is the final result."""
+    """A commit that was passed over, to be reported as a warning. ``step`` None is the final result."""
 
     step: int | None
     reason: str
@@ -77,7 +77,7 @@ def commit_keys(store: Store) -> list[tuple[Slot, str]]:
 def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, deep: bool = False) -> Examined | None:
     """Read one commit and compare its data with a listing (names and sizes; ``deep``: and contents).
 
-    None if the commit is gone, also where it went, and its data with it, while it was looked at. Raises
+    None if the commit is gone, also where it went, and its data with it, while it was read. Raises
     ``StorageError`` if the store does not answer.
     """
     for _ in range(_LOOKS):
@@ -134,7 +134,7 @@ def find_newest(store: Store, *, run_id: str | None = None, allow_step: Callable
     """The newest valid checkpoint by step number, and every newer commit that had to be passed over.
 
     With ``run_id`` another run's commits are ignored; ``allow_step`` narrows the choice. One process decides and
-    tells the others. Raises ``StorageError`` if the store does not answer, and ``CheckpointError`` if commits exist
+    broadcasts it. Raises ``StorageError`` if the store does not answer, and ``CheckpointError`` if commits exist
     but none is usable: neither may ever look like a run that has not begun.
     """
     for _ in range(_LISTINGS):

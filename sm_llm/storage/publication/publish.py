@@ -75,7 +75,7 @@ def publish(
     upload: Callable[..., PartManifest] = upload_part,
     progress: Progress = lambda _: None,
 ) -> Published:
-    """The whole protocol, called by every process: upload, part, verdict, commit, verdict.
+    """The whole protocol, called by every process: upload, part, outcome, commit, outcome.
 
     ``sealed`` is the node's sealed folder on the one process that uploads it, None on the others; ``leader`` is true
     on rank 0; ``upload`` does what ``upload_part`` does, maybe elsewhere. Each process takes part in both rounds of

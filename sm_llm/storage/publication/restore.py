@@ -136,7 +136,7 @@ def restore(
 
     The ``leader`` (rank 0) lists and decides; each process with ``fetches`` (one per node) brings the files to
     ``target/<save_id>``; ``bring(commit, folder)`` does what ``fetch`` does, maybe of fewer files or elsewhere. If any
-    of them finds the data damaged, all go on to the commit before it. None: the run has no checkpoint. Raises, on
+    of them finds the data damaged, all continue with the commit before it. None: the run has no checkpoint. Raises, on
     all processes alike, ``CheckpointError`` if none is usable and ``StorageError`` if store or disk does not answer.
     """
     bring = bring or partial(fetch, store)

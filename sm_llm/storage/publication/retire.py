@@ -1,4 +1,4 @@
-"""Takes commits back, so that a run can go on as if they had never been: later ones than a step, or damaged ones."""
+"""Rolls commits back, so that a run can continue without them: later ones than a step, or damaged ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def retire_after(store: Store, step: int, *, label: str) -> list[int]:
     """Take away the commits of every step after ``step``; returns those steps, ascending.
 
     Each commit is first copied to ``ckpt/retired/<label>/``, for whoever wonders later; its data is then garbage that
-    the collection removes in time. Newest first: a crash leaves a run that would go on from some earlier one of them,
+    the collection removes in time. Newest first: a crash leaves a run that continues from some earlier one of them,
     and the same call finishes the work. No process of the run may be alive. Raises ``StorageError``.
     """
     later = [(slot, key) for slot, key in commit_keys(store) if (slot.step or 0) > step]
@@ -55,14 +55,14 @@ def retire_damaged(store: Store, steps: Container[int] | None, *, run_id: str, l
 
 
 def retired_steps(store: Store) -> set[int]:
-    """Steps whose checkpoints were set aside at some time. Raises ``StorageError``."""
+    """Steps whose checkpoints were quarantined at some time. Raises ``StorageError``."""
     names = (found.key.rpartition("/")[2] for found in store.list(RETIRED))
     slots = (slot_of_commit(f"{COMMITS}{name}") for name in names)
     return {slot.step for slot in slots if slot is not None and slot.step is not None}
 
 
 def bring_back(store: Store, *, label: str) -> None:
-    """Undo the retirements under ``label``, before anybody went on without them. Raises ``StorageError``."""
+    """Undo the retirements under ``label``, before anything continued without them. Raises ``StorageError``."""
     folder = f"{RETIRED}{label}/"
     for found in store.list(folder):
         key = COMMITS + found.key.removeprefix(folder)

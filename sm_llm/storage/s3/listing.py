@@ -114,9 +114,9 @@ def _objects_fault(page: Mapping[str, Any], asked: Mapping[str, Any], seen: set[
         return fault
     token = page.get("NextContinuationToken")
     if page["IsTruncated"] and (not token or token in seen):
-        return "it is truncated, and does not say where it continues"
+        return "it is truncated, and does not name where it continues"
     if token and not page["IsTruncated"]:
-        return "it is complete, and says where it continues"
+        return "it is complete, and names where it continues"
     contents, folders = page.get("Contents") or (), page.get("CommonPrefixes") or ()
     if (count := page.get("KeyCount")) is not None and count != len(contents) + len(folders):
         return f"it counts {count} keys and holds {len(contents) + len(folders)}"
@@ -158,7 +158,7 @@ def _uploads_fault(page: Mapping[str, Any], bucket: str, prefix: str, seen: set[
     if fault := _frame_fault(page, page.get("Bucket"), bucket, prefix):
         return fault
     if page["IsTruncated"] and (not all(_markers(page)) or _markers(page) in seen):
-        return "it is truncated, and does not say where it continues"
+        return "it is truncated, and does not name where it continues"
     for item in page.get("Uploads") or ():
         if not str(item.get("Key", "")).startswith(prefix):
             return f"it holds an upload of {item.get('Key')!r}, which was not asked for"

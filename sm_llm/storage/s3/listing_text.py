@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FAULT = "ListingFault"
-"""Under this name the SDK's parsed answer says what is wrong with its text; "" if nothing is."""
+"""Under this name the SDK's parsed answer holds what is wrong with its text; "" if nothing is."""
 ROOTS = {"ListObjectsV2": "ListBucketResult", "ListMultipartUploads": "ListMultipartUploadsResult"}
 """Operation -> the root element of its answer."""
 _NAMESPACE = re.compile(r"(?:https?://s3\.amazonaws\.com/doc/2006-03-01/?)?")
@@ -57,7 +57,7 @@ def text_fault(body: bytes, root: str) -> str:
     if fault := _twice(tree) or _odd_text(tree):
         return fault
     if _texts(tree).get("IsTruncated") is None:
-        return "it does not say whether it is complete"
+        return "it does not state whether it is complete"
     items = [it for it in tree if _name(it) in _ITEMS]
     if fault := next((fault for it in items if (fault := _item_fault(it))), ""):
         return fault

@@ -229,7 +229,7 @@ class S3Objects:
         return True
 
     def needs(self, action: str) -> str:
-        """The permission to do ``action`` with every object here, as an error tells it."""
+        """The permission to do ``action`` with every object here, as an error names it."""
         return f"s3:{action} on arn:aws:s3:::{self.bucket}/{self.prefix}*"
 
 
@@ -244,7 +244,7 @@ def whole_checksum(answer: Mapping[str, Any]) -> str | None:
     except ValueError:
         found = ""
     if len(found) != 16:
-        raise AnswerError(f"the answer has the checksum {text!r}, which is no CRC64NVME")
+        raise AnswerError(f"the answer has the checksum {text!r}, which is not a CRC64NVME")
     return found
 
 

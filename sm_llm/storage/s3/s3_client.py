@@ -44,7 +44,7 @@ NONSENSE = (ValueError, OverflowError, RuntimeError)
 
 
 class AnswerError(StorageError):
-    """An answer of the store that is not what S3 would have said. ``told`` adds where and of what."""
+    """An answer of the store that S3 would not give. ``told`` adds where and of what."""
 
 
 _METADATA_ADDRESSES = (ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"))
@@ -167,7 +167,7 @@ def _loader(data_path: str | None) -> Any:
 
 @contextmanager
 def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None]:
-    """Tell an error of the SDK as a storage error that names the place, the key and what to do."""
+    """Raise an error of the SDK as a storage error that names the place, the key and what to do."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
     from botocore.parsers import ResponseParserError
 
@@ -221,7 +221,7 @@ def _response(error: BaseException | None) -> Mapping[str, Any]:
 
 
 def is_expired(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, says that the credentials have expired."""
+    """Whether an error, or what caused it, reports that the credentials have expired."""
     while error is not None:
         if code_of(error) in EXPIRED or "ExpiredToken" in str(error):
             return True

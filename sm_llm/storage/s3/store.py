@@ -21,7 +21,7 @@ class S3Store(S3Objects):
     """Objects below ``prefix`` of a bucket, and files of any size."""
 
     def put_file(self, source: Path, key: str) -> StoredObject:
-        """Store a local file with its CRC64NVME, which S3 compares, and look at what is stored."""
+        """Store a local file with its CRC64NVME, which S3 compares, and check what is stored."""
         try:
             copy = Copy(key, source, source.stat().st_size, crc64_file(source))
         except OSError as error:

@@ -84,7 +84,7 @@ def change(store: S3Store, key: str, edit: Callable[[Tagged], bytes]) -> bytes:
 
 
 def folders(store: S3Store, prefix: str = "") -> list[str]:
-    """Names of the folders right below the store that begin with ``prefix``, in one listing that looks into none.
+    """Names of the folders right below the store that begin with ``prefix``, in one listing that enters none.
 
     Folders that no path could have as its name are left out.
     """

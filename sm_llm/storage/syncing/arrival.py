@@ -53,7 +53,7 @@ def accept(copy: Copy, final: Path, checksum: str) -> bool:
 
 
 def clear_leftovers(parts: Iterable[Path]) -> None:
-    """Remove what engines that were killed left beside ``parts``; it can have holes and cannot be gone on with."""
+    """Remove what engines that were killed left beside ``parts``; it can have holes and cannot be continued."""
     names: dict[Path, set[str]] = {}
     for part in parts:
         names.setdefault(part.parent, set()).add(part.name)

@@ -24,13 +24,13 @@ def scan(folder: Path) -> list[StoredObject]:
 
 
 def describe(key: str, path: Path) -> StoredObject | None:
-    """One local file under ``key``, or None if there is none. Raises ``StorageError`` for what is no plain file."""
+    """One local file under ``key``, or None if there is none. Raises ``StorageError`` for what is not a plain file."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StorageError(f"{path}: cannot be looked at: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(f"{path}: is not a plain file")
     identity = f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_ino}"

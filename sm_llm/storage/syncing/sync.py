@@ -54,9 +54,9 @@ def sync(
         include: patterns of what to take: ``original``, ``.pth``, ``*.json`` (see ``Selection``).
         exclude: patterns of what to leave out; they win.
         one_weight_format: of a model folder with safetensors leave other formats of its weights out.
-        engine: ``auto``, ``s5cmd``, ``crt`` or ``boto3``; the report says which one moved what.
+        engine: ``auto``, ``s5cmd``, ``crt`` or ``boto3``; the report names which one moved what.
         max_bandwidth: bytes per second.
-        resume: a file above 1 GiB that is broken off goes on inside the file next time.
+        resume: a file above 1 GiB that is broken off is continued inside the file next time.
         dry_run: compare only.
         options: how S3 is reached.
         progress: called with bytes done and bytes in all.

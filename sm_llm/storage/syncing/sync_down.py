@@ -36,7 +36,7 @@ _WORKERS = 8
 
 
 def fetch_files(store: Store, items: Sequence[StoredObject], target: Path, settings: Settings) -> None:
-    """Bring ``items`` of ``store`` below ``target``; ``settings.report`` tells what was done."""
+    """Bring ``items`` of ``store`` below ``target``; ``settings.report`` holds what was done."""
     _require_names(store, items)
     wanted, settings.report.left_out = settings.selection.apply(items)
     memory = SyncMemory(target, store.uri)

@@ -26,7 +26,7 @@ class SyncMemory:
     """Per key: the store's tag and the local file's identity at a moment when both were known to be equal.
 
     The identity contains the change time, which no program can set back: a file that was altered is seen as altered
-    whatever its size and time say.
+    whatever its size and time are.
     """
 
     def __init__(self, folder: Path, uri: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -39,7 +39,7 @@ class SyncMemory:
 
     def _read(self) -> dict[str, Any]:
         try:
-            private_folder(self._file.parents[1])  # nobody else may say what was verified
+            private_folder(self._file.parents[1])  # no other user may record what was verified
             found = json.loads(self._file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}

@@ -1,4 +1,4 @@
-"""The half of a sync that ends in S3: compare, store with checksums, and look at what the store then holds."""
+"""The half of a sync that ends in S3: compare, store with checksums, and check what the store then holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORKERS = 8
 
 
 def store_files(store: Store, folder: Path, items: Sequence[StoredObject], settings: Settings) -> None:
-    """Store ``items``, files below ``folder``, under their keys; ``settings.report`` tells what was done."""
+    """Store ``items``, files below ``folder``, under their keys; ``settings.report`` holds what was done."""
     wanted, settings.report.left_out = settings.selection.apply(items)
     memory = SyncMemory(folder, store.uri)
     there = {it.key: it for it in store.list("")}
@@ -75,7 +75,7 @@ def _store(store: Store, copies: Sequence[Copy], items: Sequence[StoredObject], 
 def _compare(
     store: Store, folder: Path, items: Sequence[StoredObject], copies: Mapping[str, Copy], memory: SyncMemory
 ) -> None:
-    """List what is there now: every file with its size. A file that changed meanwhile is told."""
+    """List what is there now: every file with its size. A file that changed meanwhile is reported."""
     there = {it.key: it for it in store.list("")}
     for item in items:
         found, now = there.get(item.key), describe(item.key, folder / item.key)

@@ -35,7 +35,7 @@ class Checkpointer:
     """One save is written while an older one is published and one waits. The loop waits for copies to host memory.
 
     ``save``, ``check`` and ``finish`` are collectives. A store that is slow or fails does not stop training: newer
-    saves replace the one that waits, an alarm tells the age of the last published one, and only when the oldest
+    saves replace the one that waits, an alarm reports the age of the last published one, and only when the oldest
     unpublished save has waited ``max_unpublished_seconds`` it is an error. What goes wrong on the node itself, a full
     disk above all, is raised at the next save.
     """
@@ -87,7 +87,7 @@ class Checkpointer:
         """Begin a save of ``step``; returns the seconds the loop was blocked.
 
         ``state`` are the live tensors by name, ``private`` this rank's JSON, ``meta`` goes into the commit. While an
-        earlier save is still being written after ``max_blocking_seconds``, this one is skipped and said so; a
+        earlier save is still being written after ``max_blocking_seconds``, this one is skipped with a warning; a
         ``required`` one waits, is published when this returns, and raises what goes wrong. A step is saved at most
         once.
         """
@@ -116,7 +116,7 @@ class Checkpointer:
         return time.perf_counter() - began
 
     def check(self) -> None:
-        """Raise, on all processes, what went wrong for good. Tells when publication is late. A collective."""
+        """Raise, on all processes, what went wrong for good. Reports when publication is late. A collective."""
         if (alarm := self._freshness.late()) is not None:
             self._context.emit(alarm)
         if not self._control.any(self._failure is not None):
@@ -143,7 +143,7 @@ class Checkpointer:
     def finish(self) -> bool:
         """Wait until everything is published; raises what goes wrong. A collective; False only after ``hurry``.
 
-        Then what still goes on is broken off: the store holds the old state or the new one, and the transfer agents
+        Then what still runs is broken off: the store holds the old state or the new one, and the transfer agents
         abort their uploads before they end.
         """
         done = self._wait(None)
@@ -187,7 +187,7 @@ class Checkpointer:
         return deadline is None or not self._control.any(not done)
 
     def _announce(self, sealed: Sealed, published: Published) -> None:
-        """Publication thread, on all processes: tell how it ended, and delete what is not to be kept."""
+        """Publication thread, on all processes: report how it ended, and delete what is not to be kept."""
         step, commit, is_leader = sealed.save.step, published.commit, self._context.place.is_leader
         assert step is not None
         if not published.won or commit is None:

@@ -27,7 +27,7 @@ def begin_anew(context: WorkerContext, reason: str) -> None:
     found = retire_all(context.store, label=other)
     ledgers = usable((it.key for it in context.store.list(LEDGERS)), context.store.uri)
     context.store.delete([f"{RESULT}/{POINTER}", *ledgers])
-    told = f"This run begins anew; the commits of what {other} published ({found}) are in ckpt/retired/{other}"
+    told = f"This run starts from step 0; the commits of what {other} published ({found}) are in ckpt/retired/{other}"
     context.notice(f"{reason}. {told}", "warning")
 
 
@@ -43,7 +43,7 @@ def replace_finished(context: WorkerContext) -> None:
 def is_published(context: WorkerContext) -> bool:
     """Whether this very job, or an earlier attempt of its run, has published the result. The leader's business.
 
-    Then the attempt does nothing, and says so. Raises ``RunFailed`` for the result of another specification.
+    Then the attempt does nothing, and reports that. Raises ``RunFailed`` for the result of another specification.
     """
     final = find_final(context.store, run_id=context.job.run_id)
     if final is None:

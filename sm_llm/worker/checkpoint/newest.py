@@ -1,4 +1,4 @@
-"""From where a run would go on, as far as storage tells at this moment."""
+"""From where a run would continue, as far as storage shows at this moment."""
 
 from __future__ import annotations
 

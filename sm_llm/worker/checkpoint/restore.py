@@ -45,7 +45,7 @@ def layout(context: WorkerContext) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Chooses files by path. Unlike a closure, it can be told to another process."""
+    """Chooses files by path. Unlike a closure, it can be sent to another process."""
 
     paths: frozenset[str]
 

@@ -64,10 +64,10 @@ class SaveWriter:
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
     def _named(self, job: Job) -> Sealed:
-        """Background thread. A full disk is told as what it is, whichever layer found it."""
+        """Background thread. A full disk is reported as what it is, whichever layer found it."""
         try:
             return self._write_and_offer(job)
-        except CheckpointException as error:  # which is no Exception
+        except CheckpointException as error:  # which is not an Exception
             wrapped = CheckpointError(f"the checkpoint of step {job.save.step} was not written: {error}")
             wrapped.__cause__ = error
             raise named(wrapped, job.save) from error

@@ -41,7 +41,7 @@ class _MetadataUnpickler(CarefulUnpickler):
     def known(self, module: str, name: str) -> Any:
         if name in _CLASSES.get(module, ()) or (module == "torch" and name in {"Size", *_DTYPES}):
             return getattr(import_module(module), name)
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is no part of a checkpoint's metadata")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of a checkpoint's metadata")
 
 
 def load_metadata(stream: IO[bytes] | IOBase, name: str) -> Metadata:

@@ -1,4 +1,4 @@
-"""Copies training state to host memory, so that training may go on while the copy is written."""
+"""Copies training state to host memory, so that training may continue while the copy is written."""
 
 from __future__ import annotations
 

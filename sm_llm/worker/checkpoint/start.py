@@ -61,7 +61,7 @@ class Start:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What the checkpoint's commit tells; empty without one."""
+        """What the checkpoint's commit holds; empty without one."""
         return self.commit.meta if self.commit else {}
 
 
@@ -78,9 +78,9 @@ class Starter:
         self._strategy = strategy
 
     def choose(self) -> Start:
-        """This run's newest valid checkpoint if it has one (``job.resume``: that one); else what ``task.start`` says.
+        """This run's newest valid checkpoint if it has one (``job.resume``: that one); else that of ``task.start``.
 
-        Checkpoints that were passed over are set aside, so that their steps can be saved again. Raises
+        Checkpoints that were passed over are quarantined, so that their steps can be saved again. Raises
         ``CheckpointError`` when checkpoints of this run exist but none is usable (unless ``start: scratch``
         asks for a new beginning), when a requested one is not there, this run's or another's, and when processes
         disagree.
@@ -96,7 +96,7 @@ class Starter:
         return self._agreed(self._continued(restored))
 
     def anew(self, reason: str) -> Start:
-        """Set this run's checkpoints, which another job saved, aside, and start as ``task.start`` says."""
+        """Set this run's checkpoints, which another job saved, apart, and start from ``task.start``."""
         self._led(lambda: begin_anew(self._context, reason))
         return self._agreed(self._requested())
 
@@ -139,7 +139,7 @@ class Starter:
     def _refuse_to_forget(self) -> None:
         """Raise ``CheckpointError`` where an earlier attempt published, and the storage shows no checkpoint at all.
 
-        One that was set aside, so that the run begins anew, is not lost.
+        One that was quarantined, so that the run starts from step 0, is not lost.
         """
         step, error = None, None
         if self._context.place.is_leader and self._task.start != "scratch":
@@ -169,7 +169,7 @@ class Starter:
         def retired() -> None:
             if steps := retire(f"attempt-{self._context.job.attempt}"):
                 listed = ", ".join(map(str, steps))
-                self._context.notice(f"checkpoints set aside (ckpt/retired): steps {listed}", "warning")
+                self._context.notice(f"checkpoints quarantined (ckpt/retired): steps {listed}", "warning")
 
         self._led(retired)
 
@@ -182,7 +182,7 @@ class Starter:
             except StorageError as caught:
                 error = caught
         if fault := self._control.verdict(error):
-            raise StorageError(f"checkpoints could not be set aside: {fault}")
+            raise StorageError(f"checkpoints could not be quarantined: {fault}")
 
     def _requested(self) -> Start:
         if isinstance(self._task.start, PretrainedStart):
@@ -316,7 +316,7 @@ def _load_private(context: WorkerContext, start: Start, layout: Layout) -> dict[
             "continued by these. Start the same ones, or prepare the text as rows"
         )
     context.notice(
-        f"the checkpoint was saved by other processes ({changes}) and is dealt out anew: the same tokens in the same "
+        f"the checkpoint was saved by other processes ({changes}) and is resharded: the same tokens in the same "
         "order, but sums are added in another order and random generators start anew"
     )
     return {}

@@ -73,7 +73,7 @@ class PretrainedWeights:
             place = [int(i) + o for i, o in zip(part.isfinite().logical_not().nonzero()[0], offsets, strict=True)]
             raise CheckpointError(
                 f"{START}: {self._tensors[name].file}: {name} holds NaN or infinity, first at {place}. "
-                "Fetch the file again, or name an earlier, sound version of the weights"
+                "Fetch the file again, or name an earlier, undamaged version of the weights"
             )
         return part
 

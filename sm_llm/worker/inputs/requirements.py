@@ -35,7 +35,7 @@ def install(
 ) -> list[str]:
     """Install what ``program``'s requirements ask for and this image lacks into ``folder``.
 
-    ``line`` of images says which packages stay as they are. Returns what was installed, as ``name==version``. Raises
+    The packages of the image stack ``line`` stay as they are. Returns what was installed, as ``name==version``. Raises
     ``RunFailed`` with the file and pip's own last words.
     """
     file = program / REQUIREMENTS

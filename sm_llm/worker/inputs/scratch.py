@@ -1,4 +1,4 @@
-"""Where a node's large temporary files go: the disk that one is told, else the largest one of the machine."""
+"""Where a node's large temporary files go: the disk that is named, else the largest one of the machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scratch_folder(
 ) -> Path:
     """The folder, the same for every attempt of a run on a node, so that what is there need not be fetched again.
 
-    A pretended node keeps its files below its own base. Raises ``RunFailed`` for a disk that cannot be used, or that
+    A simulated node keeps its files below its own base. Raises ``RunFailed`` for a disk that cannot be used, or that
     lies where the platform archives or copies what it finds.
     """
     if told := environ.get(DISK_ENVIRONMENT):

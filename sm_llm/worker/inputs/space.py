@@ -1,4 +1,4 @@
-"""Looks before training whether checkpoints will have room, so that a full disk is found now and not after hours."""
+"""Checks before training whether checkpoints will have space, so that a full disk is found now and not after hours."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HELD = 3
 
 @dataclass(frozen=True)
 class Disk:
-    """The file system below ``path``: ``name`` tells whether two paths share one, ``free`` is in bytes."""
+    """The file system below ``path``: ``name`` is the same for two paths that share one, ``free`` is in bytes."""
 
     name: str
     path: str
@@ -48,9 +48,9 @@ def own_bytes(state: Mapping[str, Any]) -> int:
 
 
 def check_space(context: WorkerContext, control: Agreement, state: Mapping[str, Any], keep_last: int) -> None:
-    """Raise ``CheckpointError``, on all processes alike, where a disk has no room for one save. A collective.
+    """Raise ``CheckpointError``, on all processes alike, where a disk has no space for one save. A collective.
 
-    A save is written to each node's scratch and stored with the run, which takes room on a disk unless that is S3.
+    A save is written to each node's scratch and stored with the run, which takes space on a disk unless that is S3.
     Disks that cannot hold ``keep_last`` saves in storage and the one being written, or the three in scratch (one being
     written, one that waits, one being published) that a slow store makes, are warned of.
     """
@@ -71,14 +71,14 @@ def check_space(context: WorkerContext, control: Agreement, state: Mapping[str, 
 
 
 def lacking(scratches: Sequence[tuple[Disk, int]], storage: Disk | None, whole: int) -> str | None:
-    """What has no room for one save: each process's bytes in its scratch, ``whole`` in storage, maybe on one disk."""
+    """What has no space for one save: each process's bytes in its scratch, ``whole`` in storage, maybe on one disk."""
     needed: Counter[str] = Counter() if storage is None else Counter({storage.name: whole})
     for disk, size in scratches:
         needed[disk.name] += size
     for disk in (*([storage] if storage is not None else []), *(disk for disk, _ in scratches)):
         if disk.free < needed[disk.name]:
             return (
-                f"no room for a checkpoint: {disk.path} has {disk.free / _GIB:.2f} GiB free, "
+                f"no space for a checkpoint: {disk.path} has {disk.free / _GIB:.2f} GiB free, "
                 f"{needed[disk.name] / _GIB:.2f} GiB are needed there"
             )
     return None

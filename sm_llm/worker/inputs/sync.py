@@ -129,7 +129,7 @@ def _copy(context: WorkerContext, uri: str, target: Path) -> str:
 
 
 def bring(store: Store, target: Path, options: dict[str, Any], *, progress: Callable[[int], None]) -> SyncReport:
-    """``storage.syncing.sync`` of what is at a store's address; the bytes it moves are told one after the other."""
+    """``storage.syncing.sync`` of what is at a store's address; the bytes it moves are reported one after the other."""
     told = 0
 
     def count(done: int, _: int) -> None:

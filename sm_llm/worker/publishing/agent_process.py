@@ -36,7 +36,7 @@ class _Ended(BaseException):
 
 
 def working_seconds(grace_seconds: float) -> float:
-    """How long after SIGTERM work may go on: what is left then is for breaking it off."""
+    """How long after SIGTERM work may continue: what is left then is for breaking it off."""
     return grace_seconds - abort_seconds(grace_seconds)
 
 
@@ -100,7 +100,7 @@ def _result(
 
 
 class _Answers:
-    """What goes back to the owner; bytes moved are added up and told now and then."""
+    """What goes back to the owner; bytes moved are added up and reported now and then."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

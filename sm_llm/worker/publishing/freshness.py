@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LATE_SECONDS = 60.0
-"""A publication is never called late before this: a short interval between saves says little about a store."""
+"""A publication is never called late before this: a short interval between saves shows little about a store."""
 _LATE_FACTOR = 2.0
 
 
@@ -39,7 +39,7 @@ class Freshness:
         return self._step
 
     def begin(self, step: int) -> None:
-        """Training goes on from a published checkpoint."""
+        """Training continues from a published checkpoint."""
         with self._lock:
             self._step, self._published_at, self._saved_at = step, self._clock(), self._clock()
             self._begun.clear()

@@ -26,7 +26,7 @@ _REGIONS = ("SAGEMAKER_REGION", "AWS_REGION", "AWS_DEFAULT_REGION")
 def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
     """Write the run's record where there is none, and name this training job in it; once, by the leader.
 
-    A launcher has done both already. A store that does not answer is told: the job itself needs no record.
+    A launcher has done both already. A store that does not answer is reported: the job itself needs no record.
     """
     native_id = _training_job(environ)
     if native_id is None or not context.place.is_leader or RUN_FOLDER_ENVIRONMENT in environ:
@@ -52,7 +52,7 @@ def _replaced(record: RunRecord, attempt: Attempt) -> str | None:
 
 
 def region_of(environ: Mapping[str, str]) -> str | None:
-    """The AWS region that a container is in, where it is told."""
+    """The AWS region that a container is in, where it is known."""
     return next((environ[it] for it in _REGIONS if environ.get(it)), None)
 
 

@@ -73,7 +73,7 @@ def publish_final(
 
 
 def announce(context: WorkerContext, store: Store, commit: CommitManifest) -> str:
-    """Tell of a result that was committed: in the model folder, which the platform archives whole, under the stable
+    """Report a result that was committed: in the model folder, which the platform archives whole, under the stable
     address, and in events and log. Returns the address of the files."""
     uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
     write_atomically(context.container.model / POINTER, pointer_text(store, commit))
@@ -101,7 +101,7 @@ def _publish_once(
 
 
 def _may_pass(store: Store, error: StorageError) -> bool:
-    """Whether to wait for the store: a folder does not mend itself, nor does a full disk."""
+    """Whether to wait for the store: a folder does not fix itself, nor does a full disk."""
     return is_s3(store.uri) and cause_of(error) is not Cause.DISK_FULL
 
 

@@ -1,4 +1,4 @@
-"""Publishes sealed saves while training goes on: one at a time, at most one waits, and a newer one takes its place."""
+"""Publishes sealed saves beside training: one at a time, at most one waits, and a newer one takes its place."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Told:
 
 
 def named(error: Exception, save: Save) -> Exception:
-    """A full disk, told as what it is; any other error as it is."""
+    """A full disk, reported as what it is; any other error as it is."""
     if cause_of(error) is not Cause.DISK_FULL:
         return error
     full = CheckpointError(f"disk full in the save of {save.slot}: {line_in(str(error), Cause.DISK_FULL)}")
@@ -68,7 +68,7 @@ class Publisher:
     """On every process alike; ``offer`` and publication end in agreements, and what comes next is rank 0's decision.
 
     A publication that fails is tried again, and again by every newer save, until the oldest save that is not
-    published has waited ``max_unpublished_seconds``. Disk full, and what is no fault of storage, end it at once.
+    published has waited ``max_unpublished_seconds``. Disk full, and what is not a fault of storage, end it at once.
     ``failure`` then holds the reason, on all processes.
     """
 
@@ -93,7 +93,7 @@ class Publisher:
         self._waiting: Sealed | None = None
         self._busy = self._ending = False
         self.is_awaited = False
-        """Whether the loop waits for what is held: then no training goes on meanwhile."""
+        """Whether the loop waits for what is held: then no training runs meanwhile."""
         self.failure: Exception | None = None
         self.seconds: float | None = None
         """How long the last publication took."""
@@ -108,7 +108,7 @@ class Publisher:
         """Publish a save that all nodes have sealed. A collective over ``agreement``, of the thread that sealed it."""
         with self._changed:
             self._held[sealed.save.save_id] = sealed
-        agreement.barrier()  # rank 0 may tell the other thread to publish it from now on
+        agreement.barrier()  # rank 0 may have the other thread publish it from now on
         told = agreement.broadcast(self._enqueue(sealed) if self._context.place.is_leader else None)
         assert told is not None
         if self.failure is not None:
@@ -205,12 +205,12 @@ class Publisher:
         """Rank 0: raise the alarm; returns whether to give up."""
         waited = self._freshness.unpublished_seconds
         is_over = waited > self._max_unpublished_seconds
-        gives_up = is_over or self._ending or cause_of(error) is Cause.DISK_FULL  # which does not mend itself
+        gives_up = is_over or self._ending or cause_of(error) is Cause.DISK_FULL  # which does not fix itself
         alarm = self._freshness.failed(str(error))
         self._context.emit(alarm)
         age = f"{alarm.age_seconds:,.0f} s"
         last = f"none is published after {age}" if alarm.step is None else f"step {alarm.step} was published {age} ago"
-        goes_on = "The run waits for it" if self.is_awaited else "Training goes on"
+        goes_on = "The run waits for it" if self.is_awaited else "Training continues"
         outlook = "" if gives_up else f". {goes_on}, and it is tried again"
         self._context.notice(f"{error} ({last}){outlook}", "warning")
         return gives_up

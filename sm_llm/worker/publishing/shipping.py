@@ -1,4 +1,4 @@
-"""Brings a node's events to a run in S3 where no launcher does, and looks there for a request to stop."""
+"""Brings a node's events to a run in S3 where no launcher does, and checks there for a request to stop."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def ship_events(context: WorkerContext, environ: Mapping[str, str]) -> Courier | None:
-    """Start shipping the events of this node, on its first process; None where a launcher or a folder does.
+    """Start uploading the events of this node, on its first process; None where a launcher or a folder does.
 
-    It never raises: a store that does not answer is told, once.
+    It never raises: a store that does not answer is reported, once.
     """
     home, place = job_home(context.job), context.place
     if not isinstance(home, S3Home) or RUN_FOLDER_ENVIRONMENT in environ or not place.is_node_leader:

@@ -82,7 +82,7 @@ class TransferAgent:
                 if answer == "failed":
                     raise value
                 return value  # type: ignore[no-any-return]
-        reason = "it was told to end" if self._ended else f"it ended twice with exit code {code}"
+        reason = "it was asked to end" if self._ended else f"it ended twice with exit code {code}"
         raise StorageError(f"{store.uri}: the transfer agent is gone: {reason}")
 
     def _ask(self, request: Any, progress: Progress) -> tuple[str, Any]:

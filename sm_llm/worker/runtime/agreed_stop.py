@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.runtime.collectives import Agreement
 
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Seconds from torchrun's SIGTERM to its SIGKILL, where torchrun can be told (torch 2.13 and newer)."""
+"""Seconds from torchrun's SIGTERM to its SIGKILL, where torchrun takes it (torch 2.13 and newer)."""
 STOCK_SECONDS = 30.0
 """The same, in every other torchrun."""
 _MARGIN_SECONDS = 2.0
@@ -38,7 +38,7 @@ def torchrun_seconds() -> float:
 
 @dataclass(frozen=True)
 class Decision:
-    """What all processes do about a request: save a checkpoint, or say why not."""
+    """What all processes do about a request: save a checkpoint, or report why not."""
 
     reason: str
     saves: bool
@@ -64,7 +64,7 @@ class Stopper:
         context.agent.is_stopping = lambda: context.requests.reason is not None
 
     def announce(self) -> None:
-        """Say so if torchrun leaves less time than the job asks for."""
+        """Log it if torchrun leaves less time than the job asks for."""
         wanted = self._context.job.spec.backend.stop_seconds
         if self.grace_seconds < wanted:
             self._context.notice(

@@ -40,7 +40,7 @@ class Agreement:
         return cast("list[T]", box)
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Whether any process does."""
         tensor = torch.tensor(int(flag), dtype=torch.int32)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return bool(tensor.item())

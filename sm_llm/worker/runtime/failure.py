@@ -1,4 +1,4 @@
-"""Tells why this process fails: to the other processes, in output/failure, in the event log and on stderr."""
+"""Reports why this process fails: to the other processes, in output/failure, in the event log and on stderr."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def failure_of(error: BaseException, place: Place, step: int | None = None) -> F
 
 
 def claim(board: Board | None, failure: Failure) -> Failure:
-    """The first failure of the job: this one, or what another process has told before. Never raises.
+    """The first failure of the job: this one, or what another process has reported before. Never raises.
 
-    Whoever has only lost its connection to another process waits a moment for that one to tell its cause.
+    Whoever has only lost its connection to another process waits a moment for that one to report its cause.
     """
     if board is None:
         return failure
@@ -94,7 +94,7 @@ def publish(context: WorkerContext, first: Failure) -> None:
     leave_note(context.container.failure, first)
     if first.rank != context.place.rank and first.cause is not Cause.STALLED:
         return
-    with suppress(OSError):  # a full disk has no room for it; stderr has it, too
+    with suppress(OSError):  # a full disk has no space for it; stderr has it, too
         log = EventWriter(
             context.run.event_file(context.job.attempt, f"rank{context.place.rank}-failure"), context.job.attempt
         )
@@ -103,7 +103,7 @@ def publish(context: WorkerContext, first: Failure) -> None:
 
 
 def reserve_room(path: Path) -> None:
-    """Keep some bytes on the disk of ``output/failure``, so that a full disk can still be told of."""
+    """Keep some bytes on the disk of ``output/failure``, so that a full disk can still be reported."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         _room_beside(path).write_bytes(b"\0" * _ROOM_BYTES)
@@ -122,12 +122,12 @@ def leave_note(path: Path, failure: Failure) -> None:
         try:
             write_new(path, text)
         except FileExistsError:
-            if path.stat().st_size == 0:  # a disk without room gives a file and takes no bytes
+            if path.stat().st_size == 0:  # a disk without space gives a file and takes no bytes
                 path.write_bytes(text)
 
 
 def print_failure(own: Failure, first: Failure) -> None:
-    """Tell the log, with the first failure last: what is at the end is read first."""
+    """Write to the log, with the first failure last: what is at the end is read first."""
     with suppress(BrokenPipeError):  # nobody reads it any more
         print(f"rank {own.rank} failed: {own.to_text().rstrip()}", file=sys.stderr)
         if first != own:

@@ -34,7 +34,7 @@ class Answer:
 
 
 class Inquest:
-    """One process's part in it. The lowest rank that answers writes the events and gives the verdict."""
+    """One process's part in it. The lowest rank that answers writes the events and decides the outcome."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Inquest:
     def verdict(self) -> Failure | None:
         """The failure to end the job with; None while answers may still come, and for all ranks but the lowest.
 
-        Should the lowest end before it has told, the next one takes its place.
+        Should the lowest end before it has reported, the next one takes its place.
         """
         waited = self._clock() - self._began
         if waited < ANSWER_SECONDS:
@@ -101,7 +101,7 @@ class Inquest:
         return f"stalled after step {step}: no step for {seconds:.0f} s{usually}; behind the others: {named}"
 
     def _fate(self, rank: int) -> str:
-        """What a rank that gives no answer is doing, as far as its machine's kernel tells this process."""
+        """What a rank that gives no answer is doing, as far as its machine's kernel shows this process."""
         told = self._board.get(f"process/{rank}") if self._board is not None else None
         if told is None:
             return f"rank {rank} has never answered"
@@ -122,7 +122,7 @@ class Inquest:
             for answer in answers:
                 log.write(Stacks(answer.rank, answer.step, answer.phase, answer.text))
             log.close()
-        except OSError:  # the verdict still goes to output/failure and stderr
+        except OSError:  # the outcome still goes to output/failure and stderr
             return
 
 

@@ -1,4 +1,4 @@
-"""What processes of a job tell each other as text: JSON of known types, since a pickle would run what it is sent."""
+"""What processes of a job send each other as text: JSON of known types, since a pickle would run what it holds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Before many processes start: whether the image's compiled kernels can be loaded at all.
 
 A kernel that was linked to another CUDA than the image's fails with a linker's error in the middle of a start, on every
-process at once. Here it is told in one line, by a process of its own that costs the job nothing.
+process at once. Here it is reported in one line, by a process of its own that costs the job nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def probe_kernels(context: WorkerContext, kernels: tuple[str, ...] = KERNELS) ->
 
 
 def reason_not_to_load(name: str, run: Callable[..., Any] = subprocess.run) -> str | None:
-    """The last line of what the import of a module says; None if it is loaded or not installed."""
+    """The last line that the import of a module prints; None if it is loaded or not installed."""
     if find_spec(name) is None:
         return None
     try:

@@ -72,7 +72,7 @@ class StopRequests:
             self._deferred = False
 
     def look_for(self, stop_file: Path) -> None:
-        """Take ``stop_file`` for a request if it exists; looks once a second at most."""
+        """Take ``stop_file`` for a request if it exists; checks once a second at most."""
         now = self._clock()
         if now - self._looked < _LOOK_SECONDS:
             return

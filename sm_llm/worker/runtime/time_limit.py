@@ -2,7 +2,7 @@
 
 At the limit SageMaker sends SIGTERM to the container's first process, the toolkit, which passes it on to nobody. The
 service counts from when it has the instances, so downloading inputs is part of it; this process cannot see when that
-was, and leaves room for it.
+was, and leaves time for it.
 """
 
 from __future__ import annotations

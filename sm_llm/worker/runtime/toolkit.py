@@ -37,10 +37,10 @@ def is_child_of_toolkit(environ: Mapping[str, str]) -> bool:
 def settle_environment(
     environ: MutableMapping[str, str], wanted: Mapping[str, str], interfaces: Collection[str] | None = None
 ) -> None:
-    """Take back what the toolkit forced and let the job's own ``environment`` win, before NCCL reads any of it.
+    """Remove what the toolkit forced and let the job's own ``environment`` win, before NCCL reads any of it.
 
     Raises ``RunFailed`` for an interface filter that leaves NCCL or gloo no interface, which would only hang.
-    ``interfaces`` are the names of this node's, by default as the kernel tells them.
+    ``interfaces`` are the names of this node's, by default those of the kernel.
     """
     if is_started_by_toolkit(environ):
         for name in _FORCED:

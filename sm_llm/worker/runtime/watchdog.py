@@ -34,9 +34,9 @@ _DONE = "done"
 class Watchdog:
     """Runs from the first import to the end of the task, whatever the main thread waits for.
 
-    Processes stand in a ring: each looks whether the next one still gives signs of life. Whoever sees something wrong
+    Processes stand in a ring: each checks whether the next one still gives signs of life. The first that finds a fault
     raises the alarm; then every process that can puts its stacks on the board, and the lowest rank among them
-    (``Inquest``) tells the event log and ends the job. Without a board it watches this process alone.
+    (``Inquest``) writes to the event log and ends the job. Without a board it watches this process alone.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Watchdog:
                 pause = SILENT_STORE_SECONDS / 4
 
     def _beat(self) -> None:
-        if self._spec.enabled:  # tells C stacks, should this very thread be kept from running
+        if self._spec.enabled:  # prints C stacks, should this very thread be kept from running
             faulthandler.dump_traceback_later(self._spec.stall_seconds, exit=False)
         self._beats += 1
         if self._board is not None and self._first is None:
@@ -150,7 +150,7 @@ class Watchdog:
     def _end_with(self, first: Failure) -> None:
         """The job has failed. The main thread may come to its own end; if it waits for ever, it ends here."""
         if first.rank == self._context.place.rank and self._inquest is None:
-            return  # the main thread has told it and is on its way out
+            return  # the main thread has reported it and is on its way out
         if self._clock() - self._failed_at > OWN_END_SECONDS:
             self._end_at_once(first)
 

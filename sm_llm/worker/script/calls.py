@@ -42,7 +42,7 @@ def log(step: int, **values: SupportsFloat) -> None:
 
 
 def publish(folder: str | os.PathLike[str], step: int) -> None:
-    """Hand a finished folder over as the checkpoint of ``step``; it is published while the program goes on.
+    """Hand a finished folder over as the checkpoint of ``step``; it is published while the program continues.
 
     Every process calls it after the save is complete; each node's files become part of one checkpoint, which exists
     once all are stored. The folder may be deleted afterwards, but no file in it changed. After a restart it is back in
@@ -97,9 +97,9 @@ def holds_file(folder: Path) -> bool:
 
 
 def quiet_since(folder: Path) -> float:
-    """Seconds since anything below ``folder`` changed; 0 if something vanishes while it is looked at.
+    """Seconds since anything below ``folder`` changed; 0 if something vanishes while it is read.
 
-    Raises ``OSError`` for what is there and cannot be looked at.
+    Raises ``OSError`` for what is there and cannot be read.
     """
     try:
         newest = folder.stat().st_mtime

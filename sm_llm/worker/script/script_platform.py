@@ -53,7 +53,7 @@ def variables(
 
 
 def _given(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Hyperparameters that the toolkit tells of and that are not overrides of our specification."""
+    """Hyperparameters that the toolkit passes and that are not overrides of our specification."""
     return {name: value for name, value in json.loads(environ.get("SM_HPS") or "{}").items() if "." not in name}
 
 

@@ -41,8 +41,8 @@ _Found = TypeVar("_Found")
 class ScriptPublisher:
     """On the first process of every node. Node 0 decides what is published next, the others join in.
 
-    ``gather`` is among nodes, and used by this thread alone. A publication that fails is told and given up; the
-    program goes on.
+    ``gather`` is among nodes, and used by this thread alone. A publication that fails is reported and given up; the
+    program continues.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ScriptPublisher:
         self._resumed = done
         self._complete = False
         self._bad_look = ""
-        """Why a folder could not be looked at, as it was told last."""
+        """Why a folder could not be read, as it was reported last."""
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
@@ -126,7 +126,7 @@ class ScriptPublisher:
         return self._handover / f".{what}-{step}"
 
     def _clear(self, step: int) -> None:
-        """Free the files of ``step``, and what nobody will ask for; what came too late, its program takes back."""
+        """Free the files of ``step``, and what is not needed any more; what came too late, its program removes."""
         over = [it for it in self._handed() if it <= step and not closed(self._handover, it).exists()]
         places = [self._place("taken", step), self._place("sealed", step), *(self._handover / str(it) for it in over)]
         for place in places:
@@ -146,7 +146,7 @@ class ScriptPublisher:
             time.sleep(_LOOK_SECONDS)
 
     def _take_or_tell(self, step: int) -> bool:
-        """``_take``; what fails is told and given up."""
+        """``_take``; what fails is reported and given up."""
         try:
             return self._take(step)
         except OSError as error:
@@ -177,14 +177,14 @@ class ScriptPublisher:
         except OSError as error:
             if str(error) != self._bad_look:
                 self._bad_look = str(error)
-                self._context.notice(f"looking for checkpoints failed and is tried again: {error}", "warning")
+                self._context.notice(f"the search for checkpoints failed and is tried again: {error}", "warning")
             return []
 
     def _upload(self, store: Store, save: Save, sealed: Path, node: int, **options: Any) -> PartManifest:
-        """Store this node's files; at least a mark that says it has none. Its failure is told to all nodes."""
+        """Store this node's files; at least a mark that it has none. Its failure is reported to all nodes."""
         assert save.step is not None
         taken = self._place("taken", save.step)
-        if not self._context.place.is_leader:  # the leader has taken them before it told the step
+        if not self._context.place.is_leader:  # the leader has taken them before it sent the step
             self._wait_for_files(save.step)
         mark = taken / MARKS / f"node-{node}.json"
         mark.parent.mkdir(parents=True, exist_ok=True)

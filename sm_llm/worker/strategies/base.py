@@ -1,4 +1,4 @@
-"""The door of a training engine: what the loop asks of fsdp and smp, and later of nxd."""
+"""The interface of a training engine: what the loop asks of fsdp and smp."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ _EVENT_SECONDS = 0.5
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
-    """Fetch as ``job.task`` says and publish the files. One process works; the others have nothing to do.
+    """Fetch ``job.task`` and publish the files. One process works; the others have nothing to do.
 
-    The commit, and the place that files are stored at, are pinned in the run's storage: another attempt goes on with
+    The commit, and the place that files are stored at, are pinned in the run's storage: another attempt continues with
     the files that are stored already.
     """
     task = job.task
@@ -57,7 +57,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
 
 
 def tell_source(context: WorkerContext, snapshot: HubSnapshot, files: list[HubFile]) -> None:
-    """Say which commit an address stands for, and how much of it is meant."""
+    """Log which commit an address stands for, and how much of it is meant."""
     size = sum(file.size for file in files) / 2**20
     context.notice(f"{snapshot.address.uri} is commit {snapshot.commit}: {len(files)} files, {size:,.1f} MiB")
 

@@ -22,7 +22,7 @@ _LINE_SECONDS = 5.0
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
-    """Prepare as ``job.task`` says (its sources are local). One process works; the others have nothing to do."""
+    """Prepare ``job.task`` (its sources are local). One process works; the others have nothing to do."""
     task = job.task
     assert isinstance(task, PrepareTask)
     if not context.place.is_leader:

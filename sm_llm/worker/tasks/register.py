@@ -25,7 +25,7 @@ RECORD = "model_package.json"
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
-    """Register as ``job.task`` says; a run does so once. One process works; the others have nothing to do.
+    """Register ``job.task``; a run does so once. One process works; the others have nothing to do.
 
     Raises ``RunFailed`` where the model is not in S3 or the service refuses, ``StorageError`` for a run without result.
     """

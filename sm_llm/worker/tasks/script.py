@@ -43,7 +43,7 @@ BUNDLED_SOURCE = "source"
 SUMMARY = "sm_llm.json"
 """File that every result has, so that a program that writes nothing has one, too."""
 _LINES = {"smp": "smp", "nxd": "neuron"}
-"""Strategy -> the line of images that it runs on; any other image owns the least."""
+"""Strategy -> the image stack that it runs on; any other image owns the least."""
 _LOOK_SECONDS = 0.2
 _STOP_MARGIN_SECONDS = 15.0
 """Of the time to stop, for publishing what the program has written last."""
@@ -111,7 +111,7 @@ class Script:
             try:
                 argv = self._run_program(start)
             except RunFailed:
-                # Before anybody hears of the failure: then the others end, and publication with them.
+                # Before the failure is reported: then the others end, and publication with them.
                 await_publication(self.folders.handover, self._publication_is_over)
                 raise
             if publisher is not None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
-    """Train as ``job.task`` says (its sources are local), resume where this run stopped, and publish the model."""
+    """Train ``job.task`` (its sources are local), resume where this run stopped, and publish the model."""
     assert isinstance(job.task, TrainTask)
     task = settled(job.task)
     strategy = make_strategy(task, context.place)
@@ -143,7 +143,7 @@ class Training:
         if not bad:
             return
         action = self.tolerance.judge(bad, self.flush())
-        if action is not Action.GO_ON:
+        if action is not Action.CONTINUE:
             with self.context.pulse.during("checkpoint"):
                 self.checkpointer.finish()
         if action is Action.FAIL:
@@ -179,7 +179,7 @@ class Training:
         return start.step
 
     def announce(self) -> None:
-        """Tell what runs where."""
+        """Log what runs where."""
         device = self.strategy.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
         world_size = self.context.place.world_size
@@ -247,7 +247,7 @@ class Training:
         )
 
     def next_batches(self) -> list[Batch]:
-        """This rank's micro-batches of the next step; if they never come, the watchdog can say so."""
+        """This rank's micro-batches of the next step; if they never come, the watchdog can report it."""
         self.context.pulse.phase = "waiting for data"
         batches = next(self.batches)
         self.context.pulse.phase = "step"

@@ -70,7 +70,7 @@ class Sink(Protocol):
         """New events in the order they were written. Raises whatever the tracker's library raises."""
 
     def close(self, *, completed: bool) -> None:
-        """Send what is left; ``completed`` tells whether the run has published its result."""
+        """Send what is left; ``completed`` is whether the run has published its result."""
 
 
 def numbers(event: Mapping[str, Any]) -> dict[str, float]:
@@ -128,7 +128,7 @@ def load_openers(spec: SinksSpec, context: WorkerContext) -> dict[str, Opener]:
     """How to open every tracker that is asked for.
 
     Their libraries are imported here, by the main thread: two threads that import parts of one package at once can
-    deadlock. A library that cannot be imported is told, and left.
+    deadlock. A library that cannot be imported is reported, and left.
     """
     found: dict[str, Opener] = {}
     for name, module in _MODULES.items():
@@ -144,11 +144,11 @@ def load_openers(spec: SinksSpec, context: WorkerContext) -> dict[str, Opener]:
 
 def _tell(context: WorkerContext, name: str, error: Exception) -> None:
     cause = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    context.notice(f"{name} gets no more numbers of this attempt ({cause}); the training goes on", "warning")
+    context.notice(f"{name} gets no more numbers of this attempt ({cause}); the training continues", "warning")
 
 
 class Feed:
-    """Reads the leader's event file as it grows and passes new events on; a tracker that fails is left, and told."""
+    """Reads the leader's event file as it grows and passes new events on; one that fails is reported and left."""
 
     def __init__(
         self, context: WorkerContext, openers: Mapping[str, Opener], *, poll_seconds: float = POLL_SECONDS
@@ -224,7 +224,7 @@ class Feed:
             yield event
 
     def _try(self, name: str, action: Callable[[], None]) -> None:
-        """Trackers are other people's libraries and networks: whatever goes wrong there is told, never raised."""
+        """Trackers are other people's libraries and networks: whatever goes wrong there is reported, never raised."""
         try:
             action()
         except Exception as error:

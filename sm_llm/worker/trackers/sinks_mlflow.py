@@ -65,7 +65,7 @@ class Tracker:
         return held
 
     def _is_new(self, name: str, step: int, value: float) -> bool:
-        """Not what is there already. How fast a step was taken again is no number of the training: the first stays."""
+        """Not what is there already. How fast a step was taken again is not about the training: the first stays."""
         values = self._held.get((name, step), set())
         return repr(value) not in values if name.startswith(_OF_TRAINING) else not values
 

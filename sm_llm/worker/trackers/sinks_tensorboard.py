@@ -20,7 +20,7 @@ FOLDER = "tensorboard"
 
 
 class Tracker:
-    """Scalars by step. Where training goes back, TensorBoard is told to forget the steps after (``purge_step``)."""
+    """Scalars by step. Where training goes back, TensorBoard drops the steps after (``purge_step``)."""
 
     def __init__(self, spec: TensorBoardSink, context: WorkerContext) -> None:
         self.id = context.job.run_id

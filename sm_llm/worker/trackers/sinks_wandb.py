@@ -43,7 +43,7 @@ class Tracker:
         """What the server has no number of is logged now; a run offline has no server that could be asked."""
         lacking = "wandb may lack steps of earlier attempts, which are in the run's own events"
         if self._run.offline:
-            self._notice(f"{lacking}: it is offline, so nothing tells what it has", "warning")
+            self._notice(f"{lacking}: it is offline, so what it has is unknown", "warning")
             return
         try:
             held = self._held()

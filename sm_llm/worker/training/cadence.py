@@ -1,4 +1,4 @@
-"""Says how often a checkpoint comes once a step has been timed, and warns where an interruption would cost much."""
+"""Logs how often a checkpoint comes once a step has been timed, and warns where an interruption would cost much."""
 
 from __future__ import annotations
 

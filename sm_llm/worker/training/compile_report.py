@@ -1,4 +1,4 @@
-"""What people are told of compiled layers; apart from ``strategies``, since every image imports it."""
+"""What is reported of compiled layers; apart from ``strategies``, since every image imports it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def is_delivered(context: WorkerContext, control: Agreement) -> bool:
-    """Whether an earlier attempt published the result already. Rank 0 looks."""
+    """Whether an earlier attempt published the result already. Rank 0 checks."""
     return control.broadcast(context.place.is_leader and is_published(context))
 
 

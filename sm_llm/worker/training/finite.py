@@ -27,7 +27,7 @@ class GoBack(Exception):
 def poisoned(loss: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
     """``factor``, the gradient to begin the backward pass of ``loss`` with; NaN if the loss is not finite.
 
-    So the norm of the gradient, which all processes share, also tells of a loss on one of them. (An infinite loss can
+    So the norm of the gradient, which all processes share, also shows a loss on one of them. (An infinite loss can
     have finite gradients.)
     """
     return (loss.detach() * 0 + factor).to(loss.dtype)
@@ -100,7 +100,7 @@ class FiniteWatch:
 class Action(Enum):
     """What follows from steps that were not finite."""
 
-    GO_ON = "go on"
+    CONTINUE = "continue"
     GO_BACK = "go back"
     FAIL = "fail"
 
@@ -118,7 +118,7 @@ class Tolerance:
         self._empty_in_a_row = 0
         self._last_empty: int | None = None
         self.message = ""
-        """What to tell about the last judgement."""
+        """The message about the last judgement."""
 
     def judge_empty(self, steps: Sequence[int]) -> None:
         """``steps`` had no label to learn from: count them, or raise ``DataError`` if the policy is to stop."""
@@ -140,7 +140,7 @@ class Tolerance:
         values = next((f" (loss {it.loss}, gradient norm {it.grad_norm})" for it in known if it.step == first), "")
         self.message = f"step {first}: the loss or a gradient is not finite{values}, its update was not applied"
         if self._spec.policy == "stop":
-            return self._fail("lower the learning rate, look at the data, or see task.not_finite.policy")
+            return self._fail("lower the learning rate, check the data, or see task.not_finite.policy")
         if self._spec.policy == "rollback" and not self._repeated.issuperset(bad):
             return self._go_back(bad)
         for step in bad:
@@ -149,7 +149,7 @@ class Tolerance:
             if self._in_a_row >= self._spec.limit:
                 return self._fail(f"{self._in_a_row} in a row, which is task.not_finite.limit")
         self.message += f"; skipped: {', '.join(map(str, bad))}"
-        return Action.GO_ON
+        return Action.CONTINUE
 
     def _go_back(self, bad: Sequence[int]) -> Action:
         self._repeated.update(bad)

@@ -127,7 +127,7 @@ class Meter:
         return window
 
     def line(self, step: Step, window: Throughput, total_steps: int) -> str:
-        """The training line. ``Loss:`` is what HyperPod's hang detection looks for."""
+        """The training line. ``Loss:`` is what HyperPod's hang detection matches."""
         parts = [
             f"step {step.step}/{total_steps}",
             f"Loss: {step.loss:.4f}",

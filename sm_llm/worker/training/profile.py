@@ -1,4 +1,4 @@
-"""Traces of torch's profiler every so many steps, published beside the run while training goes on."""
+"""Traces of torch's profiler every so many steps, published beside the run while training continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Profiler:
     """Wraps every step in ``with profiler.of(step)``; without a specification that costs nothing.
 
-    A trace that cannot be stored is told, and the training goes on.
+    A trace that cannot be stored is reported, and the training continues.
     """
 
     def __init__(self, context: WorkerContext, spec: ProfileSpec | None) -> None:

@@ -22,7 +22,7 @@ def generate(
 ) -> str:
     """Continue ``prompt`` by at most ``tokens`` tokens, drawn from the 50 likeliest at temperature 0.8. A collective.
 
-    Rank 0 draws (from a generator of its own, so training is not disturbed) and tells the others. Without a cache:
+    Rank 0 draws (from a generator of its own, so training is not disturbed) and broadcasts. Without a cache:
     each token costs a forward pass, which needs no memory beyond training's. ``context_length`` tokens are seen.
     """
     from tokenizers import Tokenizer

@@ -80,7 +80,7 @@ def test_SR10_what_is_no_code_stays_here_and_secrets_are_refused(tmp_path: Path)
     assert {".git/", ".venv/"} <= set(tree.left_out)
     assert [it.problem for it in tree.faults] == [
         ".env holds secrets by its name",
-        "data/big is no code: it has 200 MB",
+        "data/big is not code: it has 200 MB",
     ]
     (source / IGNORE_FILE).write_text("# not for the cloud\n.env\ndata/*\n!data/small\n")
     (source / "data" / "small").write_text("x")
@@ -194,7 +194,7 @@ def test_a_whole_disk_or_home_is_no_source(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HOME", str(tmp_path))
     for folder in (Path("/"), tmp_path):
         (fault,) = source_tree(folder).faults
-        assert "no program's folder" in fault.problem
+        assert "not a program folder" in fault.problem
 
 
 def test_more_files_than_a_program_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

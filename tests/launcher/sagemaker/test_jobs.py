@@ -274,7 +274,7 @@ def test_a_job_of_which_nobody_knows_keeps_its_attempt(
 ) -> None:
     sagemaker_double.lost = ["CreateTrainingJob"]
     sagemaker_double.refusals["DescribeTrainingJob"] = Refusal("AccessDeniedException", "no")
-    with pytest.raises(SubmitError, match="may have been created all the same; look at it with: sm-llm status s3://"):
+    with pytest.raises(SubmitError, match="may have been created all the same; check it with: sm-llm status s3://"):
         start()
     sagemaker_double.refusals.clear()
     with pytest.raises(SubmitError, match="is pending already"):
@@ -389,7 +389,7 @@ def test_OB06_expired_credentials_leave_the_job_alone(
 ) -> None:
     run = start()
     sagemaker_double.refusals["DescribeTrainingJob"] = Refusal("ExpiredTokenException", "expired")
-    with pytest.raises(SubmitError, match=f"The job goes on without us; come back to it with: sm-llm logs {run.uri}"):
+    with pytest.raises(SubmitError, match=f"The job continues; come back to it with: sm-llm logs {run.uri}"):
         run.wait()
     del sagemaker_double.refusals["DescribeTrainingJob"]
     assert run.state is RunState.PENDING

@@ -1,4 +1,4 @@
-"""``logs -f`` of a job without a log stream says where it looks, and ends."""
+"""``logs -f`` of a job without a log stream prints where its logs are read, and ends."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ TAG = "pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker"
             "they are of account 763104351884",
         ),
         ("storage=s3://192.168.1.1/runs", "storage", "IP address"),
-        ("backend.bucket=my..bucket", "backend.bucket", "name of a bucket"),
+        ("backend.bucket=my..bucket", "backend.bucket", "not a valid bucket name"),
     ],
     ids=lambda it: str(it)[:60],
 )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """How long the other nodes may take to notice by themselves that one has failed."""
 KILL_SECONDS = 5.0
-"""How long after that they may take to end, once told."""
+"""How long after that they may take to end, once asked."""
 STOP_MARGIN_SECONDS = 10.0
 """Beyond ``backend.stop_seconds``, after which torchrun kills its processes and ends itself."""
 
@@ -70,7 +70,7 @@ def run_attempt(
         ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
         ending = judge(home, job, ended, interrupted=interrupts.count > 0 and not ended.failed_unasked)
         link_result(home, result_place(home, job.run_id))
-        clear_scratch(paths, job.attempt)  # first: a full disk has no room for the record
+        clear_scratch(paths, job.attempt)  # first: a full disk has no space for the record
         recording.end(ending)
     return ending
 
@@ -113,7 +113,7 @@ class Recording:
     def recover(self, error: Exception) -> bool:
         """Record the end once more if it was that which failed; for any other error record that as the end.
 
-        Returns whether ``error`` is mended.
+        Returns whether ``error`` is fixed.
         """
         if self._ending is None:
             self.end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
@@ -129,7 +129,7 @@ class Recording:
         self._home.update(ended)
 
     def close(self) -> None:
-        """Tell the store what is left, while the run is still seen to live."""
+        """Store what is left, while the run still counts as running."""
         ends = time.monotonic() + CLOSE_SECONDS
         for courier in self._couriers:
             courier.close(ends - time.monotonic())
@@ -171,7 +171,7 @@ def recorded(
 
 
 def with_facts(record: RunRecord, paths: RunPaths, job: JobFile) -> RunRecord:
-    """The record with what the job's attempt was sent and is about to read; as it is if that was taken back."""
+    """The record with what the job's attempt was sent and is about to read; as it is if that was rolled back."""
     opened = record.attempt(job.attempt)
     if opened is None:
         return record
@@ -182,7 +182,7 @@ def with_facts(record: RunRecord, paths: RunPaths, job: JobFile) -> RunRecord:
 def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending) -> RunRecord:
     """The record with attempt ``number`` ended, where its training began, and the trackers it opened.
 
-    As it is if that attempt was taken back.
+    As it is if that attempt was rolled back.
     """
     attempt = record.attempt(number)
     if attempt is None:
@@ -242,14 +242,14 @@ def _run_nodes(
             kill_seconds=KILL_SECONDS,
             stop_seconds=job.spec.backend.stop_seconds + STOP_MARGIN_SECONDS,
         )
-        if is_rehearsal:  # the toolkit dies of a signal that its torchrun never hears of
+        if is_rehearsal:  # the toolkit dies of a signal that its torchrun never gets
             processes.await_descendants(interrupts, job.spec.backend.stop_seconds)
     processes.kill_descendants()
     return ended
 
 
 def python_path(environ: Mapping[str, str]) -> dict[str, str]:
-    """Make this very package importable in the nodes, unless it is installed where Python looks anyway.
+    """Make this very package importable in the nodes, unless it is installed where Python finds it anyway.
 
     A site-packages folder is never put on PYTHONPATH: there it would come before the standard library. Of the user's
     own entries an empty one, which means whatever folder a process works in, is left out; relative ones are made

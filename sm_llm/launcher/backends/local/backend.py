@@ -1,4 +1,4 @@
-"""The local backend: this machine, without docker or AWS; one torchrun per pretended node below a supervisor."""
+"""The local backend: this machine, without docker or AWS; one torchrun per simulated node below a supervisor."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LocalBackend:
         """``2 of 4 GPUs``, and why, or the CPU."""
         job, gpus = plan.job, len(self.machine.gpus)
         if (own := job.environment.get("CUDA_VISIBLE_DEVICES")) is not None:
-            return f"CUDA_VISIBLE_DEVICES={own}, as environment says" if own else "CPU, as environment says"
+            return f"CUDA_VISIBLE_DEVICES={own}, from environment" if own else "CPU, from environment"
         if not gpus:
             return "CPU (no NVIDIA GPU is visible)"
         used = min(gpus, job.compute.world_size)
@@ -94,7 +94,7 @@ class LocalBackend:
         )
 
     def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
-        """The command of every node, with ``<run>`` for the folder and id that are minted at launch."""
+        """The command of every node, with ``<run>`` for the folder and id that are generated at launch."""
         nodes = range(job.compute.instance_count)
         paths = RunPaths(Path("<run>"))
         return tuple(_torchrun(job, node, "<run>-1", paths.node_dir(1, node)) for node in nodes)
@@ -242,7 +242,7 @@ def _platform_faults(job: JobSpec) -> list[Fault]:
 
 def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:
     """The argument list of one node. Restarts are the launcher's business alone, so torchrun's stay 0."""
-    # One process prints into the node's log itself; of several, torchrun tells the lines apart.
+    # One process prints into the node's log itself; of several, torchrun labels the lines.
     tee = ("--tee=3",) if _processes(job) > 1 else ()
     return (
         sys.executable,

@@ -1,4 +1,4 @@
-"""Lays out SageMaker's container contract for a node of a local run, so that the worker cannot tell the difference."""
+"""Lays out SageMaker's container contract for a node of a local run, so that the worker sees no difference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOOPBACK = "sm_llm.worker.loopback"
 LOOPBACK_ENVIRONMENT = dict.fromkeys(
     ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo0" if sys.platform == "darwin" else NETWORK_INTERFACE
 )
-"""Makes processes of a local run listen there alone, where the user's own variables say nothing else."""
+"""Makes processes of a local run listen there alone, where the user's own variables set nothing else."""
 INSTANCE_TYPE = "local"
 INSTANCE_GROUP = "local"
 PORT = "<free-port>"

@@ -1,4 +1,4 @@
-"""Tells other machines that an attempt of this machine is alive: an object in S3 that is stored anew while it is."""
+"""Shows other machines that an attempt of this machine is running: an object in S3 that is stored again while it is."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Heartbeat:
         raise StorageError(f"{self.store.uri}: {KEY!r} cannot be stored: other writers were in the way {_TRIES} times")
 
     def _body(self) -> bytes:
-        # The time makes every beat another body, so that a lost answer is told from somebody else's beat.
+        # The time makes every beat another body, so that a lost answer differs from another writer's heartbeat.
         return json.dumps({"attempt": self.attempt, "host": socket.gethostname(), "time": time.time()}).encode()
 
 

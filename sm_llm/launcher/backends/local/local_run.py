@@ -114,13 +114,13 @@ def is_alive_elsewhere(home: RunHome, record: RunRecord) -> bool:
     """Whether an attempt that another machine runs has given a sign of life lately."""
     last = record.attempts[-1] if record.attempts else None
     if not isinstance(home, S3Home) or last is None or last.state is not None or home.ran_here(last.number):
-        return False  # on a folder, and here, the lock tells
+        return False  # on a folder, and here, the lock decides
     quiet = silence(home.store)
     return quiet is not None and quiet < SILENT_SECONDS
 
 
 def running_message(home: RunHome, record: RunRecord) -> str:
-    """What to tell someone who would start a run that is running."""
+    """The message for a start of a run that is running."""
     last = record.attempts[-1] if record.attempts else None
     pid = last.native_id if last is not None and last.native_id else "unknown"
     elsewhere = f" on {last.host}" if last is not None and last.host not in (None, socket.gethostname()) else ""
@@ -152,7 +152,7 @@ def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
     try:
         with os.fdopen(reader, "rb") as pipe:
             ready = pipe.read() == READY
-    except BaseException:  # Ctrl-C: it is in a session of its own and would go on
+    except BaseException:  # Ctrl-C: it is in a session of its own and would continue
         process.terminate()
         process.wait()
         raise
@@ -170,7 +170,7 @@ def _options(home: RunHome) -> str:
 def state(home: RunHome) -> tuple[RunState, str | None]:
     """The state of a run and its reason. A record left open by a killed supervisor is completed by what is true.
 
-    An attempt that ends, or begins, between the look at the record and the look for its processes has changed the
+    An attempt that ends, or begins, between the read of the record and the search for its processes has changed the
     record, which is then read anew.
     """
     if home.is_remote and is_anyone_alive(home.root):
@@ -192,7 +192,7 @@ def _recorded_end(record: RunRecord) -> tuple[RunState, str | None] | None:
 
 
 def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
-    """The state of a run whose record tells no end, from its processes and what it has published."""
+    """The state of a run whose record holds no end, from its processes and what it has published."""
     last = record.attempts[-1] if record.attempts else None
     if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
         return (RunState.RUNNING if last else RunState.PENDING), None
@@ -240,7 +240,7 @@ def _runs_elsewhere(home: RunHome, attempt: Attempt, pid: int) -> bool:
 
 
 def supervised_run(pid: int) -> str | None:
-    """The address of the run of the supervisor with this process id, or None if it is no supervisor."""
+    """The address of the run of the supervisor with this process id, or None if it is not a supervisor."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Child processes of the supervisor: born with a port of their own, told to stop, and never left behind."""
+"""Child processes of the supervisor: started with a port of their own, asked to stop, and never left behind."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def start(argv: Sequence[str], environment: Mapping[str, str], log: Path, folder
 
 
 class Interrupts:
-    """How urgently this process was told to stop: SIGTERM, or a file, asks; SIGINT asks, or insists."""
+    """How urgently this process was asked to stop: SIGTERM, or a file, asks; SIGINT asks, or insists."""
 
     def __init__(self) -> None:
         self._asked = False

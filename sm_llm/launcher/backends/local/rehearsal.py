@@ -1,4 +1,4 @@
-"""The rehearsal: a CreateTrainingJob request runs on this machine under SageMaker's own toolkit, without docker.
+"""The SageMaker emulation: a CreateTrainingJob request runs here under SageMaker's own toolkit, without docker.
 
 What SageMaker would do with the request is done here: channels are brought to the container's folders, its
 configuration files are written, and ``train`` of the toolkit is started once per host, with SAGEMAKER_BASE_DIR in the
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
 
 TRAINING_JOB = "training_job"
-"""Key of a local submission's request that holds the request to rehearse."""
+"""Key of a local submission's request that holds the request to run."""
 _TOOLKIT = ("sagemaker_training", "sagemaker_pytorch_container")
 _TOOLKIT_MODULE = "sagemaker_pytorch_container.training:main"
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
@@ -91,7 +91,7 @@ def hosts(count: int) -> list[str]:
 
 
 def lay_out(request: Mapping[str, Any], base: Path, node: int, processes: int, options: Mapping[str, Any]) -> None:
-    """Make the base folder of one host as SageMaker would. ``options`` tell how S3 is reached.
+    """Make the base folder of one host as SageMaker would. ``options`` hold how S3 is reached.
 
     Raises ``StorageError`` for a channel that cannot be brought here.
     """
@@ -239,7 +239,7 @@ def upload(submission: Submission) -> None:
 
 @contextmanager
 def fixed_port(count: int) -> Iterator[None]:
-    """Wait for this user's other rehearsals of several hosts: the toolkit gives torchrun one port, always the same."""
+    """Wait for this user's other emulated jobs of several hosts: the toolkit always gives torchrun the same port."""
     if count == 1:
         yield
         return

@@ -1,4 +1,4 @@
-"""What S3 is told of an attempt that runs on this machine, and what it tells back: that somebody wants it to stop."""
+"""What is stored in S3 of an attempt that runs on this machine, and what is read there: a request to stop."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _stop(home: S3Home, attempt: int) -> None:
 
 
 def _superseded(home: S3Home, attempt: int) -> None:
-    """Another machine took this attempt for dead and started the next: two must not go on."""
+    """Another machine took this attempt for dead and started the next: two must not continue."""
     _tell(home, attempt, "a later attempt of this run was started elsewhere, so this one ends")
     for number in (signal.SIGTERM, signal.SIGINT):  # together they end it at once
         os.kill(os.getpid(), number)

@@ -63,13 +63,13 @@ class Account:
 
 @lru_cache
 def account(region: str) -> Account:
-    """The clients of a region, made once: a wait looks every few seconds."""
+    """The clients of a region, made once: a wait polls every few seconds."""
     return Account(region)
 
 
 @contextmanager
 def told(action: str) -> Iterator[None]:
-    """Tell an error of AWS as a ``SubmitError``: what was tried, and what to do. ``Expired`` is for credentials."""
+    """Raise an error of AWS as a ``SubmitError``: what was tried, and the remedy. ``Expired`` is for credentials."""
     need_aws()
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
@@ -88,7 +88,7 @@ def told(action: str) -> Iterator[None]:
 
 
 def describe(account: Account, name: str) -> dict[str, Any]:
-    """What the service says of a training job. Raises ``NoSuchJob``, or ``SubmitError`` without an answer."""
+    """The service's description of a training job. Raises ``NoSuchJob``, or ``SubmitError`` without an answer."""
     with told(f"cannot describe training job {name} in {account.region}"):
         from botocore.exceptions import ClientError
 
@@ -102,7 +102,7 @@ def describe(account: Account, name: str) -> dict[str, Any]:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether the service says that what was named does not exist; it has two ways to say so."""
+    """Whether the service reports that what was named does not exist; it has two ways to report that."""
     return code_of(error) in ("ValidationException", "ResourceNotFound") and bool(_NOT_FOUND.search(str(error)))
 
 

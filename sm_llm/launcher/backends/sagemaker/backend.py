@@ -90,7 +90,7 @@ class SageMakerBackend:
             raise LaunchRefused(f"{record.run_id} is {state.value} already ({record.attempts[-1].native_id}). {follow}")
 
     def step_home(self, home: RunHome, step: str) -> RunHome:
-        """Where the pipeline was told that the step's run lies."""
+        """Where the pipeline's definition places the step's run."""
         from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
 
         return step_home(home, step)

@@ -64,7 +64,7 @@ def code_folder(job: JobSpec) -> str:
     assert isinstance(options, Options)
     if options.bucket is not None:
         return f"s3://{options.bucket}/sm_llm"
-    return parse(fill(job.storage, run_name=job.name)).uri.rstrip("/")  # a rehearsal's folder may be relative
+    return parse(fill(job.storage, run_name=job.name)).uri.rstrip("/")  # an emulated job's folder may be relative
 
 
 def lock_of(job: JobSpec) -> str | None:

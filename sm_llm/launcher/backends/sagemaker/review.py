@@ -65,7 +65,7 @@ def decide(plan: Plan) -> tuple[Decided | None, Settings | None, TimeLimit | Non
     image, address = _image(plan.job, found.region or _ANY_REGION, faults)
     limit = time_limit(plan.job, plan.total_flops)
     if isinstance(limit, Fault):
-        told = plan.total_flops is not None and any(compute_faults(plan.job))  # a known type would tell the time
+        told = plan.total_flops is not None and any(compute_faults(plan.job))  # a known type would give the time
         return None, found, None, faults if told else [*faults, limit]
     if faults or address is None:
         return None, found, limit, faults
@@ -98,7 +98,7 @@ def review(plan: Plan) -> Review:
 
 
 def _whence(fault: Fault, origins: Mapping[str, str]) -> Fault:
-    """A fault that says which file of the SDK's defaults its value is from, where it is from one."""
+    """A fault that names which file of the SDK's defaults its value is from, where it is from one."""
     origin = fault.origin or origins.get(fault.path) or origins.get(fault.path.rpartition(".")[2], "")
     return replace(fault, origin=origin)
 
@@ -117,14 +117,14 @@ def _image(job: JobSpec, region: str, faults: list[Fault]) -> tuple[images.Image
 
 
 def _assumed(found: Settings, limit: TimeLimit | None) -> Decided:
-    """Decisions in place of those that cannot be made, so that the rest of the request is looked at all the same."""
+    """Decisions in place of those that cannot be made, so that the rest of the request is checked all the same."""
     account = replace(found, role=found.role or _ANY_ROLE, region=found.region or _ANY_REGION)
     return Decided(account, "image", None, limit or TimeLimit(1, None, ""))
 
 
 def _request_faults(job: JobSpec, decided: Decided, told: Sequence[Fault]) -> list[Fault]:
-    """What the service's own limits say of the request, but for fields that are told of already."""
-    kind = job.compute.instance_type or ""  # its absence is a fault that is told
+    """What the service's own limits refuse of the request, but for fields that are reported already."""
+    kind = job.compute.instance_type or ""  # its absence is a fault that is reported
     shown = job.model_copy(update={"compute": job.compute.model_copy(update={"instance_type": kind})})
     request = training_job(shown, _stand_in(shown, decided))
     return list(request_faults(request, [*told, *job_faults(job)]))

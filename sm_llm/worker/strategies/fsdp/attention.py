@@ -1,6 +1,6 @@
 """Causal attention for whole rows: without a mask to make, in a window, or over sequences that processes share.
 
-For its own implementations transformers looks at the position ids for packed sequences, and so waits for the device
+For its own implementations transformers reads the position ids for packed sequences, and so waits for the device
 once in every forward pass. Under a name that it has no mask function for it makes no mask; what is needed is made here.
 """
 
@@ -155,7 +155,7 @@ def _gather(part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Ten
 def _enable_rings() -> None:
     """Let PyTorch's context parallelism take over attention on tensors split along the sequence, for this process.
 
-    Its balanced form expects the chunks that ``chunk_positions`` deals out.
+    Its balanced form expects the chunks of ``chunk_positions``.
     """
     from torch.distributed.tensor.experimental import _attention
 

@@ -67,7 +67,7 @@ class FsdpStrategy:
             self._meshes = make_meshes(self.device.type, self.layout)
 
     def refusal(self, saved: Mapping[str, Any]) -> str | None:
-        """Nothing: every parameter is dealt out anew."""
+        """Nothing: every parameter is resharded."""
         return None
 
     def build(self, config: Mapping[str, Any], weights: WeightReader | None) -> None:
@@ -140,7 +140,7 @@ class FsdpStrategy:
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         length = input_ids.shape[1]
         unit = math.lcm(2, self.layout.tensor) * self.layout.context
-        padded = torch.nn.functional.pad(input_ids, (0, -length % unit))  # behind them, where no token looks
+        padded = torch.nn.functional.pad(input_ids, (0, -length % unit))  # behind them, where no token attends
         logits = self._forward(padded)
         whole = logits.full_tensor() if isinstance(logits, DTensor) else logits
         return self._attention.gathered(whole)[:, :length]

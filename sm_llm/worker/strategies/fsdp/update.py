@@ -63,7 +63,7 @@ class PlainUpdate:
 
     def apply(self, learning_rate: float, skip: torch.Tensor) -> None:
         set_learning_rate(self._optimizer, learning_rate)
-        # What gradient scalers tell fused optimisers: their kernels return early where it is 1, and no step is counted.
+        # What gradient scalers give fused optimisers: their kernels return early where it is 1, and no step is counted.
         self._optimizer.found_inf = skip.to(self._parameters[0].device)  # type: ignore[attr-defined]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -1,7 +1,7 @@
 """SageMaker's library ``torch.sagemaker``: started from one source of parameters, its symbols looked up by name.
 
 Half of what AWS's own scripts call is not in its reference, so nothing is imported before it is used, and what this
-image lacks is told by name. Signatures are those of the Developer Guide ("SMP v2 reference").
+image lacks is reported by name. Signatures are those of the Developer Guide ("SMP v2 reference").
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def takes(function: Any, keyword: str) -> bool:
 def start_library(parameters: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     """Call ``torch.sagemaker.init``: with what the platform handed over or, elsewhere, with ``parameters``.
 
-    The platform's win over anything a program says, so they must be those of the job. Raises ``SpecError`` where the
+    The platform's win over anything a program sets, so they must be those of the job. Raises ``SpecError`` where the
     job was changed after its launch parameters were fixed.
     """
     init = symbol(PACKAGE, "init")
@@ -85,7 +85,7 @@ def state(name: str, default: Any = None) -> Any:
 
 
 def check_arrangement(layout: Layout, rank: int) -> None:
-    """Neighbouring ranks must share a micro-batch, as the loader deals it. A collective. Raises ``RunFailed``."""
+    """Neighbouring ranks must share a micro-batch, as the loader distributes it. A collective. Raises ``RunFailed``."""
     own = (state("tp_rank", 0), state("cp_rank", 0))
     found: list[Any] = [None] * layout.world_size
     dist.all_gather_object(found, own)

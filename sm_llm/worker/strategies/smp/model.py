@@ -92,7 +92,7 @@ def transformed(
 def _experts(seed: int, *, from_rank0: bool) -> Any:
     make = library.symbol("torch.sagemaker.moe.moe_config", "MoEConfig")
     options: dict[str, Any] = {"smp_moe": True, "random_seed": seed}
-    if library.takes(make, "use_cpu_initialization"):  # not in the reference; AWS's scripts say it where weights load
+    if library.takes(make, "use_cpu_initialization"):  # not in the reference; AWS's scripts pass it where weights load
         options["use_cpu_initialization"] = from_rank0 and torch.distributed.get_rank() == 0
     return make(**options)
 
@@ -128,7 +128,7 @@ def sharded(
 ) -> FSDP:
     """The model under FSDP1, decoder layer by decoder layer; the library adds its process groups. A collective.
 
-    ``use_orig_params`` keeps norms and biases apart from the matrices, so that weight decay can tell them.
+    ``use_orig_params`` keeps norms and biases apart from the matrices, so that weight decay can distinguish them.
     """
     validated: AbstractContextManager[Any] = nullcontext()
     options: dict[str, Any] = {}

@@ -81,7 +81,7 @@ class SmpStrategy:
         if not changes:
             return None
         return (
-            f"SMP's checkpoints hold each process's own shards and cannot be dealt out anew ({', '.join(changes)}). "
+            f"SMP's checkpoints hold each process's own shards and cannot be resharded ({', '.join(changes)}). "
             "Keep these degrees (hybrid_shard_degree is a number then, not 0, if the number of processes changes), or "
             "start a new run from a published model (start.pretrained)"
         )
@@ -117,7 +117,7 @@ class SmpStrategy:
         return MixedPrecision(param_dtype=self._compute, reduce_dtype=reduce, buffer_dtype=torch.float32)
 
     def _facts(self, held: Mapping[str, Piece]) -> dict[str, Tensor]:
-        """What weight decay asks of every parameter; the library's own are told by their number of dimensions."""
+        """What weight decay asks of every parameter; the library's own are recognised by their number of dimensions."""
         facts = {}
         for name, piece in held.items():
             group = "matrix" if len(piece.shape) > 1 else "norm"
@@ -131,7 +131,7 @@ class SmpStrategy:
         """Logits of this process's tokens. [n, seq] -> [n, seq / context, vocab]."""
         with smp_model.fp8_context(self._smp):
             logits = self._model(input_ids=self._own(input_ids)).logits
-        assert logits.shape[-1] == self._vocab_size, "the library splits logits, which nobody told"
+        assert logits.shape[-1] == self._vocab_size, "the library splits logits without being asked"
         return cast("torch.Tensor", logits)
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ class SmpStrategy:
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         length, degree = input_ids.shape[1], self.layout.context
         unit = math.lcm(2 * degree, FP8_UNIT) if self._smp.needs_transform else 1
-        padded = torch.nn.functional.pad(input_ids, (0, -length % unit))  # behind them, where no token looks
+        padded = torch.nn.functional.pad(input_ids, (0, -length % unit))  # behind them, where no token attends
         own = self._forward(padded).contiguous()
         if degree == 1:
             return own[:, :length]
@@ -172,7 +172,7 @@ class SmpStrategy:
 
     def update(self, learning_rate: float, skip: torch.Tensor) -> None:
         set_learning_rate(self.optimizer, learning_rate)
-        # What gradient scalers tell fused optimisers: their kernels return early where it is 1, and no step is counted.
+        # What gradient scalers give fused optimisers: their kernels return early where it is 1, and no step is counted.
         self.optimizer.found_inf = skip  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt, RunRecord
 
 LOOK_SECONDS = 5.0
-"""Between two looks at the logs of a job that runs."""
+"""Between two reads of the logs of a job that runs."""
 CREATION_SECONDS = 240.0
 """After its claim a launcher may still be about to create an attempt's job: all tries of its calls take no longer."""
 
@@ -81,12 +81,12 @@ def settle(home: RunHome, attempt: Attempt, ending: Ending, **bill: int | None) 
 
 @contextmanager
 def leaving_alone(home: RunHome) -> Iterator[None]:
-    """Expired credentials are the watcher's trouble, not the job's: say how to come back."""
+    """Expired credentials are the client's trouble, not the job's: print how to come back."""
     try:
         yield
     except Expired as error:
         raise SubmitError(
-            f"{error}. The job goes on without us; come back to it with: sm-llm logs {quoted(home.uri)} --follow"
+            f"{error}. The job continues; come back to it with: sm-llm logs {quoted(home.uri)} --follow"
         ) from error
 
 
@@ -96,7 +96,7 @@ def _gone(home: RunHome, run_id: str, attempt: Attempt) -> NativeState:
 
 
 def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
-    """Settle how an attempt ended: what was published decides, then what the processes told."""
+    """Settle how an attempt ended: what was published decides, then what the processes reported."""
     home.refresh(f"events/attempt-{attempt.number}-")
     ending = _ending(home, run_id, attempt.number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
@@ -104,7 +104,7 @@ def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, j
 
 
 def _ending(home: RunHome, run_id: str, number: int, native: NativeState, created: float) -> Ending:
-    """How an attempt ended. What its processes told before its job was ``created``, an earlier job of it told."""
+    """How an attempt ended. Reports from before its job was ``created`` are those of an earlier job."""
     if has_final(home, run_id):
         return completed(home.paths, number, since=created)
     if native.state is RunState.COMPLETED:
@@ -160,7 +160,7 @@ def logs_of(
 
 
 def _as_printed(wanted: LogFilter, job: Mapping[str, Any]) -> LogFilter:
-    """The filter for a host whose lines do not tell their rank, as those of an older release: all lines of the host."""
+    """The filter for a host whose lines do not hold their rank, as those of an older release: all lines of the host."""
     return wanted if TEE in job.get("Environment", {}) else replace(wanted, prefix="")
 
 

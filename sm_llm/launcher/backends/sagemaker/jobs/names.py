@@ -1,4 +1,4 @@
-"""Names of training jobs: what the service accepts, unique, and told from the run they belong to."""
+"""Names of training jobs: what the service accepts, unique, and derived from the run they belong to."""
 
 from __future__ import annotations
 

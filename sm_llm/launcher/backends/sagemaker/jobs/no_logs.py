@@ -1,4 +1,4 @@
-"""A training job without a log stream: says where its logs are looked for, and ends a wait that would have no end."""
+"""A training job without a log stream: prints where its logs are read, and ends a wait that would have no end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NoStream:
     _training_since: float | None = field(default=None, init=False)
 
     def note(self) -> None:
-        """Print where logs are looked for, whenever the job's status changes.
+        """Print where logs are read, whenever the job's status changes.
 
         Raises ``SubmitError`` once the job's containers have run for ``PATIENCE_SECONDS`` without a stream.
         """

@@ -1,4 +1,4 @@
-"""SageMaker's states in our words: capacity, downloading, training, interrupted, out of time and failed told apart."""
+"""SageMaker's states in our words: capacity, downloading, training, interrupted, out of time, failed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CAPACITY = ("capacity", "unable to provision")
 
 
 def native_state(job: Mapping[str, Any], now: float) -> NativeState:
-    """The state of a job as ``DescribeTrainingJob`` tells it, ``now`` in seconds since the epoch."""
+    """The state of a job as ``DescribeTrainingJob`` returns it, ``now`` in seconds since the epoch."""
     secondary = str(job.get("SecondaryStatus", ""))
     if secondary not in SECONDARY:
         return NativeState(RunState.UNKNOWN, f"{job.get('TrainingJobStatus')} / {secondary}")
@@ -83,7 +83,7 @@ def seconds(moment: Any) -> float:
 
 
 def _failure(reason: str) -> str:
-    """The service's reason without its frame: whose fault it is first, then the first line that says it."""
+    """The service's reason without its frame: whose fault it is first, then the first line that names it."""
     kind, _, rest = reason.partition(": ")
     if kind == "CapacityError" or any(word in reason.lower() for word in _CAPACITY):
         return f"capacity: {reason}"

@@ -1,4 +1,4 @@
-"""Starts a training job: the role is looked at, what is missing in S3 is uploaded, then one call creates the job."""
+"""Starts a training job: the role is checked, what is missing in S3 is uploaded, then one call creates the job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def create_job(submission: Submission, home: RunHome, account: Account, on_claimed: Callable[[], None]) -> str:
     """Claim the attempt in the run's record, upload and create the job; returns ``REGION/JOB``.
 
-    Raises ``SubmitError``; then no job was created and the attempt is free again, or the error says that a job may
+    Raises ``SubmitError``; then no job was created and the attempt is free again, or the error states that a job may
     exist, and the attempt is kept for it.
     """
     job, request = submission.job, submission.request
@@ -58,7 +58,7 @@ class _Unanswered(SubmitError):
 def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
     """Create the job, also where SageMaker created it and its answer was lost, or Ctrl-C came before the answer.
 
-    Raises ``SubmitError`` if there is no job, and ``_Unanswered`` if nobody knows.
+    Raises ``SubmitError`` if there is no job, and ``_Unanswered`` if that is unknown.
     """
     name = request["TrainingJobName"]
     try:
@@ -74,14 +74,14 @@ def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
 
 
 def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseException) -> bool:
-    """Whether the job is there after an ``error`` without an answer. Raises ``_Unanswered`` if that is not told."""
+    """Whether the job is there after an ``error`` without an answer. Raises ``_Unanswered`` without one."""
     name = request["TrainingJobName"]
     try:
         found = describe(account, name)
     except NoSuchJob:
         return False
     except BaseException:  # Ctrl-C again, too
-        perhaps = f"Job {name} may have been created all the same; look at it with: sm-llm status {quoted(uri)}"
+        perhaps = f"Job {name} may have been created all the same; check it with: sm-llm status {quoted(uri)}"
         raise _Unanswered(f"{str(error) or 'interrupted'}. {perhaps}") from error
     return bool(found.get("HyperParameters") == request["HyperParameters"])
 
@@ -119,7 +119,7 @@ def _put(store: Store, key: str, body: bytes, *, is_content_named: bool = False)
 
 
 def check_role(account: Account, role: str) -> None:
-    """Raise ``SubmitError`` for a role that does not exist; who may not look at roles is not stopped."""
+    """Raise ``SubmitError`` for a role that does not exist; who may not read roles is not stopped."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

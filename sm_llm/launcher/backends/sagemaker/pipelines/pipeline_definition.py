@@ -57,7 +57,7 @@ class Register:
     image_uri: str
     """Image that serves the model."""
     instance_type: str = "ml.m5.large"
-    """What the step itself runs on: only a job can tell under which address a run has published."""
+    """What the step itself runs on: only a job can find under which address a run has published."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def render(
     """The pipeline of a workflow on the sagemaker backend. Reads files of this machine, nothing else.
 
     ``variables`` are names of parameters and the dotted paths that they override, ``steps.train.task.max_steps``;
-    defaults are what the workflow says. ``cache_days``: how long a finished step stands in for an equal one; None runs
+    defaults are the workflow's values. ``cache_days``: how long a finished step stands in for an equal one; None runs
     every step in every execution, in a run of its own. Raises ``PlanError`` with every fault.
     """
     if workflow.backend.name != "sagemaker":

@@ -85,7 +85,7 @@ class Stored(NamedTuple):
 
     arn: str
     version: int | None
-    """Which of the pipeline's definitions it is; None where the service does not tell, as of the first."""
+    """Which of the pipeline's definitions it is; None where the service does not return it, as for the first."""
 
 
 def store(found: PipelineDefinition, *, connect: Any = Account) -> Stored:

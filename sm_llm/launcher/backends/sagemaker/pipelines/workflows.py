@@ -1,4 +1,4 @@
-"""Workflows on SageMaker: a workflow's run is an execution of its pipeline; its steps' runs lie where that says."""
+"""Workflows on SageMaker: a workflow's run is an execution of its pipeline, which places the runs of the steps."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[]
         found = render(_workflow(home, home.record()))
         check_role(connect(found.region), found.role)
         stored = pipelines.store(found, connect=connect)
-        for step in found.steps:  # a step that goes on is the same attempt, for which an old request would count
+        for step in found.steps:  # a step that continues is the same attempt, for which an old request would count
             job_home(step.job).store.delete([STOP_FILE])
         # Another launch may store a pipeline of the same name meanwhile; this one starts its own.
         token = f"{home.record().run_id}-{attempt}"
@@ -100,7 +100,7 @@ def _started_lines(found: PipelineDefinition, uri: str, execution: str) -> list[
 
 
 def step_home(home: RunHome, step: str) -> RunHome:
-    """Where a step of the newest attempt has its run: what the pipeline was told, which equal steps share."""
+    """Where a step of the newest attempt has its run: what the pipeline's definition holds, which equal steps share."""
     record = home.record()
     kept = record.attempts[-1].request if record.attempts else None
     if kept is None:

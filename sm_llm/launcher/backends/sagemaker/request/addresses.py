@@ -28,10 +28,10 @@ def address_faults(job: JobSpec) -> Iterator[Fault]:
     if options.bucket is not None and _bucket(f"s3://{options.bucket}") != options.bucket:
         named = _bucket(options.bucket)
         remedy = f"Write {named}" if named else "Write its name alone: lower-case letters, digits, dots and hyphens"
-        yield Fault("backend.bucket", "is no name of a bucket", options.bucket, remedy)
+        yield Fault("backend.bucket", "is not a valid bucket name", options.bucket, remedy)
     if options.wheelhouse is not None and _bucket(options.wheelhouse) is None:
         remedy = "Write s3://bucket/prefix; sm-llm image wheelhouse fills it"
-        yield Fault("backend.wheelhouse", "is no prefix in S3", options.wheelhouse, remedy)
+        yield Fault("backend.wheelhouse", "is not a prefix in S3", options.wheelhouse, remedy)
     yield from channel_faults(job)
     yield from source_faults(job)
 
@@ -59,5 +59,5 @@ def address_warnings(job: JobSpec) -> list[str]:
         return []
     found = []
     if options.image_version is not None:
-        found.append(f"backend.image_version: {options.image_version} has no effect, image_uri says which image runs")
+        found.append(f"backend.image_version: {options.image_version} has no effect beside image_uri")
     return found

@@ -46,7 +46,7 @@ class _Named:
 
 @lru_cache
 def partition_of(region: str) -> str:
-    """A region's partition. Raises ``ValueError`` for what is no region."""
+    """A region's partition. Raises ``ValueError`` for what is not a region."""
     from botocore.exceptions import UnknownRegionError
 
     try:
@@ -118,7 +118,7 @@ def _arn_faults(it: _Named, region: str, partition: str, account: str | None) ->
         return
     match = _ARN.fullmatch(it.value)
     if match is None or match["service"] != it.service:
-        if not it.is_arn or match is not None:  # what is no ARN at all is a broken limit of the service
+        if not it.is_arn or match is not None:  # what is not an ARN at all is a broken limit of the service
             yield Fault(it.path, f"is not an ARN of {it.service}", it.value, f"Write arn:{partition}:{it.service}:…")
     elif match["partition"] != partition:
         problem = f"is of partition {match['partition']}, the job runs in {region}, which is of {partition}"

@@ -57,12 +57,12 @@ def distribution(job: JobSpec) -> Distribution:
 
 
 def _log_environment(job: JobSpec) -> dict[str, str]:
-    """Of several processes torchrun tells the lines apart: CloudWatch has one stream for all of a host."""
+    """Of several processes torchrun labels the lines: CloudWatch has one stream for all of a host."""
     return {TEE: "3", **LINE_PREFIX} if starts_ranks(job.task) and job.compute.processes > 1 else {}
 
 
 def smp_parameters(job: JobSpec) -> dict[str, Any] | None:
-    """What ``SmpSpec.parameters`` says for a job; None without smp."""
+    """``SmpSpec.parameters`` for a job; None without smp."""
     smp = parallelism_of(job.task)
     if not isinstance(smp, SmpSpec):
         return None

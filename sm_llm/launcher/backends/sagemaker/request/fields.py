@@ -1,4 +1,4 @@
-"""Faults of a request told by the fields of the specification: where the user wrote the value, and what to write."""
+"""Faults of a request by the fields of the specification: where the user wrote the value, and what to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the name of one of AWS's own images says: framework, version, Python and hardware, compared with the job."""
+"""What the name of one of AWS's own images holds: framework, version, Python and hardware, compared with the job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AwsImage:
 
 
 def aws_image(uri: str) -> AwsImage | None:
-    """What the address of an image says; None where it is not one that AWS publishes for training or inference."""
+    """What the address of an image holds; None where it is not one that AWS publishes for training or inference."""
     match, parts = ECR.fullmatch(uri), _NAME.match(uri)
     if match is None or parts is None or match["account"] not in (SMP_ACCOUNT, *DLC_ACCOUNTS.values()):
         return None

@@ -1,4 +1,4 @@
-"""Limits of the service that its own model tells: lengths, counts, patterns and enumerations of a request.
+"""Limits of the service that its own model holds: lengths, counts, patterns and enumerations of a request.
 
 The SDK and botocore check types, required members and minimums only; everything else is refused by the service, after
 code and data have been uploaded. This follows the installed botocore, so it knows an API as new as that.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _JAVA = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": "A-Za-z0-9"}
-"""Java's classes of characters as Python says them; ``\\w`` is a little wider than letters, and the service decides."""
+"""Java's classes of characters as Python's; ``\\w`` is a little wider than letters, and the service decides."""
 
 
 def limit_faults(request: dict[str, Any], operation: str = "CreateTrainingJob") -> Iterator[Fault]:

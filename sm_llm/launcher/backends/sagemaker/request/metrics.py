@@ -25,7 +25,7 @@ BETTER: dict[str, str] = {
     "train:data_wait_seconds": "Minimize",
     VALIDATION: "Minimize",
 }
-"""Metric -> the direction in which a tuning job improves it; the other metrics are no outcomes."""
+"""Metric -> the direction in which a tuning job improves it; the other metrics are not outcomes."""
 
 
 def metric_definitions() -> list[dict[str, str]]:

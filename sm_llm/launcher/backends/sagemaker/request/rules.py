@@ -82,7 +82,7 @@ def _limit_faults(job: JobSpec, limit: TimeLimit) -> Iterator[Fault]:
     options = job.backend
     assert isinstance(options, SageMakerBackend)
     if limit.max_run > LONGEST_SECONDS:
-        remedy = "The job saves checkpoints: launch it again to go on"
+        remedy = "The job saves checkpoints: launch it again to continue"
         yield Fault("backend.max_run_seconds", "no training job runs longer than 28 days", limit.max_run, remedy)
     if options.max_wait_seconds is None:
         return
@@ -111,7 +111,7 @@ def _instance_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]
 def _group_faults(job: JobSpec, groups: Sequence[InstanceGroup]) -> Iterator[Fault]:
     total = sum(group.instance_count for group in groups)
     if total != job.compute.instance_count:
-        problem = f"the groups have {total} nodes together, compute.instance_count says {job.compute.instance_count}"
+        problem = f"the groups have {total} nodes together, compute.instance_count is {job.compute.instance_count}"
         yield Fault("backend.instance_groups", problem, total, f"Set compute.instance_count to {total}")
     if len({group.name for group in groups}) < len(groups):
         yield Fault("backend.instance_groups", "two groups have one name", [group.name for group in groups])
@@ -235,5 +235,5 @@ def job_warnings(job: JobSpec) -> list[str]:
                 f"backend.volume_size_gb: {row.name} uses its NVMe disks ({row.nvme_gb:,} GB) whatever is asked"
             )
     if options.spot:
-        warnings.append(f"spot: interrupted at any time; the run goes on from its newest checkpoint in {job.storage}")
+        warnings.append(f"spot: interrupted at any time; the run continues from its newest checkpoint in {job.storage}")
     return warnings

@@ -30,7 +30,7 @@ _BORROWED = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a job takes from its specification or else from the SDK's defaults; ``origins`` tells which is which."""
+    """What a job takes from its specification or else from the SDK's defaults; ``origins`` holds which is which."""
 
     role: str | None
     region: str | None

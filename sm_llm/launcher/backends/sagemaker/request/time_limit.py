@@ -1,4 +1,4 @@
-"""How long a job may run: what the plan knows of its work, with room, or what the user says; never a silent day."""
+"""How long a job may run: the work that the plan knows, with a margin, or the user's value; never a silent day."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SPOT_WAIT_SECONDS = 86_400
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """``max_run`` and, for spot, ``max_wait`` in seconds; ``reason`` says where they come from."""
+    """``max_run`` and, for spot, ``max_wait`` in seconds; ``reason`` names where they come from."""
 
     max_run: int
     max_wait: int | None
@@ -46,12 +46,12 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
     assert isinstance(options, SageMakerBackend)
     seconds, reason = options.max_run_seconds, "backend.max_run_seconds"
     if seconds is None and isinstance(job.task, RegisterTask):
-        seconds, reason = _HOUR, "one call, and room for the instance to start"
+        seconds, reason = _HOUR, "one call, and time for the instance to start"
     elif seconds is None:
         peak = slowest_flops(job)
         if total_flops is None or peak is None:
             remedy = "Give the seconds after which the job is ended whatever it does, for example 86400"
-            problem = "the plan cannot tell how long this takes, and the service's own default is one day"
+            problem = "the plan does not know how long this takes, and the service's own default is one day"
             return Fault("backend.max_run_seconds", problem, None, remedy)
         seconds, reason = _derived(total_flops, peak, job.compute.world_size)
         if len(machines(job)) > 1:

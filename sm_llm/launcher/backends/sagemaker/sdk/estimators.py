@@ -98,7 +98,7 @@ def _job(loaded: Loaded) -> Loaded:
 
 
 class Staged:
-    """A run that has an id and a submission, and that nobody has heard of yet."""
+    """A run that has an id and a submission, and that is not submitted yet."""
 
     def __init__(self, loaded: Loaded, plan: Plan, record: RunRecord, submission: Submission) -> None:
         self._loaded = loaded
@@ -146,7 +146,7 @@ class Staged:
         self.is_stored = True
 
     def claim(self, region: str, name: str) -> None:
-        """Tell the run's record of its training job, which is created next."""
+        """Put the training job, which is created next, into the run's record."""
         from sm_llm.contract.job_file import job_home
         from sm_llm.runs.run_record import Attempt
 

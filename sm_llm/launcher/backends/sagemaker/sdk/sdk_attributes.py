@@ -40,7 +40,7 @@ def changed_faults(estimator: Any, built: Mapping[str, Any]) -> Iterator[Fault]:
         argument = name.lstrip("_")
         effect = EFFECTS.get(argument)
         if name not in built:
-            problem, remedy = "is no attribute of the estimator, so it has no effect", did_you_mean(name, list(built))
+            problem, remedy = "is not an attribute of the estimator and has no effect", did_you_mean(name, list(built))
         else:
             problem, remedy = "was changed after the estimator was built, where nothing checks it", ""
         if argument == "hyperparameters":

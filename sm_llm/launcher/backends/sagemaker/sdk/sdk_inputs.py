@@ -73,19 +73,19 @@ def input_faults(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
 
 
 def _value_faults(path: str, value: Any) -> Iterator[Fault]:
-    """What is no input, or what the service would refuse of one; variables of a pipeline have no value yet."""
+    """What is not an input, or what the service would refuse of one; variables of a pipeline have no value yet."""
     if hasattr(value, "expr"):
         return
     config = {"DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": value}}}
     if not isinstance(value, str):
         found = getattr(value, "config", None)
         if not isinstance(found, dict):
-            yield Fault(path, "is no input", value, "Write s3://bucket/prefix, a TrainingInput or a FileSystemInput")
+            yield Fault(path, "is not an input", value, "Write s3://bucket/prefix, a TrainingInput or FileSystemInput")
             return
         config = found
     uri = config["DataSource"].get("S3DataSource", {}).get("S3Uri", "")
     if isinstance(uri, str) and uri and not is_s3(uri):
-        yield Fault(path, "is no prefix in S3", uri, "Write s3://bucket/prefix")
+        yield Fault(path, "is not a prefix in S3", uri, "Write s3://bucket/prefix")
     elif isinstance(uri, str) and uri and (problem := bucket_problem(uri.removeprefix("s3://").partition("/")[0])):
         yield Fault(path, f"names no valid bucket: a name {problem}", uri, "Write s3://bucket/prefix")
     elif not any(hasattr(it, "expr") for _, it in _leaves(config, "")):

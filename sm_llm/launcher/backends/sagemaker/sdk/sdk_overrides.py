@@ -63,7 +63,7 @@ def _argument_faults(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Fault]:
                 problem = "is an argument of the SDK whose effect on the job is not known"
                 yield Fault(name, problem, shown(value), "Leave it out")
             else:
-                yield Fault(name, "is no argument of PyTorch; the SDK would drop it", value, did_you_mean(name, known))
+                yield Fault(name, "is not an argument of PyTorch; the SDK drops it", value, did_you_mean(name, known))
         elif effect.kind == "refused":
             if value is not None and not any(value is it or value == it for it in effect.neutral):
                 yield Fault(name, effect.reason, shown(value), effect.target)
@@ -164,7 +164,7 @@ def hyperparameter_faults(submission: Submission, plan: Plan, given: Mapping[str
         if fault.path.startswith("HyperParameters"):
             too_long = True
             path = fault.path.replace("HyperParameters", "hyperparameters", 1)
-            yield replace(fault, path=path, remedy="Say it in the specification: a job file has no such limit")
+            yield replace(fault, path=path, remedy="Set it in the specification: a job file has no such limit")
     try:
         _, changes = applied(submission.job, texts)
         if not too_long:

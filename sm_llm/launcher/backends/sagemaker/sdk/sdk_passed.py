@@ -45,7 +45,7 @@ def _metric_faults(given: Sequence[Mapping[str, str]], own: Sequence[Mapping[str
         try:
             groups = re.compile(rule["Regex"]).groups
         except re.error as error:
-            yield Fault(path, f"is no regular expression: {error}", rule["Regex"], "Correct it")
+            yield Fault(path, f"is not a regular expression: {error}", rule["Regex"], "Correct it")
             continue
         if not groups:
             problem = f"has no group, so {rule['Name']} would have no value"

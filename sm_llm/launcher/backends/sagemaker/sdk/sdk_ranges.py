@@ -41,7 +41,7 @@ def _own_faults(name: Any, value: Any) -> Iterator[Fault]:
     path, kind = f"hyperparameter_ranges.{name}", getattr(value, "__name__", None)
     if kind not in _KINDS:
         remedy = "Give a ContinuousParameter, IntegerParameter or CategoricalParameter"
-        yield Fault(path, "is no range of the SDK", shown(value), remedy)
+        yield Fault(path, "is not a range of the SDK", shown(value), remedy)
     elif any(map(is_variable, vars(value).values())):
         problem = "must hold values, not pipeline variables: trials are checked before they start"
         yield Fault(path, problem, None, "Write numbers or text; hyperparameters of the estimator take variables")
@@ -67,7 +67,7 @@ def _bound_faults(path: str, value: Any, kind: str) -> Iterator[Fault]:
         return
     scale, known = value.scaling_type, known_values("HyperParameterScalingType")
     if scale not in known:
-        yield Fault(path, "is no scale of a range", scale, f"Write one of {', '.join(known)}")
+        yield Fault(path, "is not a scale of a range", scale, f"Write one of {', '.join(known)}")
     elif scale == "Logarithmic" and low <= 0:
         yield Fault(path, "a logarithmic scale needs values above 0", low, "Raise the lower bound, or use Linear")
     elif scale == "ReverseLogarithmic" and (kind == "Integer" or low < 0 or high >= 1):
