@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher import homes
+from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.run import Run
+from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.states import RunState
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
@@ -96,3 +100,33 @@ def test_s10_metadata_services_are_no_stores(host: str, aws_environment: None) -
 def test_what_was_remembered_is_read_as_data(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (finished.home.root / "reached.json").write_text(json.dumps([1]))
     assert Run(finished.uri).state is RunState.COMPLETED
+
+
+DEFINITION = {"Steps": [{"Name": "a", "Arguments": {"Tags": [{"Key": RUN_TAG, "Value": "s3://bkt/step"}]}}]}
+
+
+def workflow(body: bytes) -> Any:
+    """A workflow in S3 whose record and stored definition somebody else wrote."""
+    spec = {
+        "backend": {"name": "sagemaker"}, "steps": {"a": {}}, "storage_options": {"endpoint_url": EVIL, "region": None},
+    }  # fmt: skip
+    attempt = Attempt(number=1, native_id="x", started=1.0, request="definition.json")
+    record = RunRecord(run_id="w", name="w", created=1.0, spec=spec, spec_digest="d", attempts=(attempt,))
+    store = SimpleNamespace(get=lambda key: body, options=S3Options(endpoint_url="http://127.0.0.1:10"))
+    return SimpleNamespace(uri="s3://bkt/w", record=lambda: record, store=store)
+
+
+def test_s10_a_step_of_a_pipeline_is_reached_as_its_workflow_is(aws_environment: None) -> None:
+    home: Any = step_home(workflow(json.dumps(DEFINITION).encode()), "a")
+    assert home.uri == "s3://bkt/step"
+    assert home.store.client.meta.endpoint_url == "http://127.0.0.1:10"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b'{"Steps": 5}', b'{"Steps": [1]}', b'{"Steps": [{"Name": "a"}]}', b"[" * 100_000, b"\xff",
+     b'{"Steps": [{"Name": "a", "Arguments": {"Tags": []}}]}'],
+)  # fmt: skip
+def test_4_a_stored_definition_that_is_none_is_an_error_in_words(body: bytes) -> None:
+    with pytest.raises(StorageError, match=r"s3://bkt/w/definition\.json: cannot be used"):
+        step_home(workflow(body), "a")

@@ -250,6 +250,27 @@ def test_s12_slots_are_equal_only_by_number() -> None:
 PIN = ".fetch/source.json"
 
 
+@pytest.mark.parametrize("paths", [["config.json"], ["config.json/x"], ["a", "a"], ["a/b", "a"]])
+def test_2_a_pin_that_names_a_file_twice_is_refused(hub: Hub, tmp_path: Any, paths: list[str]) -> None:
+    hub.add("org/name", {"config.json": b"{}"})
+    fetch("hf://org/name", tmp_path)
+    record = json.loads((tmp_path / PIN).read_text())
+    record["files"] += [{"path": it, "size": 1, "checksum": "git-sha1:" + "0" * 40} for it in paths]
+    (tmp_path / PIN).write_text(json.dumps(record))
+    with pytest.raises(StorageError, match="cannot lie in one folder"):
+        fetch("hf://org/name", tmp_path)
+
+
+@pytest.mark.parametrize("version", [True, "1", 1.0, None])
+def test_4_the_version_of_a_pin_is_an_integer(hub: Hub, tmp_path: Any, version: Any) -> None:
+    hub.add("org/name", {"config.json": b"{}"})
+    fetch("hf://org/name", tmp_path)
+    record = json.loads((tmp_path / PIN).read_text())
+    (tmp_path / PIN).write_text(json.dumps({**record, "version": version}))
+    with pytest.raises(StorageError, match="cannot be used"):
+        fetch("hf://org/name", tmp_path)
+
+
 def test_s03_a_repository_cannot_bring_its_own_pin(hub: Hub, tmp_path: Any) -> None:
     hub.add("org/name", {"config.json": b"{}", PIN: b"{}"})
     with pytest.raises(StorageError, match=r"\.fetch is a name of our own"):

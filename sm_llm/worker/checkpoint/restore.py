@@ -66,6 +66,16 @@ def wanted_by_node(context: WorkerContext, commit: CommitManifest) -> Wanted | N
     return Wanted(frozenset(paths | {_METADATA}))
 
 
+def check_meta(commit: CommitManifest) -> None:
+    """Raise ``CheckpointError`` where a commit's ``meta`` has not the form in which workers write it."""
+    meta = commit.meta
+    layout_ = meta.get("layout")
+    inside = layout_.get("parallelism") if isinstance(layout_, dict) else None
+    blocks = {"layout": layout_, "layout.parallelism": inside, **{it: meta.get(it) for it in ("job", "plateau")}}
+    if wrong := [name for name, value in blocks.items() if value is not None and not isinstance(value, dict)]:
+        raise CheckpointError(f"step {commit.step}: meta.{wrong[0]} of its commit must be a mapping")
+
+
 def _is_of_all_ranks(reads: Any, world_size: int) -> bool:
     lists = isinstance(reads, list) and len(reads) == world_size and all(isinstance(it, list) for it in reads)
     return lists and all(isinstance(path, str) for paths in reads for path in paths)
@@ -75,6 +85,7 @@ def fetcher(context: WorkerContext, store: Store) -> Callable[[CommitManifest, P
     """Brings the node's files of a commit: by its transfer agent, verified, and not again what is there already."""
 
     def bring(commit: CommitManifest, folder: Path) -> None:
+        check_meta(commit)
         for other in folder.parent.glob("*"):
             if not other.name.startswith(folder.name):
                 _remove(other)

@@ -274,7 +274,7 @@ def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, co
     reader.read_metadata()  # here a refusal keeps its own words
     try:
         read_distributed(strategy.state_dict(), storage_reader=reader, process_group=control.group)
-    except (CheckpointException, ValueError, KeyError, RuntimeError) as error:
+    except (CheckpointException, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{start.uri}: does not fit this job's model: {error}") from error
     strategy.state_loaded()
     private = _load_private(context, start, strategy.layout)
@@ -305,12 +305,14 @@ def _load_private(context: WorkerContext, start: Start, layout: Layout) -> dict[
     job = {"world_size": start.commit.save.world_size if start.commit else 0, **start.meta.get("job", {})}
     before = {name: job.get(name, degree) for name, degree in now.items()}
     if before == now:
-        text = (start.folder / rank_file(context.place.rank)).read_text(encoding="utf-8")
-        private: dict[str, Any] = json.loads(text)
-        random_state.restore(private["random"])
+        private = _saved_by(start, context.place.rank)
+        try:
+            random_state.restore(private["random"])
+        except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{start.uri}: its random state cannot be restored: {error}") from error
         return private
     changes = ", ".join(f"{name} {before[name]} -> {degree}" for name, degree in now.items() if before[name] != degree)
-    if json.loads((start.folder / rank_file(0)).read_text(encoding="utf-8"))["stream"]:
+    if _saved_by(start, 0)["stream"]:
         raise CheckpointError(
             f"{start.uri}: was saved by other processes ({changes}), each at its own place in a stream, and cannot be "
             "continued by these. Start the same ones, or prepare the text as rows"
@@ -320,6 +322,18 @@ def _load_private(context: WorkerContext, start: Start, layout: Layout) -> dict[
         "order, but sums are added in another order and random generators start anew"
     )
     return {}
+
+
+def _saved_by(start: Start, rank: int) -> dict[str, Any]:
+    """What a process saved for itself. Raises ``CheckpointError`` for a file that no process of ours wrote."""
+    assert start.folder is not None
+    try:
+        found = json.loads((start.folder / rank_file(rank)).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{start.uri}: {rank_file(rank)} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not {"random", "stream"} <= found.keys():
+        raise CheckpointError(f"{start.uri}: {rank_file(rank)} is not what a process saves for itself")
+    return found
 
 
 def check_strategy(
