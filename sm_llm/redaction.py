@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, quote_plus
+
+from sm_llm.secret_names import is_secret_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,36 +33,50 @@ _PUBLISHED = (
 )
 _PRIVATE_KEY = r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
 _WHOLE_KEY = rf"{_PRIVATE_KEY}(?:.*?-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----)?"
-# Of an address: its password, the path of a webhook, and query parameters that grant access (OAuth, AWS, Azure).
-_PASSWORD = r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"
-_WEBHOOK = (
-    r"(?<=hooks\.slack\.com/)(?:services|workflows)/[\w/-]+|(?<=/api/webhooks/)\d+/[\w-]+"
-    r"|(?<=\.webhook\.office\.com/)[\w@/-]+"
+# Of an address: what stands before its last "@" in front of the host, also with JSON's escaped slashes and encoded as a
+# part of another address; a user alone is hidden where it may be a token.
+_SLASHES = r"(?:[A-Za-z][A-Za-z0-9+.-]{1,30}:)?(?:\\?/){2}"
+_IN_ADDRESSES = (
+    re.compile(rf"(?<![\w/:])({_SLASHES})[^\s/\\?#\"<>@:]{{0,250}}:[^\s/\\?#\"<>]{{1,1000}}(?=@)"),
+    re.compile(r"(https?:(?:\\?/){2})[^\s/\\?#\"<>@:]{8,1000}(?=@)"),
+    re.compile(r"(%3A%2F%2F)[^\s%]{0,250}%3A[^\s&]{1,1000}?(?=%40)", re.IGNORECASE),
+    re.compile(r"(hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]+"),
+    re.compile(r"(/api/(?:v[0-9]+/)?webhooks/)[0-9]+/[\w-]+"),
+    re.compile(r"(\.webhook\.office\.com/)[\w@/-]+"),
+    re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?[a-z]+ )[^\s'\"]+", re.IGNORECASE),
+    re.compile(r"(\bbearer )(?=[^\s'\"]*[0-9])[\w.~+/-]{16,}=*", re.IGNORECASE),
+    # Query parameters that grant access (OAuth, AWS, Azure, Google), of addresses and of fragments.
+    re.compile(
+        r"([?&;#](?:amp;)?(?:[\w.-]{0,80}(?:token|secret|passwo?r?d|pwd|pass|auth|signature|credential|jwt|apikey|accesskey)"
+        r"|(?:[\w.-]{0,80}[_-])?(?:key|sig)|code|AWSAccessKeyId)=)[^&\s#'\"<>;]+",
+        re.IGNORECASE,
+    ),
 )
-_PARAMETER = (
-    r"(?<=[?&])((?:access[_-]?|auth[_-]?|api[_-]?|refresh[_-]?|id[_-]?|private[_-]?)?(?:token|key)|secret|client_secret"
-    r"|password|passwd|pwd|sig|signature|X-Amz-(?:Signature|Credential|Security-Token)|AWSAccessKeyId)=[^&\s#'\"]+"
-)
-_TOKEN = re.compile("|".join((_PUBLISHED, _WHOLE_KEY, _PASSWORD, _WEBHOOK)), re.DOTALL)
-_QUERY = re.compile(_PARAMETER, re.IGNORECASE)
+_TOKEN = re.compile("|".join((_PUBLISHED, _WHOLE_KEY)), re.DOTALL)
 _PUBLISHED_TOKEN = re.compile(_PUBLISHED)
 _KEY_LINE = re.compile(rf"^[ \t]*{_PRIVATE_KEY}", re.MULTILINE)
 
-SECRET_WORDS = (
-    r"token|secret|password|passwd|passphrase|pwd|pgpass|auth|authorization|credentials?|api_?key|access_?key"
-    r"|secret_?key|private_?key|signing_?key|encryption_?key|wandb_?key|pat|webhook(?:_?url)?|dsn|cookie"
+# Lines of programs and configurations: a name, and how a value is given to it.
+_ASSIGNMENT = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,120})['\"]?\]?[ \t]*(?::=|=>|==?|:)(?!=)[ \t]*")
+_ANNOTATION = re.compile(r"[A-Za-z_][\w.\[\], |]*=(?!=)[ \t]*")
+_LITERALS = re.compile(r"(?:[bfruBFRU]{0,2}(?:\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')[ \t]*)+")
+_NO_SECRET = re.compile(
+    r"[A-Za-z_]\w*(?:\.\w+)*[(\[]|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[ \t]*(?:[,)\]#;]|$)|\$\{?\w+\}?(?:[ \t]|$)"
+    r"|(?:None|True|False|null|str|int|bytes|object|-?[0-9]{1,4})\b[ \t]*(?:[,)\]#;|]|$)"
+    r"|(?:env|file|ssm|secretsmanager|k8s):|\"\"|''|\$\{\{"
 )
-"""Alternatives of a regular expression, for the last word of a name whose value is a secret (``GH_PAT``, ``AUTH``)."""
-_ASSIGNED = re.compile(
-    rf"(?P<name>(?<![A-Za-z0-9])(?:[A-Za-z0-9]+[_.-])*(?:{SECRET_WORDS})['\"]?\s*(?::=|=>|[:=])\s*)"
-    r"(?:(?P<quote>['\"])[^'\"\n]+(?P=quote)|(?P<bare>[^\s'\"()\[\]{}$<>,;]+)[ \t]*(?=$|#|\n))",
-    re.IGNORECASE | re.MULTILINE,
-)
+"""Values that are calls, attributes, references, types or small numbers: code that a reader of a diff needs."""
+_SAME_NAME = re.compile(r"(?P<value>[A-Za-z_]\w*)[ \t]*(?:[,)\]]|$)")
+_FLAG = re.compile(r"(?P<before>--(?P<name>[A-Za-z][\w-]*)[ \t]+)(?!-)[^\s'\"]+")
+_ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)[^<\n]+(?=</)")
+_ENCODED = re.compile(r"%[0-9A-F]{2}")
+_BLOCK = re.compile(r"[|>][+-]?[0-9]?[ \t]*$|\\$")
+"""What a value begins with that follows on the next lines: YAML's block scalars, a continued line."""
 
 
 def is_token_shaped(text: str) -> bool:
     """Whether ``text`` holds something in the format of a token, a private key, or credentials inside an address."""
-    return _TOKEN.search(text) is not None or _QUERY.search(text) is not None
+    return _TOKEN.search(text) is not None or any(it.search(text) is not None for it in _IN_ADDRESSES)
 
 
 def is_published_token(text: str) -> bool:
@@ -74,43 +91,93 @@ def has_private_key(text: str) -> bool:
 
 def redact(text: str) -> str:
     """``text`` with everything that has the format of a token, and all credentials in addresses, as ``HIDDEN``."""
-    return _QUERY.sub(rf"\1={HIDDEN}", _TOKEN.sub(HIDDEN, text))
+    text = _TOKEN.sub(HIDDEN, text)
+    for pattern in _IN_ADDRESSES:
+        text = pattern.sub(rf"\1{HIDDEN}", text)
+    return text
 
 
 def redact_assignments(text: str) -> str:
-    """``redact``, and the values that lines of a program or configuration give to names such as ``db_password``."""
-    return redact(_ASSIGNED.sub(rf"\g<name>{HIDDEN}", text))
+    """``redact``, and the values that lines of a program or configuration give to names such as ``db_password``.
+
+    A quoted value is hidden alone, any other to the end of its line, with the lines that belong to it. Calls,
+    attributes and references stay.
+    """
+    lines, shown, inside = text.split("\n"), [], None
+    for line in lines:
+        indent = _indent(line)
+        if inside is not None and (indent > inside or not line.strip("+- \t")):
+            shown.append(line[: len(line) - len(line.lstrip("+- \t"))] + (HIDDEN if line.strip("+- \t") else ""))
+            continue
+        hidden, follows = _without_values(line)
+        shown.append(hidden)
+        inside = indent if follows else None
+    return redact("\n".join(shown))
+
+
+def _indent(line: str) -> int:
+    """Columns before the text of a line, whose mark of a diff is a column."""
+    return len(line) - len(line[1:].lstrip() if line[:1] in "+-" else line.lstrip())
+
+
+def _without_values(line: str) -> tuple[str, bool]:
+    """A line without the values of its secret names, and whether one goes on in the next lines."""
+    parts, at, follows = [], 0, False
+    for match in _ASSIGNMENT.finditer(line):
+        if match.start() < at or not is_secret_name(match["name"]):
+            continue
+        annotated = _ANNOTATION.match(line, match.end()) if ":" in match[0] else None
+        begin = annotated.end() if annotated else match.end()
+        same = _SAME_NAME.match(line, begin)
+        if begin == len(line) or _NO_SECRET.match(line, begin) or (same and is_secret_name(same["value"])):
+            continue
+        follows = _BLOCK.match(line, begin) is not None
+        quoted = _LITERALS.match(line, begin)
+        end = quoted.end() if quoted else len(line)
+        parts += [line[at:begin], HIDDEN]
+        at = end
+    shown = "".join([*parts, line[at:]])
+    for pattern in (_FLAG, _ELEMENT):
+        shown = pattern.sub(lambda it: f"{it['before']}{HIDDEN}" if is_secret_name(it["name"]) else it[0], shown)
+    return shown, follows
 
 
 @dataclass(frozen=True)
 class Hidden:
     """Secrets whose values are known, and whatever has the format of one, to be kept out of whatever is written.
 
-    A value is also found as JSON, ``repr``, URLs and base64 write it, and in parts: the lines of a value of several
-    lines, and the texts inside a value that is JSON.
+    A value is also found as JSON, ``repr``, HTML, shells, URLs, base64 and hexadecimal digits write it, and in parts:
+    the lines of a value of several lines, what follows ``NAME=`` and ``name:`` in them, and the texts and long numbers
+    inside a value that is JSON. Where two secrets overlap, both are hidden.
     """
 
     values: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> str:
         """``text`` without them."""
-        return redact(self._known.sub(HIDDEN, text) if self._known else text)
+        return redact(self._without_known(text))
 
     def inside(self, value: _Value) -> _Value:
         """``value`` (text, or a mapping, list or dataclass of such) without them; anything else as it is."""
         return cast("_Value", self._inside(value))
 
     @cached_property
-    def _known(self) -> re.Pattern[str] | None:
+    def _forms(self) -> tuple[str, ...]:
         parts = {part for value in self.values for part in _parts(value) if len(part) >= SHORTEST}
-        forms = {form for part in parts for form in _forms(part)}
-        return re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+        return tuple({form for part in parts for form in _forms(part)})
+
+    def _without_known(self, text: str) -> str:
+        shown, at = [], 0
+        for begin, end in _joined(it for form in self._forms for it in _found(form, text)):
+            shown += [text[at:begin], HIDDEN]
+            at = end
+        return "".join([*shown, text[at:]])
 
     def _inside(self, value: Any) -> Any:
         if type(value) is str:
             return self(value)
         if isinstance(value, dict):
-            return {key: self._inside(item) for key, item in value.items()}
+            return {self._inside(key): self._inside(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(map(self._inside, value))
         if is_dataclass(value) and not isinstance(value, type):
@@ -118,12 +185,37 @@ class Hidden:
         return value
 
 
+def _found(form: str, text: str) -> Iterator[tuple[int, int]]:
+    """Where ``form`` begins and ends in ``text``."""
+    at = text.find(form)
+    while at >= 0:
+        yield at, at + len(form)
+        at = text.find(form, at + 1)
+
+
+def _joined(spans: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The same places in ascending order, those that overlap or touch as one."""
+    begin = end = -1
+    for first, last in sorted(spans):
+        if first > end:
+            if end > begin:
+                yield begin, end
+            begin, end = first, last
+        end = max(end, last)
+    if end > begin:
+        yield begin, end
+
+
 def _parts(value: str) -> Iterator[str]:
     """The value itself and what a program shows of it alone: its lines, and the texts inside JSON."""
     yield value
     lines = value.splitlines()
     if len(lines) > 1:
-        yield from (line.strip() for line in lines)
+        for line in lines:
+            yield line.strip()
+            _, separator, rest = re.sub(r"^\s*(?:export\s+)?[\w.-]+\s*[=:]\s*", "\0", line).partition("\0")
+            if separator:
+                yield rest.strip().strip("'\"")
     try:
         yield from _texts(json.loads(value))
     except (ValueError, RecursionError):
@@ -132,20 +224,33 @@ def _parts(value: str) -> Iterator[str]:
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield value
-        lines = value.splitlines()
-        yield from (line.strip() for line in lines if len(lines) > 1)
+        yield from _parts(value)
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _texts(item)
+    elif type(value) in (int, float):
+        yield str(value)
 
 
 def _forms(part: str) -> set[str]:
-    """``part`` as it is and as JSON, ``repr``, URLs and base64 write it."""
-    forms = {part, json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1], repr(part)[1:-1]}
-    forms |= {quote(part, safe=""), quote(part), quote_plus(part)}
+    """``part`` as it is and as JSON (also inside JSON), ``repr``, HTML, shells, URLs and base64 write it."""
     raw = part.encode("utf-8", "surrogatepass")
-    forms |= {base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()}
+    as_json = {json.dumps(part)[1:-1], json.dumps(part, ensure_ascii=False)[1:-1]}
+    as_json |= {it.replace("/", "\\/") for it in as_json}
+    urls = {
+        quote(part, safe="", errors="surrogatepass"),
+        quote(part, errors="surrogatepass"),
+        quote_plus(part, errors="surrogatepass"),
+    }
+    forms = {part, *as_json, *(json.dumps(it)[1:-1] for it in as_json), *urls}
+    forms |= {_ENCODED.sub(lambda it: it[0].lower(), it) for it in urls}
+    forms |= {repr(part)[1:-1], ascii(part)[1:-1], repr(raw)[2:-1], html.escape(part), html.escape(part, quote=False)}
+    forms |= {part.replace("'", "'\"'\"'"), part.replace("'", r"'\''")}
+    return forms | {raw.hex(), raw.hex().upper()} | _as_base64(raw)
+
+
+def _as_base64(raw: bytes) -> set[str]:
+    forms = {base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()}
     # Base64 of a longer text that contains the part depends on where in a group of three bytes the part begins.
     # Characters that also encode bytes before or after it are left out: they differ from text to text.
     for shift in range(3):

@@ -6,7 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
-from sm_llm.redaction import HIDDEN, SECRET_WORDS, is_token_shaped
+from sm_llm.redaction import HIDDEN, is_token_shaped
+from sm_llm.secret_names import is_secret_name, words
 from sm_llm.spec.environment.variables import VARIABLE
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ _REFERENCE = re.compile(
     r"env:[A-Za-z_][A-Za-z0-9_]*|file:[/~].*|secretsmanager:arn:[\w-]+:secretsmanager:[\w-]+:\d{12}:secret:\S+"
     r"|ssm:[\w./:-]+|k8s:[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[\w.-]+"
 )
-_SECRET_NAME = re.compile(rf"(?:.*[_.-])?(?:{SECRET_WORDS}|pass|key)(?:_?[0-9]+)?", re.IGNORECASE)
 
 
 def conceal(tree: Tree) -> list[Fault]:
@@ -47,9 +47,15 @@ def _problem(path: Path, value: Any) -> str:
     if any(isinstance(it, str) and is_token_shaped(it) for it in (value, *path)):
         return "holds what looks like a token or password, and a specification is stored and shown"
     entry = _entry(path, "environment")
-    if len(entry) == 1 and _SECRET_NAME.fullmatch(entry[0]) and value not in (None, ""):
+    if len(entry) == 1 and _is_secret(entry[0]) and value not in (None, ""):
         return "looks like a secret, and environment variables are stored and shown"
     return ""
+
+
+def _is_secret(variable: str) -> bool:
+    """Whether a variable of this name holds a secret; of keys, which variables seldom name otherwise, all do."""
+    spelt = [it for it in words(variable) if not it.isdigit()]
+    return is_secret_name(variable) or spelt[-1:] in (["key"], ["keys"])
 
 
 def _entry(path: Path, block: str) -> Path:

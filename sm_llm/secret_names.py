@@ -1,0 +1,66 @@
+"""Names whose values are secrets: of environment variables, of settings in a file, of parameters in an address."""
+
+from __future__ import annotations
+
+import re
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_SECRET = frozenset(
+    {
+        "token", "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pass", "pwd", "pw", "auth",
+        "authorization", "credential", "credentials", "creds", "pat", "webhook", "dsn", "cookie", "jwt", "apikey",
+    }
+)  # fmt: skip
+_KEYS = frozenset({"key", "keys"})
+_OF_KEYS = frozenset(
+    {
+        "access", "account", "api", "deploy", "encryption", "master", "private", "secret", "service", "shared", "sign",
+        "signing", "ssh", "storage", "wandb", "x",
+    }
+)  # fmt: skip
+"""Words that make a secret of the ``key`` behind them: most keys are names of entries."""
+_AFTERWARDS = frozenset(
+    {
+        "backup", "default", "dev", "env", "header", "new", "old", "prod", "production", "stage", "staging", "test",
+        "url", "value", "values",
+    }
+)  # fmt: skip
+"""Words behind that change nothing: ``DB_PASSWORD_OLD``."""
+_OF_TEXT = frozenset(
+    {
+        "bos", "cls", "eos", "image", "mask", "max", "min", "n", "new", "num", "pad", "per", "prompt", "sep",
+        "special", "total", "unk",
+    }
+)  # fmt: skip
+"""Words before ``token`` where it is a piece of text; and ``pass`` where it is a pass over data."""
+_OF_DATA = frozenset({"backward", "by", "first", "forward", "second", "single"})
+_OF_TOKENS = frozenset({"access", "api", "auth", "bearer", "github", "hf", "hub", "refresh"})
+_JOINED = re.compile(r"\w*(?:password|passwd|passphrase|apikey)s?|\w{2,}(?:token|secret)|(?:db|pg|ssh|my|ftp)pass")
+"""Words that are written without a separator: ``PGPASSWORD``, ``HFTOKEN``."""
+
+
+def words(name: str) -> list[str]:
+    """The words of a name in lower case, whether separators or capitals part them."""
+    return [it.lower() for it in _WORD.findall(name)]
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what is kept under ``name`` is a secret: ``GH_PAT``, ``dbPassword``, ``x-api-key``, ``API_KEYS``.
+
+    A key is one only with a word before it that says so; tokens of a text (``pad_token``, ``max_tokens``) are none.
+    """
+    found = words(name)
+    while found and (found[-1] in _AFTERWARDS or found[-1].isdigit()):
+        found.pop()
+    if not found:
+        return False
+    last, before = found[-1], found[-2] if len(found) > 1 else ""
+    if last == "token":
+        return before not in _OF_TEXT
+    if last == "tokens":
+        return before in _OF_TOKENS or not before
+    if last == "pass":
+        return before not in _OF_DATA
+    if last in _KEYS:
+        return before in _OF_KEYS
+    return last in _SECRET or (before, last) == ("connection", "string") or _JOINED.fullmatch(last) is not None
