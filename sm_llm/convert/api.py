@@ -23,7 +23,7 @@ from sm_llm.convert.report import (
 from sm_llm.convert.to_hf import index_json
 from sm_llm.convert.verify import verify_hf, verify_nxd
 from sm_llm.convert.work import DESTINATION, MANIFEST, SHARDS, Journal, run_units, write_whole
-from sm_llm.errors import ConversionRefused, Fault
+from sm_llm.errors import ConversionError, ConversionRefused, Fault
 from sm_llm.models.safetensors_folder import INDEX_FILE
 
 if TYPE_CHECKING:
@@ -76,11 +76,13 @@ def convert(
     if to not in ("nxd", "hf"):
         raise ConversionRefused([Fault("to (--to)", "must be nxd or hf", to)])
     folder, target, count = local_folder(source, SOURCE), _target(destination), _workers(workers)
-    job = (job_to_nxd if to == "nxd" else job_to_hf)(folder, target, given)
-    report = _run(job, folder, target, count, progress)
-    if verify:
-        check = verify_nxd if to == "nxd" else verify_hf
-        report = replace(report, verified=check(job, target))
+    try:
+        job = (job_to_nxd if to == "nxd" else job_to_hf)(folder, target, given)
+        report = _run(job, folder, target, count, progress)
+        if verify:
+            report = replace(report, verified=(verify_nxd if to == "nxd" else verify_hf)(job, target))
+    except OSError as error:
+        raise ConversionError(f"{error}. Check the permissions and the disk; the same command continues") from error
     return replace(report, seconds=time.monotonic() - began)
 
 

@@ -192,7 +192,9 @@ def read_rank(path: Path) -> tuple[dict[str, View], str]:
 
 def _referenced(path: Path, name: object) -> View:
     if not path.is_file():
-        raise ConversionError(f"{path}: is missing, and it is {name} of its rank. Copy the whole checkpoint")
+        problem = f"{path}: is missing, and it is {name} of its rank"
+        remedy = "Copy the whole checkpoint; one saved with avoid_saving_lower_precision_weights holds no weights"
+        raise ConversionError(f"{problem}. {remedy}")
     found = read_torch_file(path)
     if not isinstance(found, View):
         raise ConversionError(f"{path}: must hold one tensor of weights, {name}")

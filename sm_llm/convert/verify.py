@@ -47,9 +47,9 @@ def verify_hf(job: Job, target: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"checksums": f"{len(recorded)} tensors equal the joined shards"}
     if job.shards is None:
         return found  # no rank computes with the shards of a distributed checkpoint
-    if job.recorded is not None:
-        before = job.recorded["tensors"]
-        same = sum(1 for name, it in recorded.items() if name in before and before[name]["crc64"] == it["crc64"])
+    before = (job.recorded or {}).get("tensors")
+    if isinstance(before, dict):
+        same = sum(1 for name, it in recorded.items() if before.get(name) == it)
         found["source"] = f"{same} of {len(recorded)} tensors are as the model that the shards were made from had them"
     return {**found, **_logits(job, views, job.shards)}
 

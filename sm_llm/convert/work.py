@@ -192,10 +192,6 @@ def run_units(
             else:
                 journal.add(unit, results[unit.name])
         _flush(journal.destination, pool)
-    except OSError as error:
-        raise ConversionError(
-            f"{journal.destination}: cannot be written: {error}. The same command continues"
-        ) from None
     finally:
         counter.stop()
         pool.shutdown(wait=True, cancel_futures=True)

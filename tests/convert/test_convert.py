@@ -428,3 +428,9 @@ def test_a_file_that_lost_its_bytes_is_written_again(model: Callable[..., Path],
     tensors[5].write_bytes(bytes(tensors[5].stat().st_size))
     report = sm_llm.convert(source, target, to="nxd", tensor_parallel_degree=4, verify=True)
     assert report.reused == sum(it.get("unit", "").startswith("model/") for it in done) - 1
+
+
+def test_a_file_in_the_way_is_named(model: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConversionError, match=r"file/shards.*Check the permissions"):
+        to_nxd(model(), tmp_path / "file" / "shards", 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,6 +85,18 @@ def test_the_source_comes_back_from_shards_of_nxd(name: str, golden: Path, tmp_p
     )
     assert report.degrees.qkv == told["qkv"]
     assert "differ by" in report.verified["logits"]
+
+
+def test_xser_without_info_is_read(golden: Path, tmp_path: Path) -> None:
+    """As NxD 0.6 and torch_xla itself write it."""
+    shutil.copytree(golden / "gqa_tp4_pp2_m2_qkv_xser", tmp_path / "shards")
+    for path in (tmp_path / "shards").rglob("*.info.pt"):
+        path.unlink()
+    sm_llm.convert(tmp_path / "shards", tmp_path / "back", to="hf", config=golden / "hf_gqa")
+    assert bytes_of(tmp_path / "back") == bytes_of(golden / "hf_gqa")
+    next((tmp_path / "shards").rglob("tensor_7.pt")).unlink()
+    with pytest.raises(ConversionError, match=r"tensor_7\.pt: is missing, and it is model\.layers\.\d\..* of its rank"):
+        sm_llm.convert(tmp_path / "shards", tmp_path / "other", to="hf", config=golden / "hf_gqa")
 
 
 def test_shards_read_in_the_wrong_order_of_heads_are_refused(golden: Path, tmp_path: Path) -> None:
