@@ -47,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     ``durations.json`` tells how long; a file never measured is taken to last as its longest ``timeout`` allows.
     """
+    if unstable := [it.nodeid for it in items if " object at 0x" in it.nodeid]:
+        raise pytest.UsageError(f"give parametrize ids without addresses, the same in all processes: {unstable[0]}")
     measured = durations.read()
     known = {suite: {name: file.seconds for name, file in files.items()} for suite, files in measured.items()}
     limits: Counter[str] = Counter()

@@ -50,8 +50,9 @@ def _usable_spec(spec: dict[str, Any]) -> dict[str, Any]:
     elif not isinstance(spec.get("task"), dict) or not isinstance(spec["task"].get("kind"), str):
         raise ValueError("task.kind must be text")
     options = spec.get("storage_options")
-    if options is not None and not (isinstance(options, dict) and all(_is_text_or_none(it) for it in options.values())):
-        raise ValueError("storage_options must be a mapping of texts")
+    values = list(options.values()) if isinstance(options, dict) else [] if options is None else [options]
+    if not all(isinstance(it, bool) or _is_text_or_none(it) for it in values) or not isinstance(options, dict | None):
+        raise ValueError("storage_options must be a mapping of texts, true and false")
     return spec
 
 

@@ -50,7 +50,8 @@ def test_s16_a_run_is_closed_to_everybody_else(fakes: Fakes) -> None:
     assert {name: oct(it) for name, it in found.items() if it & 0o077} == {}
 
 
-def test_s16_a_run_in_S3_is_closed_on_this_machine(s3_fakes: Fakes) -> None:
+def test_s16_a_run_in_S3_is_closed_on_this_machine(s3_fakes: Fakes, elsewhere: Any) -> None:
+    elsewhere()  # a cache of its own
     s3_fakes.use(WRITES)
     run = s3_fakes.launch()
     assert s3_fakes.end(run) is RunState.COMPLETED, list(run.logs())

@@ -50,7 +50,7 @@ def tuned(
         ("task.max_steps", [5, 9], "is not a range"),
         ("environment.RANK", CategoricalParameter(["0", "1"]), "torchrun sets it"),
     ],
-    ids=str,
+    ids=lambda it: it if isinstance(it, str) else type(it).__name__,
 )
 def test_C8_a_range_that_the_service_or_a_worker_would_refuse(
     name: str, value: Any, words: str, calls: list[Any]
