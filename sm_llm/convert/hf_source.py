@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BIN_INDEX, BIN_FILE = "pytorch_model.bin.index.json", "pytorch_model.bin"
 SOURCE = "SRC"
+_SHOWN = 6
 BESIDE = ("config.json", "generation_config.json", *TOKENIZER_FILES)
 """Files of a model folder beside its weights that a copy needs to be complete."""
 
@@ -94,7 +95,12 @@ def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Fau
     """Name -> place in a file, twice: as the checks take it and as it is read."""
     kinds = [(INDEX_FILE, SINGLE_FILE), (BIN_INDEX, BIN_FILE)]
     has_safetensors, has_bin = (any((folder / name).is_file() for name in names) for names in kinds)
-    if has_bin and not has_safetensors:
+    if not has_safetensors and not has_bin:
+        names = ", ".join(name for pair in kinds for name in pair)
+        found = ", ".join(sorted(it.name for it in folder.iterdir())[:_SHOWN]) or "nothing"
+        problem = f"{folder} has no weights of a Hugging Face model ({found}); they must be in one of {names}"
+        return {}, {}, [Fault(SOURCE, problem, remedy="Save the model with save_pretrained, or name another folder")]
+    if not has_safetensors:
         return _bin_tensors(folder)
     stored, faults = stored_tensors(folder)
     return stored, {name: mapped(it) for name, it in stored.items() if it.dtype in FORMATS}, faults

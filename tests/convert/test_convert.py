@@ -434,3 +434,10 @@ def test_a_file_in_the_way_is_named(model: Callable[..., Path], tmp_path: Path) 
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConversionError, match=r"file/shards.*Check the permissions"):
         to_nxd(model(), tmp_path / "file" / "shards", 2)
+
+
+def test_a_folder_without_weights_is_named(model: Callable[..., Path], tmp_path: Path) -> None:
+    source = model()
+    (source / "model.safetensors").rename(source / "consolidated.00.pth")
+    with pytest.raises(ConversionRefused, match=r"no weights of a Hugging Face model .*consolidated.*_model\.bin"):
+        to_nxd(source, tmp_path / "shards", 2)
