@@ -203,6 +203,17 @@ def test_a_listing_ends_after_its_time(scripted: Scripted, store: S3Store, monke
         store.list("")
 
 
+def test_A13_13_of_an_error_no_more_is_read_than_of_any_answer(
+    scripted: Scripted, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "MOST_BYTES", 1000)
+    scripted.status, scripted.body = 403, b"<" * 2000
+    scripted.headers = {"Content-Length": str(1 << 40)}
+    for use in (lambda: store.get("key"), lambda: store.list("")):
+        with pytest.raises(StorageError, match="an answer of more than 1,000 bytes"):
+            use()
+
+
 @pytest.mark.parametrize("size", ["9" * 30, str((1 << 46) + 1)])
 def test_a_size_that_no_object_has_is_no_size(scripted: Scripted, store: S3Store, tmp_path: Path, size: str) -> None:
     """The parts of such a file could not even be counted."""

@@ -179,9 +179,16 @@ def test_I7_a_listing_that_never_ends_is_an_error(
     with pytest.raises(StorageError, match="does not name where it continues"):
         store.list("")
     monkeypatch.setattr(listing, "MOST_PAGES", 3)
-    scripted.answers = [page("runs/a", truncated="true", token=f"t{number}") for number in range(9)]
+    scripted.answers = [page(f"runs/{number}", truncated="true", token=f"t{number}") for number in range(9)]
     with pytest.raises(StorageError, match="more than 3 pages"):
         store.list("")
+
+
+def test_A13_13_a_listing_that_goes_round_under_new_tokens_is_an_error(scripted: Scripted, store: S3Store) -> None:
+    scripted.answers = [page("runs/a", truncated="true", token=f"t{number}") for number in range(99)]
+    with pytest.raises(StorageError, match="it holds 'runs/a', as an earlier page does"):
+        store.list("")
+    assert len(scripted.requests) < 10
 
 
 def test_I7_uploads_are_listed_with_the_same_care(scripted: Scripted, store: S3Store) -> None:

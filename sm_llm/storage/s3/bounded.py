@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MOST_BYTES = 64 << 20
-"""Of an answer that is not an object's body: a page of a listing has at most 1,000 keys."""
+MOST_BYTES = 16 << 20
+"""Of an answer that is not an object's body: a page of a listing has at most 1,000 keys of 1,024 bytes."""
 _CHUNK = 1 << 16
 _Result = TypeVar("_Result")
 
@@ -68,14 +68,15 @@ class BoundedSession:
         from botocore.awsrequest import AWSResponse
 
         answer = self._session.send(request)
-        if is_streamed:
+        if is_streamed and answer.status_code < 300:  # an object's body; of an error all is read here, too
             return answer
-        body = b""
+        chunks, size = [], 0
         for chunk in answer.raw.stream(_CHUNK):
-            body += chunk
-            if len(body) > MOST_BYTES:
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MOST_BYTES:
                 raise ValueError(f"an answer of more than {MOST_BYTES:,} bytes, which no request has")
-        return AWSResponse(answer.url, answer.status_code, answer.headers, _Read(body))
+        return AWSResponse(answer.url, answer.status_code, answer.headers, _Read(b"".join(chunks)))
 
     def close(self) -> None:
         """Close the connections."""

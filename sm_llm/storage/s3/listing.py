@@ -18,7 +18,7 @@ from sm_llm.storage.s3.listing_text import FAULT
 from sm_llm.storage.s3.s3_client import NONSENSE, AnswerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 MOST_PAGES = 10_000
 """Pages of one listing."""
@@ -39,12 +39,17 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
     Raises ``AnswerError`` for answers that are not whole, after several tries, and for a listing without end.
     """
     seen: set[str] = set()
+    held: set[str] = set()
     asked = {"Bucket": bucket, "Prefix": prefix, **request}
     for _ in _numbers("listing"):
-        page = _ask(partial(client.list_objects_v2, **asked), partial(_objects_fault, asked=asked, seen=seen))
+        page = _ask(
+            partial(client.list_objects_v2, **asked),
+            partial(_objects_fault, asked=asked, seen=seen, held=held),
+        )
         yield page
         if not page["IsTruncated"]:
             return
+        held.update(_keys(page))
         seen.add(page["NextContinuationToken"])
         asked = {**asked, "ContinuationToken": page["NextContinuationToken"]}
 
@@ -52,7 +57,7 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
 def first_objects(client: Any, bucket: str, prefix: str, count: int, **request: Any) -> Mapping[str, Any]:
     """One page of at most ``count`` keys that begin with ``prefix``, whole as in ``object_pages``."""
     asked = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": count, **request}
-    return _ask(partial(client.list_objects_v2, **asked), partial(_objects_fault, asked=asked, seen=set()))
+    return _ask(partial(client.list_objects_v2, **asked), partial(_objects_fault, asked=asked))
 
 
 def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Iterator[Mapping[str, Any]]:
@@ -108,7 +113,13 @@ def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, 
     )
 
 
-def _objects_fault(page: Mapping[str, Any], asked: Mapping[str, Any], seen: set[str]) -> str:
+def _objects_fault(
+    page: Mapping[str, Any],
+    asked: Mapping[str, Any],
+    seen: Collection[str] = (),
+    held: Collection[str] = (),
+) -> str:
+    """Why a page is not whole. ``seen`` are the tokens, ``held`` the keys and folders of the pages before it."""
     bucket, prefix, delimiter = asked["Bucket"], asked["Prefix"], asked.get("Delimiter", "")
     if fault := _frame_fault(page, page.get("Name"), bucket, prefix) or _echo_fault(page, asked):
         return fault
@@ -127,7 +138,14 @@ def _objects_fault(page: Mapping[str, Any], asked: Mapping[str, Any], seen: set[
             return "it holds folders that were not asked for"
     if delimiter and any(delimiter in str(it.get("Key", ""))[len(prefix) : -1] for it in contents):
         return "it holds keys inside folders, which were not asked for"
+    if repeated := next((key for key in _keys(page) if key in held), None):
+        return f"it holds {repeated!r}, as an earlier page does"
     return next((fault for it in contents if (fault := _object_fault(it, prefix))), "")
+
+
+def _keys(page: Mapping[str, Any]) -> Iterator[str]:
+    yield from (it["Key"] for it in page.get("Contents") or ())
+    yield from (it["Prefix"] for it in page.get("CommonPrefixes") or ())
 
 
 def _echo_fault(page: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
