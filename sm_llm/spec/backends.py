@@ -91,7 +91,7 @@ class SageMakerBackend(SpecModel):
     """How often SageMaker starts the job again after an internal server error; null never."""
     instance_groups: Annotated[list[InstanceGroup], PLACEMENT] = Field(default_factory=list)
     """Nodes of several types or reservations; compute.instance_type is one of the types. Plans follow the slowest."""
-    base_job_name: str | None = None
+    base_job_name: str | None = Field(default=None, min_length=1)
     """The job's name begins with this; null means the specification's name."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of the job, beside our own."""

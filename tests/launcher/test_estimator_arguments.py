@@ -35,6 +35,20 @@ def test_C8_every_argument_of_the_sdk_is_in_the_table_and_no_other() -> None:
     assert set(_parameters(pytorch())) == set(EFFECTS)
 
 
+@pytest.mark.parametrize(
+    ("tags", "words"),
+    [
+        ([{"Key": "a", "Value": "1"}, {"Key": "a", "Value": "2"}], "the key 'a' is given 2 times"),
+        ([{"key": "a"}], "must have Key and Value"),
+        ([{"Key": "a"}], "must have Key and Value"),
+        ([{"Key": "a", "Value": "1", "X": "2"}], "must have Key and Value"),
+        (["a"], "must have Key and Value"),
+    ],
+)
+def test_C8_tags_are_pairs_with_keys_of_their_own(tags: list[Any], words: str) -> None:
+    assert "variable" not in str(refused(lambda: estimator(job(), tags=tags), "tags", words))
+
+
 def test_C8_an_argument_that_a_later_sdk_adds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Later(pytorch()):  # type: ignore[misc]
         def __init__(self, warp_speed: bool = False, **kwargs: Any) -> None:

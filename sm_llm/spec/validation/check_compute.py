@@ -33,7 +33,11 @@ def compute_faults(job: JobSpec) -> Iterator[Fault]:
 
 def _type_faults(path: str, name: str, processes: int | None) -> Iterator[Fault]:
     meant = nearest_instance(name)
-    if not name.startswith("ml."):
+    if name in ("local", "local_gpu"):
+        problem = "is the local mode of the SDK, which is not supported"
+        remedy = "Emulate the training job here: backend.name=local backend.contract=sagemaker; or write an ml. type"
+        yield Fault(path, problem, name, remedy)
+    elif not name.startswith("ml."):
         yield Fault(path, "SageMaker's names begin with ml.", name, f"Write {meant.name if meant else f'ml.{name}'}")
     elif instance(name) is None and processes is None:
         problem = "is not in the table of instance types, so it is not known how many processes a node runs"

@@ -348,3 +348,42 @@ def test_a_fault_that_makes_the_plan_impossible_is_told_alone() -> None:
     data = {"format": "rows", "train": "steps.none.output", "seq_length": 64}
     with pytest.raises(SpecError, match="a job alone has no steps"):
         plan({**TINY, "task": {**TINY["task"], "data": data}})
+
+
+REGISTRY = "111122223333.dkr.ecr.us-west-2.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("docker.io/library/x:1", "images of ECR only"),
+        ("x:1", "images of ECR only"),
+        (f"{REGISTRY}/x@sha256:abc", "the digest 'sha256:abc' must be sha256: and 64 digits"),
+        (f"{REGISTRY}/X:1", "the repository 'X' must be of lower-case letters"),
+        (f"{REGISTRY}/x:a+b", "the tag 'a+b' must be of at most 128"),
+        (f"{REGISTRY}/x:{'a' * 129}", "the tag"),
+        (f"{REGISTRY}/", "the repository ''"),
+    ],
+)
+def test_D13_an_image_is_refused_for_the_part_that_is_wrong(uri: str, words: str, faults: Faults) -> None:
+    (fault,) = [it for it in faults(TINY, f"backend.image_uri={uri}", "backend.image=built") if "image_uri" in it.path]
+    assert words in fault.problem
+
+
+@pytest.mark.parametrize("name", ["local", "local_gpu"])
+def test_C8_the_local_mode_of_the_sdk_names_ours(name: str, faults: Faults) -> None:
+    (fault,) = [it for it in faults(TINY, f"compute.instance_type={name}") if it.path == "compute.instance_type"]
+    assert "backend.name=local backend.contract=sagemaker" in fault.remedy
+
+
+@pytest.mark.parametrize(
+    ("base", "begins"), [("a_b", "a-b"), ("x" * 100, "x" * 40), ("my base", "my-base"), ("fine", None), ("a-b-1", None)]
+)
+def test_C8_a_job_name_that_comes_out_otherwise_is_warned_of(base: str, begins: str | None) -> None:
+    (it,) = plan(TINY, f"backend.base_job_name={base}")
+    said = [text for text in it.warnings if "backend.base_job_name" in text]
+    assert [text.endswith(f"begin with {begins}") for text in said] == ([] if begins is None else [True])
+
+
+def test_C8_an_empty_job_name_is_refused(faults: Faults) -> None:
+    assert [it.path for it in faults(TINY, "backend.base_job_name=''")] == ["backend.base_job_name"]

@@ -13,6 +13,12 @@ def normalised(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "job"
 
 
+def base_in_names(base: str) -> str:
+    """How a base begins the names of jobs: normalised, and cut where the run's time and digits follow."""
+    tail = "-20260101-000000-0000"
+    return job_name(f"x{tail}", 1, base).removesuffix(f"{tail}-1")
+
+
 def job_name(run_id: str, attempt: int, base: str | None = None) -> str:
     """The name of an attempt's training job: ``<base>-<the run's time and random digits>-<attempt>``.
 

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault, StorageError
+from sm_llm.launcher.backends.sagemaker.jobs.names import base_in_names
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.planning.source_faults import source_faults
 from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.storage.uri import is_s3, parse
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ def address_faults(job: JobSpec) -> Iterator[Fault]:
     options = job.backend
     assert isinstance(options, SageMakerBackend)
     if options.image_uri is not None and not ECR.fullmatch(options.image_uri):
-        problem = "SageMaker runs images of ECR only"
+        problem = _image_problem(options.image_uri)
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG; sm-llm image push copies one there"
         yield Fault("backend.image_uri", problem, options.image_uri, remedy)
     if options.bucket is not None and _bucket(f"s3://{options.bucket}") != options.bucket:
@@ -34,6 +36,22 @@ def address_faults(job: JobSpec) -> Iterator[Fault]:
         yield Fault("backend.wheelhouse", "is not a prefix in S3", options.wheelhouse, remedy)
     yield from channel_faults(job)
     yield from source_faults(job)
+
+
+def _image_problem(uri: str) -> str:
+    """Why an address is not that of an image in ECR: its registry, its repository, its tag or its digest."""
+    registry, _, rest = uri.partition("/")
+    if not ECR.fullmatch(f"{registry}/x"):
+        return "SageMaker runs images of ECR only"
+    name, at, digest = rest.partition("@")
+    repository, _, tag = name.partition(":")
+    if not ECR.fullmatch(f"{registry}/{repository}"):
+        return f"the repository {repository!r} must be of lower-case letters, digits and . _ - /"
+    if tag and not ECR.fullmatch(f"{registry}/x:{tag}"):
+        return f"the tag {tag!r} must be of at most 128 letters, digits and . _ -"
+    if at and not ECR.fullmatch(f"{registry}/x@{digest}"):
+        return f"the digest {digest!r} must be sha256: and 64 digits of 0-9a-f"
+    return "must be a registry, a repository, and a tag or a digest"
 
 
 def channel_faults(job: JobSpec) -> Iterator[Fault]:
@@ -55,9 +73,11 @@ def address_warnings(job: JobSpec) -> list[str]:
     """Addresses that are possible, but hardly meant."""
     options = job.backend
     assert isinstance(options, SageMakerBackend)
-    if options.image_uri is None:
-        return []
     found = []
-    if options.image_version is not None:
+    base = options.base_job_name
+    if base is not None and (shown := base_in_names(base)) != base:
+        problem = "holds what no job's name may, or is too long"
+        found.append(f"backend.base_job_name: {to_typed(base)} {problem}: names of jobs begin with {shown}")
+    if options.image_uri is not None and options.image_version is not None:
         found.append(f"backend.image_version: {options.image_version} has no effect beside image_uri")
     return found

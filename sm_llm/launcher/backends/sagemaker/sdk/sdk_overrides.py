@@ -83,7 +83,8 @@ def _name_faults(argument: str, value: Any) -> Iterator[Fault]:
     if argument in _NAMED_BY_KEY and isinstance(value, dict):
         names = list(value)
     elif argument == "tags" and isinstance(value, list):
-        names = [tag.get("Key") for tag in value if isinstance(tag, dict)]
+        yield from _tag_faults(value)
+        names = [tag["Key"] for tag in value if isinstance(tag, dict) and "Key" in tag]
     else:
         return
     for name in names:
@@ -91,6 +92,18 @@ def _name_faults(argument: str, value: Any) -> Iterator[Fault]:
             yield Fault(argument, "a name must be text, not a pipeline variable", shown(name), "Write the name itself")
     if argument == "environment":
         yield from reserved_faults(name for name in names if isinstance(name, str))
+
+
+def _tag_faults(tags: list[Any]) -> Iterator[Fault]:
+    """Tags that are not the SDK's pairs, or that give one key two values: the service refuses both."""
+    for tag in tags:
+        if not isinstance(tag, dict) or set(tag) != {"Key", "Value"}:
+            yield Fault(
+                "tags", "a tag must have Key and Value, and nothing else", shown(tag), "Write {'Key': …, 'Value': …}"
+            )
+    keys = [tag["Key"] for tag in tags if isinstance(tag, dict) and isinstance(tag.get("Key"), str)]
+    for key in sorted({it for it in keys if keys.count(it) > 1}):
+        yield Fault("tags", f"the key {key!r} is given {keys.count(key)} times", remedy="Keep one")
 
 
 def _parameters(kind: Any) -> list[str]:
