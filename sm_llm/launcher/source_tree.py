@@ -10,6 +10,8 @@ from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Fault
 from sm_llm.spec.environment.secret_files import secret_by_content, secret_by_name
 
+_NO_DISKS = ("proc", "sys", "dev")
+"""What lies below is made up by the kernel: the environment of this very process, for one."""
 _LARGEST_FILE = 100_000_000
 LARGEST_TREE = 500_000_000
 WARN_TREE = 50_000_000
@@ -72,21 +74,28 @@ def _walk(
             tree.left_out.append(f"{name}/" if is_folder else name)
             continue
         path = Path(entry.path)
-        if entry.is_symlink():
-            _note_link(path, name, root, tree, where)
+        if entry.is_symlink() and not _note_link(path, name, root, tree, where):
+            continue
         if is_folder:
             _walk(path, f"{name}/", root, (*above, here), rules, tree, where)
         elif entry.is_file():
             _add(path, name, root, tree, where)
 
 
-def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> None:
+def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> bool:
+    """Whether what a link leads to may be packed, as far as that follows from where it leads."""
     target = path.resolve()
+    if target.parts[1:2] and target.parts[1] in _NO_DISKS:
+        remedy = f"Remove it, or list it in {IGNORE_FILE}"
+        problem = f"the link {name} leads to {target}, which is no file of a disk"
+        tree.faults.append(Fault(where, problem, os.readlink(path), remedy))
+        return False
     if not target.exists():
         remedy = f"Fix or remove it, or list it in {IGNORE_FILE}"
         tree.faults.append(Fault(where, f"the link {name} leads nowhere", os.readlink(path), remedy))
     elif not target.is_relative_to(root):
         tree.warnings.append(f"{where}: {name} is a link out of the folder; what it leads to is packed ({target})")
+    return True
 
 
 def _add(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> None:

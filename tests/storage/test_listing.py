@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from dataclasses import dataclass, field
@@ -164,6 +165,17 @@ def test_I7_s01_a_later_page_is_checked_like_the_first(scripted: Scripted, store
     scripted.answers = [page("runs/a", truncated="true", token="t1"), MALFORMED[name]]
     with pytest.raises(StorageError):
         store.list("")
+
+
+def test_A13_18_folders_that_no_path_can_be_called_are_reported_once(
+    scripted: Scripted, store: S3Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["good", "CON", "x" * 300, ".", "a\\b"]
+    rolled = "".join(f"<CommonPrefixes><Prefix>runs/{it}/</Prefix></CommonPrefixes>" for it in names)
+    scripted.answers = [page(extra=rolled)]
+    with caplog.at_level(logging.WARNING):
+        assert folders(store) == folders(store) == ["good"]
+    assert [it.getMessage() for it in caplog.records] == ["s3://bkt/runs: ignored '.' and 3 more: not a file of a run"]
 
 
 def test_I7_pages_follow_one_another(scripted: Scripted, store: S3Store) -> None:

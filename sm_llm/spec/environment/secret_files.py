@@ -12,37 +12,68 @@ from sm_llm.redaction import has_private_key, is_published_token
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCANNED_BYTES = 16 * 1024 * 1024
-"""Bytes of a file that are searched for keys and tokens. Programs are smaller; what is larger is data."""
+_BLOCK_BYTES = 16 * 1024 * 1024
+_OVERLAP_BYTES = 64 * 1024
+"""A file is searched in blocks that share so much, more than any key or token is long."""
 
 # Compared in lower case: the default credential files of the AWS, Google, Azure, Kubernetes, Docker, Hugging Face,
 # Kaggle, Databricks, Terraform, Vault, git, npm, PyPI, PostgreSQL and MySQL command lines, and the file types that hold
 # private keys.
 _NAMES = (
-    ".env", ".env.*", "*.env", ".envrc",
+    ".env", ".env[._-]*", "*.env", ".envrc", ".envrc.*",
     "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks",
     "*.keystore", "*.kdbx", "*.asc.key",
     ".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".pgpass", "pgpass.conf", ".my.cnf", ".htpasswd",
     "credentials", "credentials.*", "accesstokens.json", "msal_token_cache.*", "application_default_credentials.json",
     "client_secret*.json", "service-account*.json", "service_account*.json", "serviceaccount*.json", "kaggle.json",
     ".databrickscfg", ".boto", ".s3cfg", ".vault-token", ".terraformrc", "terraform.rc", "*.tfstate", "*.tfstate.*",
-    "kubeconfig", "*.kubeconfig", ".dockercfg", ".wgetrc", ".curlrc",
-    "secret.*", "secrets.*", "token", ".token", "*.token", ".*_history", ".lesshst", ".viminfo",
+    "kubeconfig", "*.kubeconfig", ".dockercfg", ".dockerconfigjson", "docker-config.json", ".wgetrc", ".curlrc",
+    "secret", "secrets", "secret.*", "secrets.*", "*[._-]secret.*", "*[._-]secrets.*", "*[._-]secret", "*[._-]secrets",
+    "token", ".token", "*.token", "token.json", "hf_token", ".hf_token", "*[._-]credentials", "*[._-]credentials.*",
+    "rootkey.csv", "accesskeys.csv", "*_accesskeys.csv", "rclone.conf", "*.tfvars", "*.tfvars.json", ".vault_pass*",
+    ".*_history", ".histfile", "history.sqlite", ".lesshst", ".viminfo",
 )  # fmt: skip
 _HARMLESS = (
     ".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub",
-    "secrets.py", "secret.py", "credentials.py", "secrets.md", "credentials.md", "secret.md",
+    "*secrets.py", "*secret.py", "*credentials.py", "*secrets.md", "*credentials.md", "*secret.md", "*example.tfvars",
 )  # fmt: skip
 """Names that match above, and by convention hold no values. Their content still counts."""
-_FOLDERS = (".aws", ".ssh", ".kube", ".azure", ".gnupg", "gcloud", ".kaggle", ".vault")
-_IN_FOLDERS = (".docker/config.json", ".huggingface/token", "huggingface/token", "huggingface/stored_tokens")
+_FOLDERS = (".aws", ".ssh", ".kube", ".azure", ".gnupg", "gcloud", ".kaggle", ".vault", ".oci", ".snowsql")
+_IN_FOLDERS = (
+    ".docker/config.json", ".huggingface/token", "huggingface/token", "huggingface/stored_tokens", "gh/hosts.yml",
+    ".composer/auth.json", ".m2/settings.xml",
+)  # fmt: skip
+_LATER = re.compile(r"(?:~|\.(?:bak|backup|copy|old|orig|save|swo|swp|tmp|[0-9]+)|[ _-](?:backup|bak|copy|old))$")
+"""What editors and people put behind the name of an older copy."""
 _CREDENTIAL_FILES = ("credentials", "settings")
 _TRACKER_FOLDERS = (".mlflow", "wandb", ".databricks", ".config")
 
 
+_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:\s|\\[nr]|#)*[A-Za-z0-9+/=]{8,}"
+    r"|PuTTY-User-Key-File-[0-9]:|AGE-SECRET-KEY-1[0-9A-Z]{20,}|^---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----",
+    re.MULTILINE,
+)
+"""A private key also where its header does not begin the line: in a string or a comment. With what follows the header,
+for a program may well speak of it."""
+_ACCESS = re.compile(
+    r"aws_secret_access_key['\"]?\s*[=:]\s*['\"]?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
+    r"|client-key-data['\"]?\s*:\s*['\"]?[A-Za-z0-9+/=]{8,}"
+    r"|\"(?:refresh_token|client_secret)\"\s*:\s*\"[^\"\s]{12,}\"",
+    re.IGNORECASE,
+)
+_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]{1,20}://[^/\s:@'\"<>]{0,200}:([^/\s'\"<>]{1,200})@[\w.\[-]", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r".*[{}$%].*|[*x.]+|(?:(?:my|your|the|a)[_-]?)?(?:password|passwd|pass|pwd|pw|secret|token|changeme|example)[0-9]?",
+    re.IGNORECASE,
+)
+_PROSE = (".py", ".pyi", ".md", ".rst", ".html", ".ipynb", ".c", ".cc", ".cpp", ".h", ".cu", ".rs", ".go", ".js", ".ts")
+"""Of programs and pages: addresses in them are mostly examples."""
+
+
 def secret_by_name(name: str) -> str:
     """Why the file of this ``/``-separated name holds secrets, judged by the name alone; empty if it does not."""
-    path = PurePosixPath(name.lower())
+    path = PurePosixPath(_first_name(name.lower()))
     for folder in path.parts[:-1]:
         if folder in _FOLDERS:
             return f"lies in {folder}/, where credentials are kept"
@@ -55,18 +86,43 @@ def secret_by_name(name: str) -> str:
     return "holds secrets by its name" if any(fnmatchcase(path.name, it) for it in _NAMES) else ""
 
 
-def secret_by_content(path: Path) -> str:
-    """Why the file's first ``SCANNED_BYTES`` must not be shown; empty if nothing was found in them.
+def _first_name(name: str) -> str:
+    """``name`` without what marks it as a copy of a file: it holds the same."""
+    while match := _LATER.search(name):
+        name = name[: match.start()]
+    return name
 
-    Found are private keys, by the header that begins a line, and tokens in a published format.
+
+def secret_by_content(path: Path) -> str:
+    """Why the file must not be shown; empty if nothing was found in it.
+
+    Found are private keys by their header, tokens in a published format, keys of AWS, access files of Kubernetes and of
+    OAuth, and, where no program or page is read, addresses that hold a password.
     """
+    before = b""
     with path.open("rb") as stream:
-        text = stream.read(SCANNED_BYTES).decode("latin-1")
-    if has_private_key(text):
+        while block := stream.read(_BLOCK_BYTES):
+            if reason := _reason(before + block, path.suffix.lower() not in _PROSE):
+                return reason
+            before = block[-_OVERLAP_BYTES:]
+    return ""
+
+
+def _reason(block: bytes, with_addresses: bool) -> str:
+    text = block.decode("latin-1")
+    if "\0" in text[:4096]:  # UTF-16, as PowerShell writes it, or no text at all
+        text += "\n" + text.replace("\0", "")
+    if has_private_key(text) or _KEY.search(text):
         return "holds a private key"
     if is_published_token(text):
         return "holds what has the format of an access token"
-    return "holds the credentials of a service account" if _is_service_account(text) else ""
+    if _is_service_account(text):
+        return "holds the credentials of a service account"
+    if _ACCESS.search(text):
+        return "holds an access key"
+    if with_addresses and any(_PLACEHOLDER.fullmatch(it) is None for it in _PASSWORD.findall(text)):
+        return "holds an address with a password"
+    return ""
 
 
 def _is_service_account(text: str) -> bool:

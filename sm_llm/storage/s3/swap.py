@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.names import name_fault
+from sm_llm.storage.names import usable
 from sm_llm.storage.s3.listing import object_pages
 from sm_llm.storage.s3.objects import to_base64
 from sm_llm.storage.s3.s3_client import code_of, header, small_body, status_of, told
@@ -86,11 +86,10 @@ def change(store: S3Store, key: str, edit: Callable[[Tagged], bytes]) -> bytes:
 def folders(store: S3Store, prefix: str = "") -> list[str]:
     """Names of the folders right below the store that begin with ``prefix``, in one listing that enters none.
 
-    Folders that no path could have as its name are left out.
+    Folders that no path could have as its name are left out, and reported once.
     """
     with told(store.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{store.bucket}"):
         begin = store.prefix + prefix
         pages = object_pages(store.client, store.bucket, begin, Delimiter="/", **store.options.owner)
         found = [it["Prefix"] for page in pages for it in page.get("CommonPrefixes") or ()]
-    names = (name[len(store.prefix) :].removesuffix("/") for name in found)
-    return sorted(name for name in names if not name_fault(name))
+    return sorted(usable((name[len(store.prefix) :].removesuffix("/") for name in found), store.uri))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
 from pathlib import Path
@@ -258,6 +259,8 @@ def test_an_error_lists_no_more_faults_than_can_be_read() -> None:
     assert len(error.faults) == 100
 
 
+KEY = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIaB3aB3aB3aB3aB3\n-----END RSA " + "PRIVATE KEY-----\n"
+"""Put together here, so that this file holds none."""
 SECRET_FILES = [
     ".env", ".env.local", "prod.env", ".ENV", ".envrc", "id_rsa", "id_rsa.bak", "id_ecdsa", "id_dsa", "id_ed25519_sk",
     "my_key.pem", "server.key", "cert.p12", "cert.pfx", "key.ppk", ".netrc", "_netrc", ".npmrc", ".pypirc",
@@ -267,7 +270,14 @@ SECRET_FILES = [
     ".huggingface/token", ".cache/huggingface/token", "token", "secrets.yaml", "secrets.toml",
     ".streamlit/secrets.toml", "wandb/settings", "terraform.tfstate", "terraform.tfstate.backup", ".bash_history",
     ".python_history", ".zsh_history", ".databrickscfg", ".boto", ".s3cfg", ".mlflow/credentials", ".terraformrc",
-    ".vault-token", "PRIVATE.PEM", "conf/Prod.Env", "kubeconfig",
+    ".vault-token", "PRIVATE.PEM", "conf/Prod.Env", "kubeconfig", ".env~", ".env-prod", ".env_local", ".envrc.local",
+    ".netrc.bak", ".netrc~", ".pgpass.bak", "server.key.bak", "my.pem~", "cert.p12.old", ".bash_history~", ".histfile",
+    "history.sqlite", "secret", "secrets", "my-secrets.yaml", "prod.secrets.yaml", "token.json", "hf_token",
+    ".hf_token", "aws_credentials", "aws_credentials.ini", "new_user_credentials.csv", "rootkey.csv",
+    ".config/gh/hosts.yml",
+    ".config/rclone/rclone.conf", ".oci/config", ".snowsql/config", ".composer/auth.json", ".m2/settings.xml",
+    "terraform.tfvars", ".vault_pass", ".dockerconfigjson", "docker-config.json", ".git-credentials.bak",
+    ".git-credentials~", ".env.bak.old", "id_rsa.1",
 ]  # fmt: skip
 
 
@@ -296,6 +306,20 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
         ("main.py", "key = 'AKIA" + "ABCDEFGH" * 2 + "'"),
         ("account.json", '{"type": "service_account", "project_id": "x"}'),
         ("pip.conf", "[global]\nindex-url = https://me:glpat-" + "y2x" * 8 + "@host/simple\n"),
+        ("other.conf", "[global]\nindex-url = https://me:planted-aB3@host/simple\n"),
+        ("db.ini", "url = postgres://u:planted-aB3@h/d\n"),
+        ("key.sh", 'export K="' + KEY + '"\n'),
+        ("key.py", "K = '''" + KEY + "'''\n"),
+        ("keys.json", json.dumps({"k": KEY})),
+        ("comment.txt", "# " + KEY.replace("\n", "\n# ")),
+        ("mark.txt", "\ufeff" + KEY),
+        ("putty.txt", "PuTTY-User-Key-File-" + "2: ssh-rsa\naB3\n"),
+        ("age.txt", "AGE-SECRET-" + "KEY-1" + "ABC3" * 10),
+        ("ssh2.txt", "---- BEGIN SSH2 ENCRYPTED " + "PRIVATE KEY ----\naB3\n"),
+        ("config.yaml", "kind: Config\nusers:\n- user:\n    client-key-data: " + "aB3" * 10),
+        ("notes", "aws_secret_access_" + "key = " + "aB3d" * 10),
+        ("oauth.json", '{"refresh_' + 'token": "1//' + "aB3" * 8 + '"}'),
+        ("large.txt", "x" * (17 << 20) + "\n" + KEY),
     ],
 )
 def test_s11_a_file_that_holds_secrets_by_its_content_is_refused(tmp_path: Path, name: str, text: str) -> None:
@@ -307,8 +331,37 @@ def test_s11_a_file_that_holds_secrets_by_its_content_is_refused(tmp_path: Path,
     assert "aB3" not in str(fault)
 
 
+@pytest.mark.parametrize("text", [KEY, "token = hf_" + "aB3" * 8])
+def test_13_text_in_two_bytes_a_character_is_searched_too(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_bytes(text.encode("utf-16"))
+    (fault,) = source_tree(tmp_path).faults
+    assert "notes.txt" in fault.problem
+
+
+def test_13_placeholders_in_addresses_are_packed(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: pg://u:${PW}@h\nb: pg://u:password@h\nc: pg://u:{{ pw }}@h\nd: pg://u:***@h\n")
+    (tmp_path / "b.py").write_text('"""Connects to postgres://me:example-word@host/db."""\n')
+    tree = source_tree(tmp_path)
+    assert (tree.faults, sorted(tree.files)) == ([], ["a.yaml", "b.py"])
+
+
 @pytest.mark.parametrize(
-    "name", [".env.example", "id_rsa.pub", "tokenizer.json", "tokens.py", "secrets.py", "keyboard.txt", "config.json"]
+    "name",
+    [
+        ".env.example",
+        "my_secrets.py",
+        "added_tokens.json",
+        "tokens.json",
+        "v1.2",
+        "notes.old.txt",
+        "environment",
+        "id_rsa.pub",
+        "tokenizer.json",
+        "tokens.py",
+        "secrets.py",
+        "keyboard.txt",
+        "config.json",
+    ],
 )
 def test_s11_what_only_sounds_like_a_secret_is_packed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(
@@ -329,6 +382,19 @@ def test_s11_a_link_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
     problems = [it.problem for it in source_tree(source).faults]
     assert [it.split()[0] for it in problems] == ["linked/.ssh/config", "linked/id_rsa", "notes.txt", "settings.txt"]
     assert f"leads to {outside}/id_rsa" in problems[2]
+
+
+@pytest.mark.parametrize("target", ["/proc/self/environ", "/proc/self", "/sys/kernel", "/dev/null", "/proc/self/fd/0"])
+def test_A13_15_a_link_to_what_is_no_file_of_a_disk_is_refused(tmp_path: Path, target: str) -> None:
+    """The launcher's own environment, for one, reads like a file."""
+    (tmp_path / "main.py").write_text("")
+    (tmp_path / "notes").symlink_to(target)
+    (tmp_path / "twice").symlink_to(tmp_path / "notes")
+    tree = source_tree(tmp_path)
+    assert list(tree.files) == ["main.py"]
+    assert [it.problem.split()[2] for it in tree.faults] == ["notes", "twice"]
+    (tmp_path / IGNORE_FILE).write_text("/notes\n/twice\n")
+    assert source_tree(tmp_path).faults == []
 
 
 def test_A1_runs_inside_the_source_are_no_part_of_the_bundle(tmp_path: Path) -> None:
