@@ -12,8 +12,13 @@ _SEQUENCES = (
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\n\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"  # OSC, DCS …
     r"|\x1b[ -/]*[0-~]"
 )
-# C0 but tab and newline, delete, C1; marks and overrides of writing direction, invisible spaces, line separators, tags.
-_CHARACTERS = "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+# C0 but tab and newline, delete, C1; marks and overrides of writing direction, line separators, tags; characters that
+# take no place: joiners, fillers, selectors of variants, marks of annotations.
+_CHARACTERS = (
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
+)
 _CONTROL = re.compile(f"{_SEQUENCES}|{_CHARACTERS}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAYBE = re.compile("[^\t\n\x20-\x7e]")
@@ -52,7 +57,9 @@ def _quoted(word: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
+    # A byte of a name that is no UTF-8 is a surrogate from U+DC80 on; any other surrogate comes from JSON.
+    errors = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", errors))
 
 
 class CleanStream(io.TextIOWrapper):
