@@ -38,11 +38,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sm_llm.spec.machines.compute import ComputeSpec
+    from sm_llm.spec.storage import StorageOptions
 
 NAME_LENGTH = 63
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3")
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
+_CLASSES = (
+    "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY",
+    "EXPRESS_ONEZONE", "OUTPOSTS",
+)  # fmt: skip
 _HUB = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:@(?:refs/(?:pr|convert)/)?[^/@]+)?(?:/(?P<path>.*))?")
 
 
@@ -54,6 +60,7 @@ def check(spec: JobSpec | WorkflowSpec) -> list[Fault]:
 def _job_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _name_faults("name", job.name)
     yield from _place_faults("storage", job.storage)
+    yield from _class_faults(job.storage_options)
     yield from _body_faults(job)
     for path, kind, name in references(job):
         if kind == "step":
@@ -64,6 +71,7 @@ def _workflow_faults(workflow: WorkflowSpec) -> Iterator[Fault]:
     own = [
         *_name_faults("name", workflow.name),
         *_place_faults("storage", workflow.storage),
+        *_class_faults(workflow.storage_options),
         *environment_faults(workflow.environment, workflow.secrets),
     ]
     yield from own
@@ -274,6 +282,17 @@ def _fetch_faults(task: FetchTask) -> Iterator[Fault]:
         return
     remedy = "Write hf://org/name@revision; files elsewhere are read where they are, or copied by sm-llm sync"
     yield Fault("task.source", "is not an address on the hub", task.source, remedy)
+
+
+def _class_faults(options: StorageOptions) -> Iterator[Fault]:
+    """Storage classes of S3 whose objects cannot be read at once, and names that S3 does not know; other stores have
+    their own."""
+    path, name = "storage_options.storage_class", options.storage_class
+    if name in _ARCHIVES:
+        problem = "is an archive: no checkpoint could be read again before it is restored"
+        yield Fault(path, problem, name, "Use STANDARD, INTELLIGENT_TIERING or GLACIER_IR")
+    elif name is not None and options.endpoint_url is None and name not in _CLASSES:
+        yield Fault(path, "is not a storage class of S3", name, f"Known: {', '.join(_CLASSES)}")
 
 
 def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault]:

@@ -23,6 +23,7 @@ from sm_llm.launcher.backends.sagemaker.request.time_limit import (
     time_limit,
     time_warnings,
 )
+from sm_llm.launcher.backends.sagemaker.unusable import unusable_faults, unusable_warnings
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.display.lines import duration
 from sm_llm.launcher.images import images
@@ -78,6 +79,7 @@ def review(plan: Plan) -> Review:
     if found is not None:
         faults += place_faults(plan.job, found)
         faults += account_faults(plan.job, found, limit)
+        faults += unusable_faults(plan.job, found)
         faults += _request_faults(plan.job, decided or _assumed(found, limit), faults)
     faults += [*model_faults(plan), *volume_faults(plan), *time_faults(plan)]
     tree = local_source(plan.job.task.source) if isinstance(plan.job.task, ScriptTask) else None
@@ -151,6 +153,7 @@ def _request_warnings(job: JobSpec, decided: Decided) -> Iterator[str]:
         yield f"compute.instance_type: the installed botocore does not know {kind} for training jobs"
     yield from address_warnings(job)
     yield from place_warnings(job, decided.settings)
+    yield from unusable_warnings(job, decided.settings)
     today = datetime.now(UTC).date()
     if decided.image is not None and (warning := images.patch_warning(decided.image, today)):
         yield f"backend.image_version: {warning}"
