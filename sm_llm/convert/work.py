@@ -102,7 +102,7 @@ class Journal:
         return found if sums == found["tensors"] else None
 
     def add(self, unit: Unit, result: Result) -> None:
-        """Note a finished unit."""
+        """Note a finished unit. Thread-safe: a line is one write."""
         line = json.dumps({"unit": unit.name, "result": result}) + "\n"
         self._done[unit.name] = result
         os.write(self._descriptor, line.encode())
@@ -179,18 +179,17 @@ def run_units(
         if (found := journal.done(unit)) is not None:
             counter.add(unit.size)
             return unit, found, True
-        return unit, unit.run(counter.add), False
+        result = unit.run(counter.add)
+        journal.add(unit, result)
+        return unit, result, False
 
     results: dict[str, Result] = {}
-    before = []
+    before: list[str] = []
     pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
     try:
         for future in as_completed([pool.submit(run, unit) for unit in units]):
             unit, results[unit.name], is_old = future.result()
-            if is_old:
-                before.append(unit.name)
-            else:
-                journal.add(unit, results[unit.name])
+            before += [unit.name] if is_old else []
         _flush(journal.destination, pool)
     finally:
         counter.stop()
