@@ -15,7 +15,7 @@ from sm_llm.convert.files.views import FORMATS, Slice, View, chunks, same, whole
 from sm_llm.convert.hf_source import SOURCE, clean_names
 from sm_llm.convert.rules import EMBEDDING, HEAD
 from sm_llm.errors import ConversionError, ConversionRefused, Fault
-from sm_llm.storage.names import name_fault
+from sm_llm.file_names import name_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

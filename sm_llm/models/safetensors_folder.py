@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
+from sm_llm.file_names import name_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -120,12 +121,13 @@ def _read(files: Sequence[Path]) -> tuple[dict[Path, dict[str, Stored]], list[Fa
 def _indexed(folder: Path, index: Path) -> tuple[dict[str, Stored], list[Fault]]:
     try:
         names, total = _read_index(index)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, OverflowError, ValueError, RecursionError) as error:
         return {}, [Fault(START, f"{index} is not a usable index ({_short(error)})", remedy=_REWRITE)]
-    outside = sorted({name for name in names.values() if _leaves(name)})
+    outside = {name: fault for name in sorted(set(names.values())) if (fault := name_fault(name))}
     if outside:
         remedy = "Put the files beside the index and correct the names there, or fetch the whole folder again"
-        return {}, [Fault(START, f"{index} names files outside of its folder", name, remedy) for name in outside]
+        problem = f"{index} names files outside of its folder, or by names that no file has"
+        return {}, [Fault(START, f"{problem}: {fault}", name, remedy) for name, fault in outside.items()]
     shards = {name: folder / name for name in dict.fromkeys(names.values())}
     held, faults = _read(list(shards.values()))
     faults += _ambiguous(folder, index, set(shards))
@@ -154,16 +156,13 @@ def _read_index(index: Path) -> tuple[dict[str, str], int | None]:
         raise ValueError("it has no weight_map")
     if wrong := [name for name, file in names.items() if not isinstance(file, str) or not file]:
         raise ValueError(f"it names no file for {wrong[0]}")
-    total = (content.get("metadata") or {}).get("total_size")
+    metadata = content.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata must be a mapping, got {str(metadata)[:80]!r}")
+    total = metadata.get("total_size")
     if total is not None and (isinstance(total, bool) or not isinstance(total, int | float)):
         raise ValueError(f"metadata.total_size must be a number, got {total!r}")
     return names, None if total is None else int(total)
-
-
-def _leaves(name: str) -> bool:
-    """Whether a name in the index leads out of the folder. (A link of the hub's cache has a plain name.)"""
-    path = PurePosixPath(name.replace("\\", "/"))
-    return path.is_absolute() or ".." in path.parts or ":" in path.parts[0]
 
 
 def _ambiguous(folder: Path, index: Path, named: set[str]) -> Iterator[Fault]:

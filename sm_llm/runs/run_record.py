@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from sm_llm.errors import StorageError, SubmitError
+from sm_llm.file_names import name_fault
 from sm_llm.runs.git_state import GitState
 from sm_llm.runs.liveness import exclusive
 from sm_llm.runs.states import RunState
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.storage.base import SMALL_BYTES
 from sm_llm.storage.files import read_regular, write_atomically
-from sm_llm.storage.names import name_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -74,6 +74,8 @@ class FolderStore:
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 return None
             except OSError as error:
+                if error.errno == errno.ELOOP:
+                    return None
                 if error.errno != errno.EFBIG:
                     raise
                 raise TooLargeError(f"{self.uri}: {key!r}: {error.strerror}") from error
@@ -236,6 +238,10 @@ def _describe(key: str, path: Path) -> StoredObject | None:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link that leads to itself leads to no object
+            return None
+        raise
     return StoredObject(key, status.st_size, modified=status.st_mtime) if stat.S_ISREG(status.st_mode) else None
 
 

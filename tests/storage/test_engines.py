@@ -70,7 +70,7 @@ def engine_of(name: str) -> Any:
 
 
 def arrive(copies: list[Copy]) -> list[bool]:
-    return [accept(it, it.path.with_name(it.path.name.removesuffix(".part")), it.crc64nvme) for it in copies]
+    return [accept(it, it.path.with_name(it.path.name.removesuffix(".sm_llm.part")), it.crc64nvme) for it in copies]
 
 
 def local_files(folder: Path, **sizes: int) -> list[Copy]:
@@ -300,15 +300,23 @@ def test_names_s5cmd_cannot_be_told_go_by_another_engine(far: S3Store, tmp_path:
 
 
 def test_what_killed_engines_left_is_cleared_and_nothing_else(tmp_path: Path) -> None:
-    for name in ("x.part8765432", "x.part.aB3dE6f8", "x.part", "x.part.ranges", "y.part.aB3dE6f8", "x", "x.parts"):
+    for name in (
+        "x.sm_llm.part8765432",
+        "x.sm_llm.part.aB3dE6f8",
+        "x.sm_llm.part",
+        "x.sm_llm.part.ranges",
+        "y.sm_llm.part.aB3dE6f8",
+        "x",
+        "x.sm_llm.parts",
+    ):
         (tmp_path / name).touch()
-    clear_leftovers([tmp_path / "x.part"])
+    clear_leftovers([tmp_path / "x.sm_llm.part"])
     assert sorted(it.name for it in tmp_path.iterdir()) == [
         "x",
-        "x.part",
-        "x.part.ranges",
-        "x.parts",
-        "y.part.aB3dE6f8",
+        "x.sm_llm.part",
+        "x.sm_llm.part.ranges",
+        "x.sm_llm.parts",
+        "y.sm_llm.part.aB3dE6f8",
     ]
 
 

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.names import name_fault, path_below, paths_fault
+from sm_llm.file_names import brought_fault, name_fault, paths_fault
+from sm_llm.storage.names import path_below
 
 BAD = [
     "", ".", "..", "../x", "a/../../x", "a/..", "/abs", "//x", "a//b", "./x", "a/./b", "a/", "a\\..\\b", "C:/x", "c:x",
     "a\0b", "con\n\x1b]0;t", "a\x7f", "a/\x85", "x" * 256, "/".join(["x" * 100] * 11), "\u00e9" * 128, "a/\ud800",
     "a\u2028b", "...", "a/ /b", ". .", "\uff0e\uff0e/x", ".\u200b./x", "a/\u200b", "CON", "nul.txt", "a/Aux", "lpt1.",
+    "x.sm_llm.part", "a/x.SM_LLM.part.ranges", "x.sm_llm.part.aB3dE6", "a\u202egpj.exe", "a/\u200eb",
     "com\u00b9", "co\u200bn", "a/prn .txt",
 ]  # fmt: skip
 
@@ -51,6 +53,15 @@ def test_s02_s03_a_name_that_leaves_its_folder_is_refused(name: str, tmp_path: P
 )
 def test_plain_names_stay_what_they_are(name: str, tmp_path: Path) -> None:
     assert path_below(tmp_path, name) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    "name", [".git/config", ".GIT/hooks/x", "a/.git/config", ".gi\u200bt/x", "git~1/x", ".git", ".git./x"]
+)
+def test_A13_24_what_is_brought_is_no_repositorys_own(name: str) -> None:
+    assert "whose files are programs" in brought_fault(name)
+    assert not brought_fault("a/.gitignore")
+    assert brought_fault("../x")
 
 
 def test_names_of_our_own_are_reserved_whatever_their_case() -> None:

@@ -91,7 +91,7 @@ def test_what_stays_wrong_is_refused_and_never_gets_its_name(bench: Any, tmp_pat
 
 def test_a_half_fetched_file_of_a_killed_process_does_no_harm(bench: Any, contents: Any, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "b.bin.part").write_bytes(b"half")
+    (tmp_path / "out" / "b.bin.sm_llm.part").write_bytes(b"half")
     fetch(bench.store, bench.publish(10).commit, tmp_path / "out")
     assert files_below(tmp_path / "out") == contents(10)
 

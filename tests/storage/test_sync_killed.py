@@ -13,6 +13,7 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.engines import ranges
+from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.syncing.sync import sync
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def broken(
     fault_proxy.set(rule("GET .*large", "404", first=2, count=99))
     with pytest.raises(StorageError, match="does not exist"):
         sync(uri, tmp_path / "out", max_bandwidth=FAST, options=options)
-    assert {"sub/large.part", "sub/large.part.ranges"} <= tree(tmp_path / "out").keys()
+    assert {"sub/large.sm_llm.part", "sub/large.sm_llm.part.ranges"} <= tree(tmp_path / "out").keys()
     fault_proxy.set()
     return uri, tmp_path / "out", options
 
@@ -74,7 +75,7 @@ def test_a_sync_that_leaves_the_file_out_removes_what_was_left_of_it(
     uri, target, options = broken
     (target / "mine.part").write_bytes(b"a file of the user's own")
     sync(uri, target, exclude=["sub"], options=options, dry_run=True)
-    assert "sub/large.part" in tree(target), "it only looks"
+    assert "sub/large.sm_llm.part" in tree(target), "it only looks"
     sync(uri, target, exclude=["sub"], options=options)
     assert tree(target) == {"small": 5, "mine.part": 24}
 
@@ -109,7 +110,7 @@ def test_what_another_sync_is_fetching_is_left_to_it(
     def meanwhile(done: int, total: int) -> None:
         if not other:
             other.append(sync(uri, target, exclude=["sub"], options=options))
-            assert "sub/large.part" in tree(target)
+            assert "sub/large.sm_llm.part" in tree(target)
 
     sync(uri, target, options=options, progress=meanwhile)
     assert tree(target) == {"sub/large": LARGE, "small": 5}
@@ -138,3 +139,28 @@ def test_a_SIGKILL_takes_the_engine_along_and_the_next_sync_clears_up(
     assert tree(target) == {"small": 5}
     sync(uri, target, options=options)
     assert tree(target) == {"sub/large": 60 * MIB, "small": 5}
+
+
+def test_A13_19_no_file_of_the_users_is_taken_for_one_in_the_making(s3_bench: Any, tmp_path: Path) -> None:
+    for name in ("x", "x.part"):
+        s3_bench.store.put_if_absent(f"data/{name}", name.encode())
+    target = tmp_path / "out"
+    target.mkdir()
+    mine = {"y.part": b"mine", "x.part": b"x.part", "x.part.backup1": b"mine", "z.part.aB3dE6f8": b"mine"}
+    for name, body in mine.items():
+        (target / name).write_bytes(body)
+    sync(f"{s3_bench.store.uri}/data", target, options=S3Options(endpoint_url=s3_bench.endpoint))
+    assert {it.name: it.read_bytes() for it in target.iterdir()} == {**mine, "x": b"x"}
+    s3_bench.store.put_if_absent("data/x.sm_llm.part", b"x")
+    with pytest.raises(StorageError, match="of a file in the making"):
+        sync(f"{s3_bench.store.uri}/data", target, options=S3Options(endpoint_url=s3_bench.endpoint))
+
+
+def test_A13_24_files_of_git_are_not_brought(s3_bench: Any, tmp_path: Path) -> None:
+    for name in ("x", ".git/config"):
+        s3_bench.store.put_if_absent(f"data/{name}", b"x")
+    options = S3Options(endpoint_url=s3_bench.endpoint)
+    with pytest.raises(StorageError, match="whose files are programs"):
+        sync(f"{s3_bench.store.uri}/data", tmp_path / "out", options=options)
+    sync(f"{s3_bench.store.uri}/data", tmp_path / "out", options=options, exclude=[".git/"])
+    assert [it.name for it in (tmp_path / "out").iterdir()] == ["x"]

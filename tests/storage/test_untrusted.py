@@ -20,7 +20,7 @@ from sm_llm.storage.publication.find import find_newest, list_checkpoints
 from sm_llm.storage.publication.layout import COMMITS, Slot, save_of_key, slot_of_commit
 from sm_llm.storage.publication.manifest import CommitManifest, _checksum, decode
 from sm_llm.storage.publication.pins import pin, pinned
-from sm_llm.storage.publication.publish import restore, upload_part
+from sm_llm.storage.publication.publish import upload_part
 from sm_llm.storage.publication.retire import retire_damaged
 
 Hub = Any
@@ -56,7 +56,9 @@ def spoil(bench: Any, step: int, how: str) -> None:
     elif how == "a huge number":
         path.write_text('{"version": ' + "1" * 10_000 + "}")
     elif how == "a file that another one is while it is fetched":
-        rewrite(bench, step, files=[*files, {**files[0], "path": f"{files[0]['path']}.part"}])
+        rewrite(bench, step, files=[*files, {**files[0], "path": f"{files[0]['path']}.sm_llm.part"}])
+    elif how == "no files":
+        rewrite(bench, step, files=[])
     elif how == "an impossible time":
         rewrite(bench, step, time=1e300)
     else:
@@ -66,7 +68,7 @@ def spoil(bench: Any, step: int, how: str) -> None:
 HOWS = [
     "too deep", "too large", "a path twice", "a file below a file", "a path that climbs out",
     "a version that is no integer", "a size that is no integer", "a huge number", "not a number",
-    "an impossible time",
+    "an impossible time", "a file that another one is while it is fetched", "no files",
 ]  # fmt: skip
 
 
@@ -82,22 +84,6 @@ def test_a_commit_that_cannot_be_right_is_passed_over_by_every_verb(bench: Any, 
     assert [(it.step, it.valid) for it in list_checkpoints(bench.store)] == [(1, True), (2, True), (3, False)]
     assert collect_garbage(bench.store, run_id=bench.run_id, keep_last=1).steps == (1,)
     assert retire_damaged(bench.store, {3}, run_id=bench.run_id, label="x") in ([], [3])
-
-
-def test_a_commit_with_a_name_of_a_file_in_the_making_is_passed_over_by_a_restore(bench: Any, tmp_path: Any) -> None:
-    for step in (1, 2):
-        bench.publish(step)
-    spoil(bench, 2, "a file that another one is while it is fetched")
-    body = bench.store.get(f"{COMMITS}step-00000002.json")
-    commit = decode(body, CommitManifest)
-    twin = bench.root / commit.save.data_prefix / f"{commit.files[0].path}.part"
-    twin.write_bytes((bench.root / commit.save.data_prefix / commit.files[0].path).read_bytes())
-    restored = restore(
-        bench.store, tmp_path / "out", run_id=bench.run_id, leader=True, fetches=True, gather=lambda it: [it]
-    )
-    assert restored is not None
-    assert restored.commit.step == 1
-    assert "while it is fetched" in str(restored.rejected[0])
 
 
 @pytest.mark.parametrize("name", ["data/x\ny", "data/\x1b[2J", "data/a\\b", "other", "data/nul"])
@@ -117,6 +103,25 @@ def test_s12_a_foreign_object_in_a_save_stops_no_collection(
     assert foreign.exists() == (name != "other")
     told = [it.getMessage() for it in caplog.records]
     assert len(told) == len(set(told)) == (1 if name == "other" else 2)
+
+
+@pytest.mark.parametrize("kind", ["a link to itself", "a link to nothing", "a pipe", "a folder", "a device"])
+@pytest.mark.parametrize("name", [f"{COMMITS}step-00000003.json", f"{COMMITS}final.json", "ckpt/wanted/step-00000001"])
+def test_A13_22_what_is_no_plain_file_stops_neither_find_nor_collection(bench: Any, name: str, kind: str) -> None:
+    for step in (1, 2):
+        bench.publish(step)
+    path = bench.root / name
+    path.parent.mkdir(exist_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    else:
+        path.symlink_to({"a link to itself": path, "a device": "/dev/zero"}.get(kind, bench.root / "nothing"))
+    assert find_newest(bench.store, run_id=bench.run_id).commit.step == 2
+    assert [it.step for it in list_checkpoints(bench.store)] == [1, 2]
+    if not (name.endswith("final.json") and kind in ("a pipe", "a device")):  # errors, for something is there
+        assert collect_garbage(bench.store, run_id=bench.run_id, keep_last=1).steps == (1,)
 
 
 def test_s12_an_unknown_name_among_commits_is_reported_once(bench: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,7 +29,7 @@ from sm_llm.runs.events.published import (
 )
 from sm_llm.runs.events.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.storage.reports import report_once, report_unknown
+from sm_llm.storage.names import report_once, report_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

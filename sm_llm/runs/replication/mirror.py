@@ -13,7 +13,7 @@ from sm_llm.runs.liveness import exclusive
 from sm_llm.runs.replication.segments import Segment, files_of, segment_key
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.files import write_atomically
-from sm_llm.storage.reports import report_unknown
+from sm_llm.storage.names import report_unknown
 from sm_llm.storage.s3.swap import read_tagged
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.names import name_fault, paths_fault
+from sm_llm.file_names import brought_fault, paths_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -119,7 +119,7 @@ def _file(found: Any) -> HubFile:
 
 def checked_file(path: Any, size: Any, checksum: Any) -> HubFile:
     """A file as a hub, or a pin that was written before, describes it. Raises ``StorageError`` for nonsense."""
-    fault = name_fault(path, [CONTROL_FOLDER]) if isinstance(path, str) else "it is not text"
+    fault = brought_fault(path, [CONTROL_FOLDER]) if isinstance(path, str) else "it is not text"
     if fault:
         raise StorageError(f"it lists a file {path!r}, which cannot be fetched: {fault}")
     if type(size) is not int or size < 0 or not isinstance(checksum, str) or not _CHECKSUM.fullmatch(checksum):

@@ -6,11 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.storage.names import usable
+from sm_llm.storage.names import report_unknown, usable
 from sm_llm.storage.publication.find import Examined, commit_keys, examine
 from sm_llm.storage.publication.layout import COMMITS, FINAL, Slot, save_of_key, slot_of_commit
 from sm_llm.storage.publication.pins import pinned
-from sm_llm.storage.reports import report_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

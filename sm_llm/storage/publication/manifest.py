@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from sm_llm.file_names import name_fault, paths_fault
 from sm_llm.storage.base import LARGEST_BYTES
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.names import name_fault, paths_fault
 from sm_llm.storage.publication.layout import Slot
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class CommitManifest(_Manifest):
     nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
     """Drawn by the writer of this commit, who recognises it after a lost answer."""
     time: float = Field(ge=0, lt=1e11)
-    files: Annotated[tuple[FileEntry, ...], AfterValidator(_distinct)]
+    files: Annotated[tuple[FileEntry, ...], Field(min_length=1), AfterValidator(_distinct)]
     meta: dict[str, Any] = Field(default_factory=dict)
     """Whatever a restore needs beyond files: degrees, library versions, data position, scheduler. A JSON value."""
 

@@ -12,7 +12,7 @@ from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.publication.find import Newest, Rejected, find_newest, refuse_if_all_rejected
 from sm_llm.storage.publication.layout import Slot
 from sm_llm.storage.publication.verified import Verified
-from sm_llm.storage.syncing.arrival import accept, journal_of, part_of
+from sm_llm.storage.syncing.arrival import accept, part_of
 from sm_llm.storage.transfer import default_transfer, download_and_settle
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def fetch(
     verified and nobody has touched since is not even read. Raises ``CheckpointError`` if a file is missing in the store
     or still differs after two more tries, ``StorageError`` if store or disk does not answer.
     """
-    _refuse_made_names(commit, target)
     wanted = [entry for entry in commit.files if select is None or select(entry)]
     verified = Verified(marker)
     missing = [entry for entry in wanted if not _matches(target / entry.path, entry, verified)]
@@ -58,14 +57,6 @@ def fetch(
         )
     _remember(verified, target, wanted)
     return target
-
-
-def _refuse_made_names(commit: CommitManifest, target: Path) -> None:
-    """A file must not have the name under which another one is being fetched: one would take the other's place."""
-    parts = [part_of(target / it.path) for it in commit.files]
-    made = {*parts, *map(journal_of, parts)}
-    if taken := next((it.path for it in commit.files if target / it.path in made), None):
-        raise CheckpointError(f"{Slot(commit.step)}: {taken!r} is the name of another file while it is fetched")
 
 
 def _remember(verified: Verified, target: Path, entries: Sequence[FileEntry]) -> None:

@@ -37,7 +37,9 @@ _FORMS = {
 """Element -> what its text must look like, to the last character."""
 
 
-def note_fault(operation: str, response_dict: Mapping[str, object], customized_response_dict: dict[str, str]) -> None:
+def note_fault(
+    operation: str, response_dict: Mapping[str, object], customized_response_dict: dict[str, str], **_: object
+) -> None:
     """Add what is wrong with an answer's text to what the SDK makes of it. Errors of the store are no listings."""
     status, body = response_dict["status_code"], response_dict["body"]
     if isinstance(status, int) and 200 <= status < 300 and isinstance(body, bytes):

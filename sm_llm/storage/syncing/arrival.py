@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from sm_llm.file_names import PART
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.files import extensible, fsync_path
 
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.base import Copy
 
-PART = ".part"
-_ENGINE_LEFTOVER = re.compile(r"(.*\.part)\.?[0-9A-Za-z]{6,}")
+_ENGINE_LEFTOVER = re.compile(rf"(.*{re.escape(PART)})\.?[0-9A-Za-z]{{6,}}")
 """What s5cmd and s3transfer call a file in the making: the name they were given and some random characters."""
 
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
+from sm_llm.file_names import brought_fault
 from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import MIB, each
-from sm_llm.storage.names import name_fault
 from sm_llm.storage.syncing.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.syncing.scan import describe
 from sm_llm.storage.syncing.sync_memory import SyncMemory
@@ -37,8 +37,8 @@ _WORKERS = 8
 
 def fetch_files(store: Store, items: Sequence[StoredObject], target: Path, settings: Settings) -> None:
     """Bring ``items`` of ``store`` below ``target``; ``settings.report`` holds what was done."""
-    _require_names(store, items)
     wanted, settings.report.left_out = settings.selection.apply(items)
+    _require_names(store, wanted)
     memory = SyncMemory(target, store.uri)
     are_equal = each(_WORKERS, lambda it: _is_equal(store, it, target, memory), wanted)
     missing = [it for it, equal in zip(wanted, are_equal, strict=True) if not equal]
@@ -162,9 +162,9 @@ def _require_names(store: Store, items: Sequence[StoredObject]) -> None:
     """Every key must be a path below the folder, and no file may be a folder too."""
     keys = {it.key for it in items}
     for key in keys:
-        if fault := name_fault(key):
+        if fault := brought_fault(key):
             raise StorageError(
-                f"{store.uri}: {key!r} cannot be the name of a file here: {fault}. Leave it out of the source"
+                f"{store.uri}: {key!r} cannot be the name of a file here: {fault}. Leave it out with --exclude"
             )
         parts = key.split("/")
         for depth in range(1, len(parts)):

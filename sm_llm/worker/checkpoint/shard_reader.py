@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from sm_llm.errors import CheckpointError
-from sm_llm.storage.names import name_fault
+from sm_llm.file_names import name_fault
 from sm_llm.worker.unpickling import CarefulUnpickler
 
 if TYPE_CHECKING:
