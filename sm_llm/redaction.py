@@ -121,7 +121,7 @@ def _indent(line: str) -> int:
 
 
 def _without_values(line: str) -> tuple[str, bool]:
-    """A line without the values of its secret names, and whether one goes on in the next lines."""
+    """A line without the values of its secret names, and whether one continues in the next lines."""
     parts, at, follows = [], 0, False
     for match in _ASSIGNMENT.finditer(line):
         if match.start() < at or not is_secret_name(match["name"]):

@@ -47,7 +47,7 @@ def words(name: str) -> list[str]:
 def is_secret_name(name: str) -> bool:
     """Whether what is kept under ``name`` is a secret: ``GH_PAT``, ``dbPassword``, ``x-api-key``, ``API_KEYS``.
 
-    A key is one only with a word before it that says so; tokens of a text (``pad_token``, ``max_tokens``) are none.
+    A key is one only with a word before it that marks it; tokens of a text (``pad_token``, ``max_tokens``) are none.
     """
     found = words(name)
     while found and (found[-1] in _AFTERWARDS or found[-1].isdigit()):

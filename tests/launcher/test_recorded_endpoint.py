@@ -90,11 +90,25 @@ def test_a_record_of_another_user_in_a_shared_folder_is_not_the_users_own(
 
 @pytest.mark.parametrize(
     "host",
-    ["169.254.169.254", "169.254.170.2", "[fd00:ec2::254]", "100.100.100.200", "metadata.google.internal", "[fe80::1]"],
-)
+    [
+        "169.254.169.254", "169.254.170.2", "[fd00:ec2::254]", "100.100.100.200", "metadata.google.internal",
+        "[fe80::1]", "2852039166", "0xA9FEA9FE", "0251.0376.0251.0376", "169.254.43518", "[::ffff:169.254.169.254]",
+        "[fd00:ec2::23]",
+        "[64:ff9b::a9fe:a9fe]", "[2002:a9fe:a9fe::]", "168.63.129.16", "metadata.goog", "METADATA.goog.",
+    ],
+)  # fmt: skip
 def test_s10_metadata_services_are_no_stores(host: str, aws_environment: None) -> None:
     with pytest.raises(StorageError, match="metadata service"):
         S3Store("bkt", "", S3Options(endpoint_url=f"http://{host}/latest")).list("")
+
+
+def test_s10_a_name_is_judged_by_every_address_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, aws_environment: None
+) -> None:
+    places = [(2, 1, 6, "", ("203.0.113.7", 0)), (10, 1, 6, "", ("fe80::1%2", 0, 0, 2))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: places)
+    with pytest.raises(StorageError, match="metadata service"):
+        S3Store("bkt", "", S3Options(endpoint_url="http://storage.example")).list("")
 
 
 def test_what_was_remembered_is_read_as_data(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,3 +153,25 @@ def test_quoted_text_is_text(value: str) -> None:
     read = from_typed(to_yaml(value), "o").value
     assert type(read) is str
     assert read == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a " + "x" * 100_000 + "\nb: [" + ", ".join(["*a"] * 5000) + "]\n",
+        "a: &a {" + "k" * 1000 + ": 1}\nb: [" + ", ".join(["*a"] * 4000) + "]\n",
+    ],
+    ids=["texts", "keys"],
+)
+def test_f08_characters_of_aliases_count(text: str) -> None:
+    with pytest.raises(SpecError, match="holds more than 1,000,000 characters"):
+        from_yaml(text, "x.yaml")
+
+
+def test_f08_a_path_of_an_override_has_levels_like_a_value() -> None:
+    deep = "task." + "a." * 3000 + "b"
+    for change in (f"{deep}=1", {deep: 1}):
+        parsed, (fault,) = parse_overrides([change])
+        assert (parsed, fault.problem, len(fault.path) < 80) == ([], "names more than 64 levels", True)
+    with pytest.raises(SpecError, match="holds more than 1,000,000 characters"):
+        to_typed({"a": ["x" * 600_000] * 2})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, SpecError
 from sm_llm.spec.job import JobSpec, StepSpec
-from sm_llm.spec.loading.tree import Path, Tree, from_python
+from sm_llm.spec.loading.tree import DEEPEST, Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_typed, to_typed
 from sm_llm.spec.reference.schema import dotted_paths, knows
 from sm_llm.spec.validation.faults import did_you_mean
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OVERRIDE_ORIGIN = "override"
 FIELD_ORIGIN = "Python argument"
+_SHOWN_KEY = 60
 
 Override = str | Mapping[str, Any]
 """A change: ``key.path=value`` with a YAML value, or a mapping of dotted or nested keys to Python values."""
@@ -55,6 +56,10 @@ def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], 
             continue
         key, equals, value = text.partition("=")
         path = _path(key)
+        if equals and path and len(path) > DEEPEST:
+            remedy = "Write the path of a field, for example task.max_steps=100"
+            faults.append(Fault(f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels", remedy=remedy))
+            continue
         if not (equals and path and not key.startswith("-")):
             faults.append(Fault(key or text, "an override is written key.path=value", text, _example(text)))
             continue
@@ -70,7 +75,9 @@ def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple
     """Paths and values of Python fields: ``{"task.max_steps": 10}`` or ``{"task": {"max_steps": 10}}``."""
     parsed, faults = [], []
     for key, value in fields.items():
-        if path := _path(key):
+        if (path := _path(key)) and len(path) > DEEPEST:
+            faults.append(Fault(f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels"))
+        elif path:
             try:
                 parsed.append((path, from_python(value, origin)))
             except SpecError as error:

@@ -16,6 +16,7 @@ Path = tuple[str, ...]
 
 MOST_VALUES = 10_000
 DEEPEST = 64
+MOST_CHARACTERS = 1_000_000
 _LARGEST_BITS = 3300
 """Of a whole number: about a thousand digits."""
 
@@ -25,14 +26,18 @@ class Size:
     """How much of a nested value has been seen, and how deep it goes: more than any specification needs is refused."""
 
     values: int = 0
+    characters: int = 0
     depth: int = 0
 
-    def enter(self) -> str:
-        """Count a value and go into it; what is wrong, if it is one too many or too deep."""
+    def enter(self, characters: int = 0) -> str:
+        """Count a value, of so many characters, and go into it; what is wrong, if it is one too many or too deep."""
         self.values += 1
+        self.characters += characters
         self.depth += 1
         if self.depth > DEEPEST:
             return f"is nested more than {DEEPEST} levels deep"
+        if self.characters > MOST_CHARACTERS:
+            return f"holds more than {MOST_CHARACTERS:,} characters"
         return f"holds more than {MOST_VALUES:,} values" if self.values > MOST_VALUES else ""
 
     def leave(self) -> None:
@@ -161,9 +166,16 @@ def _merges(old: Any, new: Any, key: str | None) -> bool:
     return key is None or key not in new or new[key] == old.get(key)
 
 
+def _characters(value: Any) -> int:
+    """Of a text, or of the keys of a mapping."""
+    if isinstance(value, Mapping):
+        return sum(len(key) for key in value if isinstance(key, str))
+    return len(value) if isinstance(value, str | bytes) else 0
+
+
 def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: Size) -> Any:
     origins[path] = origin
-    if problem := size.enter():
+    if problem := size.enter(_characters(value)):
         raise SpecError([Fault(".".join(path[:3]), problem, origin=origin)])
     if isinstance(value, SpecModel):
         kind = type(value)

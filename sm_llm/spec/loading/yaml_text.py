@@ -212,6 +212,13 @@ def _quoted(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
+def _characters(node: yaml.Node) -> int:
+    """Of a scalar, or of the keys of a mapping."""
+    if isinstance(node, yaml.MappingNode):
+        return sum(len(key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+    return len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+
+
 def _is_merge(key: yaml.Node) -> bool:
     """Whether a key merges other mappings in; a quoted one is a key like any other."""
     return isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None
@@ -232,7 +239,7 @@ class _Builder:
         self.tree.origins[path] = self._where(node)
         if node in self._open:
             return self._fault(node, path, "refers to itself")
-        if problem := self._size.enter():  # an alias counts as all that it stands for
+        if problem := self._size.enter(_characters(node)):  # an alias counts as all that it stands for
             raise _TooLarge(problem, node.start_mark)
         self._open.append(node)
         try:

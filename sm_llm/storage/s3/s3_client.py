@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import LARGEST_BYTES, SMALL_BYTES, TooLargeError
@@ -44,10 +42,6 @@ NONSENSE = (ValueError, OverflowError, RuntimeError)
 class AnswerError(StorageError):
     """An answer of the store that S3 would not give. ``told`` adds where and of what."""
 
-
-_METADATA_ADDRESSES = (ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"))
-"""Beside link-local ones: of EC2 over IPv6 and of Alibaba Cloud."""
-_METADATA_NAMES = ("metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal")
 
 _GIVEN: ContextVar[Any] = ContextVar("given_session", default=None)
 _SHARED: ContextVar[dict[str, tuple[Any, Any]] | None] = ContextVar("shared_clients", default=None)
@@ -94,6 +88,7 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
 
     from sm_llm.storage.s3.bounded import BoundedSession
     from sm_llm.storage.s3.listing_text import ROOTS, note_fault
+    from sm_llm.storage.s3.metadata_services import refuse_metadata
 
     try:
         # Not by boto3, whose import costs a short copy more than all its requests.
@@ -106,7 +101,7 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
         )
     except (BotoCoreError, ValueError) as error:
         raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
-    _refuse_metadata(client.meta.endpoint_url)
+    refuse_metadata(client.meta.endpoint_url)
     client._endpoint.http_session = BoundedSession(client._endpoint.http_session, answer_seconds(client))
     for operation in ROOTS:
         client.meta.events.register_first(f"before-parse.s3.{operation}", partial(note_fault, operation))
@@ -119,18 +114,6 @@ def answer_seconds(client: Any) -> float:
     """Seconds in which one whole answer has to be there."""
     config = client.meta.config
     return float(config.connect_timeout + 2 * config.read_timeout)
-
-
-def _refuse_metadata(endpoint: str) -> None:
-    """Raise ``StorageError`` for the services that give a machine its credentials: signed requests are not for them."""
-    host = urlsplit(endpoint).hostname or ""
-    try:
-        address = ipaddress.ip_address(host)
-        is_metadata = address.is_link_local or address in _METADATA_ADDRESSES
-    except ValueError:
-        is_metadata = host.rstrip(".") in _METADATA_NAMES
-    if is_metadata:
-        raise StorageError(f"the endpoint {endpoint} is a metadata service, not an S3 store. Name another one")
 
 
 def _leave_files_unsigned(request: Any, **_: Any) -> None:
