@@ -68,7 +68,8 @@ def with_recorded_options(home: RunHome, record: RunRecord) -> RunHome:
     """
     if not isinstance(home, S3Home):
         return home
-    recorded = dict(record.spec.get("storage_options") or {})
+    found = dict(record.spec.get("storage_options") or {})
+    recorded = {name: it for name, it in found.items() if isinstance(it, bool) == (name == "shared_with_group")}
     endpoint = recorded.pop("endpoint_url", None)
     if endpoint and not _is_same_host(endpoint, home.store.client.meta.endpoint_url):
         _LOG.warning(

@@ -14,6 +14,7 @@ from sm_llm.launcher import homes
 from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.run import Run
+from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.states import RunState
 from sm_llm.storage.s3.s3_options import S3Options
@@ -144,3 +145,13 @@ def test_s10_a_step_of_a_pipeline_is_reached_as_its_workflow_is(aws_environment:
 def test_4_a_stored_definition_that_is_none_is_an_error_in_words(body: bytes) -> None:
     with pytest.raises(StorageError, match=r"s3://bkt/w/definition\.json: cannot be used"):
         step_home(workflow(body), "a")
+
+
+def test_4_an_option_of_a_record_that_is_no_text_is_not_used(aws_environment: None) -> None:
+    home = home_of("s3://bkt/w", S3Options(endpoint_url="http://127.0.0.1:10"))
+    record = workflow(b"").record()
+    options = {"region": True, "kms_key_id": False, "shared_with_group": True, "storage_class": "STANDARD"}
+    record = record.model_copy(update={"spec": {**record.spec, "storage_options": options}})
+    found: Any = homes.with_recorded_options(home, record)
+    assert (found.store.options.region, found.store.options.kms_key_id) == (None, None)
+    assert (found.store.options.shared_with_group, found.store.options.storage_class) == (True, "STANDARD")
