@@ -142,7 +142,19 @@ def override(config: Config, overrides: Mapping[str, Any], pretrained: bool) -> 
         for name in _DTYPES:
             merged.pop(name, None)
         merged.update({name: overrides[name] for name in _DTYPES if name in overrides})
-    return normalise(merged)
+    found = normalise(merged)
+    if faults := list(_token_faults(found, overrides)):
+        raise _spec_error(faults)
+    return found
+
+
+def _token_faults(config: Config, overrides: Mapping[str, Any]) -> Iterator[Fault]:
+    """Token ids that are given and that the vocabulary does not have; a preset's own may outlive a smaller one."""
+    vocab = int(config["vocab_size"])
+    for name in [it for it in overrides if it.endswith("_token_id")]:
+        ids = config[name] if isinstance(config[name], list) else [config[name]]
+        if any(it is not None and it >= vocab for it in ids):
+            yield Fault(name, f"must be null or below vocab_size ({vocab})", config[name])
 
 
 def _override_fault(kind: Family, config: Config, name: str, value: Any, pretrained: bool) -> Fault | None:

@@ -9,7 +9,8 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.models.config import both_spellings, misread_by_transformers_444, model_config, normalise, override
-from sm_llm.models.presets import PRESETS
+from sm_llm.models.families.family import ACTIVATIONS
+from sm_llm.models.presets import PRESETS, preset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -259,3 +260,31 @@ def test_model_config_of_a_job(tmp_path: Path) -> None:
         model_config(preset=None, path=None, pretrained=None, overrides={})
     with pytest.raises(SpecError, match=r"task\.start\.pretrained"):
         model_config(preset=None, path=None, pretrained=str(tmp_path / "absent"), overrides={})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("attention_dropout", 1, "less than 1"),
+        ("attention_dropout", 5.0, "less than 1"),
+        ("hidden_act", "banana", "is not an activation function"),
+        ("initializer_range", 1e9, "at most 1"),
+        ("rms_norm_eps", 5, "at most 1"),
+        ("bos_token_id", 999_999, "below vocab_size"),
+        ("eos_token_id", [2, 999_999], "below vocab_size"),
+        ("eos_token_id", [2, "x"], "must be whole numbers"),
+    ],
+)
+def test_S12_06_values_that_mean_nothing_are_refused_by_name(name: str, value: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=rf"task\.model\.config\.{name}: .*{words}"):
+        override(preset("tiny").config, {name: value}, pretrained=False)
+
+
+def test_S12_06_a_smaller_vocabulary_keeps_the_ids_of_a_preset() -> None:
+    assert override(preset("llama-3-8b").config, {"vocab_size": 300}, pretrained=False)["bos_token_id"] >= 300
+
+
+def test_the_activation_functions_are_those_of_transformers() -> None:
+    from transformers.activations import ACT2FN
+
+    assert set(ACTIVATIONS) <= set(ACT2FN)

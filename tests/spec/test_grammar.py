@@ -99,3 +99,22 @@ def test_the_suggested_null_works_whichever_length_was_typed(held: str, typed: s
     task = load("smoke", [*base, wanted, *ways[typed].split()]).spec.task  # type: ignore[union-attr]
     assert getattr(task, typed) == LENGTHS[typed]
     assert getattr(task, held) is None
+
+
+SCRIPT = {"name": "x", "task": {"kind": "script", "entry": "-m x"}}
+
+
+@pytest.mark.parametrize("args", [["a", "b"], []])
+@pytest.mark.parametrize("change", ["task.args.0=x", {"task.args.0": "x"}, "task.args.0.1=x"])
+def test_S12_09_an_entry_of_a_list_is_not_changed_alone(args: list[str], change: Any) -> None:
+    with pytest.raises(
+        SpecError, match=r"task\.args is a list, whose entries cannot be .*Write the whole list: task\.args"
+    ):
+        load({**SCRIPT, "task": {**SCRIPT["task"], "args": args}}, [change])  # type: ignore[dict-item]
+
+
+def test_S12_09_a_number_is_no_name_of_an_argument() -> None:
+    with pytest.raises(SpecError, match=r"task\.args\.0 .*a number is the place of a word in a list"):
+        load(SCRIPT, ["task.args.0=x"])
+    kept = load({**SCRIPT, "task": {**SCRIPT["task"], "args": {"a": [1]}}}, ["task.args.b=2"]).spec  # type: ignore[dict-item]
+    assert kept.task.args == {"a": [1], "b": 2}  # type: ignore[union-attr]

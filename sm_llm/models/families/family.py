@@ -13,6 +13,11 @@ from sm_llm.errors import Fault
 Config = Mapping[str, Any]
 Group = Literal["matrix", "norm", "bias", "embedding"]
 Init = Literal["normal", "ones", "zeros"]
+ACTIVATIONS = (
+    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_pytorch_tanh", "laplace",
+    "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish", "tanh",
+)  # fmt: skip
+"""Names of activation functions that every supported version of transformers has (``ACT2FN``)."""
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "text", list: "a list"}
 
 
@@ -92,8 +97,11 @@ class Field:
     required: bool = False
     safe: bool = False
     minimum: float | None = None
-    maximum: int = 2**31 - 1
-    """Of whole numbers. What is counted one by one, such as layers, has a smaller one."""
+    maximum: float = 2**31 - 1
+    """What is counted one by one, such as layers, has a smaller one."""
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    """Texts that it may be; any without."""
 
     def fault(self, name: str, value: Any) -> Fault | None:
         """What is wrong with ``value``, if anything (a bool is not a number, an integer is a float)."""
@@ -101,10 +109,16 @@ class Field:
             return None
         if isinstance(value, bool) != (self.types == (bool,)) or not isinstance(value, self.types):
             return Fault(name, f"must be {self.describe()}", value)
+        if isinstance(value, list) and not all(type(it) is int and it >= 0 for it in value):
+            return Fault(name, "must be whole numbers, at least 0", value)
         if self.minimum is not None and isinstance(value, int | float) and not value >= self.minimum:
             return Fault(name, f"must be at least {self.minimum:g}", value)
-        if isinstance(value, int) and value > self.maximum:
+        if isinstance(value, int | float) and not value <= self.maximum:
             return Fault(name, f"must be at most {self.maximum:,}", value)
+        if self.below is not None and isinstance(value, int | float) and not value < self.below:
+            return Fault(name, f"must be less than {self.below:g}", value)
+        if self.choices and value not in self.choices:
+            return Fault(name, "is not an activation function", value, f"Known: {', '.join(self.choices)}")
         return None
 
     def describe(self) -> str:
@@ -120,9 +134,19 @@ def size(
     return Field((int,), default, optional, default is None and not optional, safe, minimum=1, maximum=maximum)
 
 
-def number(default: float, *, safe: bool = False) -> Field:
+def number(default: float, *, safe: bool = False, maximum: float = Field.maximum) -> Field:
     """A float that is not negative."""
-    return Field((int, float), default, safe=safe, minimum=0)
+    return Field((int, float), default, safe=safe, minimum=0, maximum=maximum)
+
+
+def dropout() -> Field:
+    """A probability with which values are left out; 1 would leave nothing."""
+    return Field((int, float), 0.0, safe=True, minimum=0, below=1)
+
+
+def activation(default: str) -> Field:
+    """The name of an activation function."""
+    return Field((str,), default, choices=ACTIVATIONS)
 
 
 def switch(default: bool, *, safe: bool = False) -> Field:
@@ -141,11 +165,11 @@ COMMON_FIELDS: Mapping[str, Field] = {
     "intermediate_size": size(),
     "num_hidden_layers": size(maximum=2_000),
     "num_attention_heads": size(),
-    "hidden_act": Field((str,), "silu"),
-    "initializer_range": number(0.02),
+    "hidden_act": activation("silu"),
+    "initializer_range": number(0.02, maximum=1),
     "use_cache": switch(True, safe=True),
     "tie_word_embeddings": switch(False),
-    "attention_dropout": number(0.0, safe=True),
+    "attention_dropout": dropout(),
     "pad_token_id": token(),
 }
 """Fields that the families of decoders share."""

@@ -15,7 +15,7 @@ GATED_FIELDS: Mapping[str, Field] = {
     **COMMON_FIELDS,
     "num_key_value_heads": size(optional=True),
     "head_dim": size(optional=True),
-    "rms_norm_eps": number(1e-6),
+    "rms_norm_eps": number(1e-6, maximum=1),
     "bos_token_id": token(1),
     "eos_token_id": token(2, several=True),
 }

@@ -31,7 +31,7 @@ class Mixtral(Mistral):
     )
     fields: ClassVar[Mapping[str, Field]] = {
         **GATED_FIELDS,
-        "rms_norm_eps": number(1e-5),
+        "rms_norm_eps": number(1e-5, maximum=1),
         "max_position_embeddings": size(131_072, safe=True),
         "num_key_value_heads": size(8, optional=True),
         "sliding_window": size(optional=True),
@@ -39,7 +39,7 @@ class Mixtral(Mistral):
         "num_local_experts": size(8, maximum=1_000),
         "output_router_logits": switch(False),
         "router_aux_loss_coef": number(0.001),
-        "router_jitter_noise": number(0.0),
+        "router_jitter_noise": number(0.0, maximum=1),
     }
 
     def mlp_tensors(self, config: Config, std: float) -> Iterator[tuple[str, Tensor]]:

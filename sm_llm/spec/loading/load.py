@@ -14,7 +14,7 @@ from sm_llm.spec.comparison.digest import spec_digest
 from sm_llm.spec.environment.secrets import conceal
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.defaults import Defaults, read_defaults, with_account
-from sm_llm.spec.loading.overrides import Override, parse_fields, parse_overrides, placed
+from sm_llm.spec.loading.overrides import Override, inside_a_list, parse_fields, parse_overrides, placed
 from sm_llm.spec.loading.recipes import recipe_files
 from sm_llm.spec.loading.references import is_reference
 from sm_llm.spec.loading.tree import Path, Tree, from_python
@@ -98,7 +98,7 @@ def _merged(
             changes.append((path, value))
         else:
             faults.append(replace(fault, origin=value.origin(())))
-    _apply(tree, changes, kind)
+    faults += _apply(tree, changes, kind)
     with_account(tree, defaults)
     if environ is not None:
         with_local_gpus(tree, environ)
@@ -118,19 +118,24 @@ def _merged(
     return loaded
 
 
-def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec] | type[WorkflowSpec]) -> None:
-    """Put changes into a tree, in order.
+def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec] | type[WorkflowSpec]) -> list[Fault]:
+    """Put changes into a tree, in order; a fault for each that has no place there.
 
     A change of ``data.format`` alone takes the place of the source's values of another format, and its origin names
     them; what other changes set stays, and is refused where it does not fit.
     """
     left_out = {path: tree.retag(path, value.value, kind) for path, value in dict(changes).items()}
+    faults = []
     for path, value in changes:
-        tree.put(path, value, kind)
+        if (fault := inside_a_list(tree, path)) is not None:
+            faults.append(replace(fault, origin=value.origin(())))
+        else:
+            tree.put(path, value, kind)
     for path, names in left_out.items():
         if names:
             where = tree.origin(path)
             tree.origins[path] = f"{where} (leaves out {', '.join(names)})" if where else where
+    return faults
 
 
 def read_source(source: SpecSource) -> Tree:

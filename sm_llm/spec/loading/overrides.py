@@ -148,6 +148,16 @@ def _path(key: str) -> Path | None:
     return parts if all(parts) else None
 
 
+def inside_a_list(tree: Tree, path: Path) -> Fault | None:
+    """A fault for a change to one entry of a list, which has no names: it would replace the list by a mapping."""
+    at = next((end for end in range(1, len(path)) if isinstance(tree.get(path[:end]), list)), None)
+    if at is None:
+        return None
+    where = ".".join(path[:at])
+    remedy = f"Write the whole list: {where}=[...]"
+    return Fault(".".join(path), f"{where} is a list, whose entries cannot be changed one by one", remedy=remedy)
+
+
 def _example(text: str) -> str:
     key, equals, _ = text.partition("=")
     if key.startswith("-"):

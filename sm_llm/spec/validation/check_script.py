@@ -67,6 +67,9 @@ def _argument_faults(task: ScriptTask, key: str, value: Any) -> Iterator[Fault]:
         return
     for word in value if isinstance(value, list) else [value]:
         yield from _word_faults(path, word)
+    if key.isdigit():
+        problem, remedy = "a number is the place of a word in a list, not an argument's name", "Write args as a list"
+        yield Fault(path, problem, key, remedy)
     if not _KEY.fullmatch(key):
         yield Fault(path, "an argument's name has no spaces and no equals sign", key)
     items = value if isinstance(value, list) else [value]

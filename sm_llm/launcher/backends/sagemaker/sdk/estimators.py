@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
 import socket
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError, SubmitError
@@ -24,7 +26,7 @@ from sm_llm.storage.publication.result import RESULT
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from sm_llm.launcher.backends.base import Submission
@@ -185,7 +187,9 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         _refuse(variable_faults(session, kwargs))
         self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
         self._address: Any = None
-        super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
+        self._is_fitting = False
+        with _defaults_of_the_user(session):
+            super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
         self._adopt()
         self._built = attributes(self)
 
@@ -255,12 +259,24 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             step = step_of(self, self.submission.job.run_uri, {**self._given, "inputs": inputs})
             self._address = step._address
             step._built = attributes(step)
+            step._is_fitting = True
             return super(_OfRuns, step).fit(merged, wait=wait, logs=logs, job_name=name, **options)
         say(*self._staged.plan.start_lines(), err=True)
         with of_session(self.sagemaker_session):
             self._staged.store()
             self._staged.claim(self.sagemaker_session.boto_region_name, name)
-        return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+        self._is_fitting = True
+        try:
+            return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+        finally:
+            self._is_fitting = False
+
+    def for_tuner(self) -> Any:
+        """A copy for ``fit`` of a tuner, which checks and completes the inputs; the SDK may read it much later."""
+        own = copy.copy(self)
+        own._hyperparameters = dict(self._hyperparameters)
+        own._is_fitting = True
+        return own
 
     def set_hyperparameters(self, **given: Any) -> None:
         variables = variable_faults(self.sagemaker_session, {"hyperparameters": given})
@@ -271,6 +287,10 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._built = attributes(self)
 
     def _prepare_for_training(self, job_name: Any = None) -> None:
+        if not self._is_fitting:  # TrainingStep(estimator=…), TuningStep(tuner=…), Airflow's training_config
+            problem = "is used without fit, which gives the job its inputs and the address of its run"
+            remedy = "Write step_args=estimator.fit(inputs), for a tuner step_args=tuner.fit(inputs)"
+            raise PlanError([Fault("estimator", problem, remedy=remedy)])
         _refuse(changed_faults(self, self._built))  # a step is prepared when its pipeline is defined, after ``fit``
         with of_session(self.sagemaker_session):
             self._staged.store(with_record=self._address in (None, self.submission.job.run_uri))
@@ -310,13 +330,32 @@ def of_session(session: Any) -> AbstractContextManager[None]:
     return as_session(session.boto_session._session)
 
 
+@contextmanager
+def _defaults_of_the_user(session: Any) -> Iterator[None]:
+    """Inside, a configuration that holds our opt-out alone is empty.
+
+    The SDK validates one that is not at each of ten look-ups of an estimator, for seconds together.
+    """
+    kept = session.sagemaker_config
+    if kept == _opted_out({}):
+        session.sagemaker_config = {}
+    try:
+        yield
+    finally:
+        session.sagemaker_config = kept
+
+
 def without_telemetry(session: Any) -> Any:
     """Opt out, which the SDK reads from the session's configuration alone: else every ``fit`` calls home."""
-    config = {"SchemaVersion": "1.0", **(session.sagemaker_config or {})}
+    session.sagemaker_config = _opted_out(session.sagemaker_config or {})
+    return session
+
+
+def _opted_out(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = {"SchemaVersion": "1.0", **given}
     block = config
     for key in _OPT_OUT[:-1]:
         block[key] = dict(block.get(key) or {})
         block = block[key]
     block[_OPT_OUT[-1]] = True
-    session.sagemaker_config = config
-    return session
+    return config

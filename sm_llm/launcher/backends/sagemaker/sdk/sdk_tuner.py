@@ -67,6 +67,7 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
         one = _Tuned(tuner, tuner.estimator, tuner.objective_metric_name, tuner._hyperparameter_ranges or {})
         tuner.metric_definitions = one.checked(tuner.metric_definitions)
         tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(tuner.estimator)
+        tuner.estimator = tuner.estimator.for_tuner()
         return tuner.estimator.inputs_of(inputs)
     ours = {name: it for name, it in tuner.estimator_dict.items() if hasattr(it, "run_uri")}
     found = dict(inputs or {})
@@ -77,6 +78,7 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
         one = _Tuned(tuner, estimator, tuner.objective_metric_name_dict[name], ranges)
         tuner.metric_definitions_dict[name] = one.checked(tuner.metric_definitions_dict.get(name))
         tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(estimator)
+        tuner.estimator_dict[name] = estimator.for_tuner()
         if (own := estimator.inputs_of(found.get(name))) is not None:
             found[name] = own
     return found or None
