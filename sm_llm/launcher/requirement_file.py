@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
 from sm_llm.contract.program_tree import ProgramTree
 from sm_llm.errors import Fault
+from sm_llm.redaction import is_token_shaped, redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ _ARCHIVE = re.compile(
     r"^(?:[^@]*/)?([A-Za-z0-9][A-Za-z0-9._]*(?:-[A-Za-z][A-Za-z0-9._]*)*)-\d[^/]*\.(?:whl|tar\.gz|zip)$"
 )
 """A wheel or source archive, in a folder or behind an address: ``…/torch-2.5.0-cp311-….whl``."""
+_VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
+"""What pip fills in from the environment, so that a secret need not be written down."""
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _SHORT = {"-r": "--requirement", "-c": "--constraint", "-e": "--editable", "-i": "--index-url", "-f": "--find-links"}
@@ -99,7 +102,11 @@ class _Program:
             yield Fault(path, f"cannot be read: {error}", str(file), "Write it as UTF-8 text")
             return
         for number, line in logical_lines(text):
-            if line.startswith("-"):
+            if is_token_shaped(_VARIABLE.sub("", line)):
+                problem = f"line {number} holds a token or password, and programs and plans are stored and shown"
+                remedy = "Set secrets.NAME to where it is kept and write ${NAME}, or set secrets.PIP_INDEX_URL"
+                yield Fault(path, problem, redact(line), remedy)
+            elif line.startswith("-"):
                 yield from self._option(name, number, line, (*above, name))
             else:
                 yield from self._requirement(path, number, _TRAILING_OPTIONS.split(line)[0].strip())

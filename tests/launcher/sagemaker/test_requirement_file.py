@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from sm_llm.launcher.images import images
+from sm_llm.launcher.planning.plan_settings import requirements
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.requirement_file import logical_lines, requirement_faults
 from sm_llm.launcher.source_tree import source_tree
+from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,3 +96,29 @@ def test_C12_a_local_run_is_checked_alike(tmp_path: Path, faults: Faults) -> Non
     (tmp_path / "missing.txt").write_text("")
     (made,) = plan(job)
     assert made.settings["installs"].startswith("einops   >=0.8")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-url https://user:hunter22@x.org/simple",
+        "--extra-index-url=https://user:hunter22@x.org/simple",
+        "pkg @ git+https://oauth2:hunter22@github.com/x/y",
+        "git+https://ghp_" + "a1B2" * 9 + "@github.com/x/y",
+        "-e git+https://u:hunter22@github.com/x/y#egg=y",
+        "pkg @ https://x.org/a.whl?token=hunter22hunter22",
+    ],
+)
+def test_S12_22_a_password_in_a_requirement_is_refused_and_not_shown(line: str, tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text(f"einops\n{line}\n")
+    (fault,) = requirement_faults(tmp_path / "requirements.txt", None)
+    assert "line 2 holds a token or password" in fault.problem
+    assert not re.search("hunter22|a1B2", str(fault))
+    shown = requirements(load({"name": "x", "task": {"kind": "script", "source": str(tmp_path), "entry": "-m x"}}).spec)  # type: ignore[arg-type]
+    assert not re.search("hunter22|a1B2", str(shown))
+
+
+def test_S12_22_a_reference_to_a_secret_is_not_one(tmp_path: Path) -> None:
+    line = "--index-url https://${USER_NAME}:${INDEX_TOKEN}@x.org/simple"
+    (tmp_path / "requirements.txt").write_text(f"{line}\nx @ https://u:${{T}}@x.org/x-1.whl\n")
+    assert list(requirement_faults(tmp_path / "requirements.txt", None)) == []
