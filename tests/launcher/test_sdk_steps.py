@@ -110,3 +110,35 @@ def test_S12_05_defaults_of_the_user_hold_while_an_estimator_is_built(calls: lis
     }
     estimator(job(), sagemaker_session=session).fit(wait=False)
     assert {"Key": "team", "Value": "x"} in calls[-1][1]["Tags"]
+
+
+@pytest.mark.parametrize("answer", ["no such job", "another job", "this job", "no answer"])
+def test_S12_23_a_job_that_the_service_refuses_leaves_no_run_that_waits_for_it(
+    answer: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import botocore.client
+    from botocore.exceptions import ClientError, EndpointConnectionError
+
+    from sm_llm.launcher.find_runs import attach
+
+    est = estimator(job())
+    original = botocore.client.BaseClient._make_api_call  # type: ignore[attr-defined]
+
+    def call(self: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        if operation == "CreateTrainingJob":
+            raise ClientError({"Error": {"Code": "ValidationException", "Message": "no"}}, operation)
+        if operation != "DescribeTrainingJob":
+            return original(self, operation, arguments)
+        if answer == "no such job":
+            error = {"Code": "ValidationException", "Message": "Requested resource not found."}
+            raise ClientError({"Error": error, "ResponseMetadata": {"HTTPStatusCode": 400}}, operation)  # type: ignore[typeddict-item]
+        if answer == "no answer":
+            raise EndpointConnectionError(endpoint_url="https://x")
+        path = est.output_path if answer == "this job" else "s3://elsewhere"
+        return {"OutputDataConfig": {"S3OutputPath": path}, "TrainingJobStatus": "InProgress"}
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", call)
+    with pytest.raises(ClientError):
+        est.fit(wait=False)
+    left = attach(est.run_uri).record.attempts
+    assert len(left) == (1 if answer in ("this job", "no answer") else 0)

@@ -128,7 +128,7 @@ class Field:
 
 
 def size(
-    default: int | None = None, *, optional: bool = False, safe: bool = False, maximum: int = Field.maximum
+    default: int | None = None, *, optional: bool = False, safe: bool = False, maximum: float = Field.maximum
 ) -> Field:
     """A count of something, at least 1; without a default (and not optional) the config must state it."""
     return Field((int,), default, optional, default is None and not optional, safe, minimum=1, maximum=maximum)

@@ -18,7 +18,12 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, ch
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline, region_faults, variable_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
+    is_pipeline,
+    region_faults,
+    variable_faults,
+    was_created,
+)
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
 from sm_llm.launcher.homes import storage_root
 from sm_llm.optional import command
@@ -156,6 +161,12 @@ class Staged:
         opened = Attempt(number=1, native_id=native_id, host=socket.gethostname(), started=time.time())
         job_home(self.submission.job).claim(opened)
 
+    def unclaim(self) -> None:
+        """Take the training job out of the run's record: the service did not take it."""
+        from sm_llm.contract.job_file import job_home
+
+        job_home(self.submission.job).unclaim(1)
+
 
 def pytorch() -> Any:
     """The SDK's estimator class. Raises ``SubmitError`` without version 2 of the SDK."""
@@ -268,6 +279,10 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._is_fitting = True
         try:
             return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+        except BaseException:
+            if not was_created(self.sagemaker_session, name, self.output_path):
+                self._staged.unclaim()  # else the run would wait for ever for a job that never comes
+            raise
         finally:
             self._is_fitting = False
 

@@ -40,6 +40,19 @@ def region_faults(session: Any, region: str) -> Iterator[Fault]:
         yield Fault("sagemaker_session.default_bucket", problem, bucket, f"Give a bucket in {region}")
 
 
+def was_created(session: Any, name: str, output_path: str) -> bool:
+    """Whether SageMaker has training job ``name``, that of ``output_path``; true where it does not answer that."""
+    from sm_llm.launcher.backends.sagemaker.account import Account, NoSuchJob, describe
+
+    try:
+        found = describe(Account(session.boto_region_name, {"sagemaker": session.sagemaker_client}), name)
+    except NoSuchJob:
+        return False
+    except Exception:
+        return True
+    return bool(found.get("OutputDataConfig", {}).get("S3OutputPath", output_path) == output_path)
+
+
 def variable_faults(session: Any, given: Mapping[str, Any]) -> Iterator[Fault]:
     """Pipeline variables in arguments by name, where ``session`` starts jobs: they have no value there."""
     if is_pipeline(session):
