@@ -83,6 +83,8 @@ def test_S12_10_steps_of_fit_and_of_a_tuner_are_defined_as_before(calls: list[An
     first = pipeline.definition()
     assert _untimed(first) == _untimed(pipeline.definition())
     assert '"task.max_steps"' not in first
+    two.instance_count = 4
+    refused(pipeline.definition, "instance_count: ")
     assert not calls
 
 

@@ -109,7 +109,7 @@ class Field:
             return None
         if isinstance(value, bool) != (self.types == (bool,)) or not isinstance(value, self.types):
             return Fault(name, f"must be {self.describe()}", value)
-        if isinstance(value, list) and not all(type(it) is int and it >= 0 for it in value):
+        if isinstance(value, list) and int in self.types and not all(type(it) is int and it >= 0 for it in value):
             return Fault(name, "must be whole numbers, at least 0", value)
         if self.minimum is not None and isinstance(value, int | float) and not value >= self.minimum:
             return Fault(name, f"must be at least {self.minimum:g}", value)

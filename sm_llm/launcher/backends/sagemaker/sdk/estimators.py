@@ -199,6 +199,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
         self._address: Any = None
         self._is_fitting = False
+        self._source: Any = None
         with _defaults_of_the_user(session):
             super().__init__(sagemaker_session=session, **_with(arguments(staged.request), kwargs))
         self._adopt()
@@ -276,21 +277,31 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         with of_session(self.sagemaker_session):
             self._staged.store()
             self._staged.claim(self.sagemaker_session.boto_region_name, name)
-        self._is_fitting = True
+        with self.fitting():
+            try:
+                return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+            except BaseException:
+                if not was_created(self.sagemaker_session, name, self.output_path):
+                    self._staged.unclaim()  # else the run would wait for ever for a job that never comes
+                raise
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Inside, the SDK may prepare a job: ``fit``, ours or a tuner's, has checked and completed the inputs."""
+        before, self._is_fitting = self._is_fitting, True
         try:
-            return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
-        except BaseException:
-            if not was_created(self.sagemaker_session, name, self.output_path):
-                self._staged.unclaim()  # else the run would wait for ever for a job that never comes
-            raise
+            yield
         finally:
-            self._is_fitting = False
+            self._is_fitting = before
 
     def for_tuner(self) -> Any:
-        """A copy for ``fit`` of a tuner, which checks and completes the inputs; the SDK may read it much later."""
-        own = copy.copy(self)
-        own._hyperparameters = dict(self._hyperparameters)
-        own._is_fitting = True
+        """What ``fit`` of a tuner uses: in a pipeline, which is defined later, a copy for its step."""
+        if not is_pipeline(self.sagemaker_session):
+            return self
+        source = self._source or self
+        own = copy.copy(source)
+        own._hyperparameters = dict(source._hyperparameters)
+        own._is_fitting, own._source = True, source
         return own
 
     def set_hyperparameters(self, **given: Any) -> None:
@@ -306,7 +317,8 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             problem = "is used without fit, which gives the job its inputs and the address of its run"
             remedy = "Write step_args=estimator.fit(inputs), for a tuner step_args=tuner.fit(inputs)"
             raise PlanError([Fault("estimator", problem, remedy=remedy)])
-        _refuse(changed_faults(self, self._built))  # a step is prepared when its pipeline is defined, after ``fit``
+        for it in (self, self._source):  # a step is prepared when its pipeline is defined, after ``fit``
+            _refuse(changed_faults(it, it._built) if it is not None else ())
         with of_session(self.sagemaker_session):
             self._staged.store(with_record=self._address in (None, self.submission.job.run_uri))
         super()._prepare_for_training(job_name=job_name)

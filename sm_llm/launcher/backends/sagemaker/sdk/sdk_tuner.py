@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError
@@ -49,7 +50,11 @@ def watch_tuners() -> None:
 
     @functools.wraps(original)
     def fit(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return original(self, _prepared(self, inputs), *args, **kwargs)
+        prepared = _prepared(self, inputs)
+        with ExitStack() as stack:
+            for it in [self.estimator] if self.estimator is not None else self.estimator_dict.values():
+                stack.enter_context(it.fitting() if hasattr(it, "run_uri") else nullcontext())
+            return original(self, prepared, *args, **kwargs)
 
     fit.prepares_runs = True  # type: ignore[attr-defined]
     HyperparameterTuner.fit = fit
@@ -64,21 +69,21 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
         if not hasattr(tuner.estimator, "run_uri"):
             return inputs
         _refuse(_tuner_faults(tuner))
+        tuner.estimator = tuner.estimator.for_tuner()
         one = _Tuned(tuner, tuner.estimator, tuner.objective_metric_name, tuner._hyperparameter_ranges or {})
         tuner.metric_definitions = one.checked(tuner.metric_definitions)
         tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(tuner.estimator)
-        tuner.estimator = tuner.estimator.for_tuner()
         return tuner.estimator.inputs_of(inputs)
     ours = {name: it for name, it in tuner.estimator_dict.items() if hasattr(it, "run_uri")}
     found = dict(inputs or {})
     if ours:
         _refuse(_tuner_faults(tuner))
-    for name, estimator in ours.items():
+    for name, given in ours.items():
+        tuner.estimator_dict[name] = estimator = given.for_tuner()
         ranges = tuner._hyperparameter_ranges_dict[name] or {}
         one = _Tuned(tuner, estimator, tuner.objective_metric_name_dict[name], ranges)
         tuner.metric_definitions_dict[name] = one.checked(tuner.metric_definitions_dict.get(name))
         tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(estimator)
-        tuner.estimator_dict[name] = estimator.for_tuner()
         if (own := estimator.inputs_of(found.get(name))) is not None:
             found[name] = own
     return found or None
