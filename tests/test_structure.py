@@ -25,8 +25,8 @@ LIMITS = {
     "modules in the largest folder": (15, 15),
     "import cycles": (0, 0),
     "modules in import cycles": (0, 0),
-    "own modules entered by a dry run": (240, 100),
-    "isinstance on types of strategies, backends and stores": (80, 0),
+    "own modules entered by a dry run": (236, 100),
+    "isinstance on types of strategies, backends and stores": (79, 0),
 }
 """Count -> its limit, and its target. Lower the limit in the change that makes the count fall."""
 COMMENTS_PER_100_LINES = (0.6, 4.0)

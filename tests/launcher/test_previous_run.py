@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +18,8 @@ from sm_llm.runs.states import RunState
 from tests.golden.previous_run import SPEC, unpack
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sm_llm.launcher.run import Run
 
 STEPS = SPEC["task"]["max_steps"]
@@ -71,15 +71,15 @@ def test_what_completed_is_not_continued(storage: Path) -> None:
 
 
 def assert_equal(now: Run, before: Run, first: int) -> None:
-    """Bit for bit, where the libraries are those that the runs were made with."""
-    made_with = json.loads((Path(before.uri) / "run.json").read_text())["versions"]
+    """The same steps at the same rates, and losses that differ by the rounding of other kernels at most.
+
+    The losses of one version are bit-equal (``test_resume``); a later one may sum in another order. What is not
+    restored shows: without the moments of AdamW they differ by up to 5e-4.
+    """
     ours, theirs = exact(now, first), exact(before, first)
-    if all(version(name).partition("+")[0] == made_with[name].partition("+")[0] for name in ("torch", "transformers")):
-        assert ours == theirs
-        return
-    assert [step for step, *_ in ours] == [step for step, *_ in theirs]
-    pairs = zip(ours, theirs, strict=True)
-    assert all(float.fromhex(a[1]) == pytest.approx(float.fromhex(b[1]), rel=1e-6) for a, b in pairs)
+    assert [(step, rate) for step, _, rate in ours] == [(step, rate) for step, _, rate in theirs]
+    differences = [abs(float.fromhex(a[1]) / float.fromhex(b[1]) - 1) for a, b in zip(ours, theirs, strict=True)]
+    assert max(differences) < 1e-6
 
 
 @pytest.mark.integration
