@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -229,3 +230,51 @@ def test_C8_a_pipeline_variable_needs_a_pipeline_session(calls: list[Any]) -> No
     assert not calls
     assert not keys()
     estimator(job(), environment={"A": text}, sagemaker_session=PipelineSession(default_bucket=BUCKET))
+
+
+def test_S12_13_variables_are_refused_where_only_some_of_their_values_work(calls: list[Any]) -> None:
+    from sagemaker.inputs import TrainingInput
+    from sagemaker.workflow.parameters import ParameterString
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    task = {
+        "kind": "train", "model": {"preset": "tiny"}, "max_steps": 6,
+        "data": {"format": "rows", "train": "inputs.corpus", "seq_length": 16},
+    }  # fmt: skip
+    given = PipelineSession(default_bucket=BUCKET)
+    rows = estimator(job(task=task, inputs={"corpus": DATA}), sagemaker_session=given)
+    script = estimator(job(task=SCRIPT), sagemaker_session=given)
+    sharded = ParameterString("Dist", "ShardedByS3Key")
+    kind, place = ParameterString("Ty", "AugmentedManifestFile"), ParameterString("Data", "/tmp/x")
+    ask = "not a pipeline variable"
+    refused(lambda: rows.fit({"corpus": TrainingInput(DATA, distribution=sharded)}), "S3DataDistributionType", ask)
+    for est in (rows, script):
+        refused(lambda it=est: it.fit({"corpus": TrainingInput(DATA, s3_data_type=kind)}), "S3DataType", ask)
+        refused(lambda it=est: it.fit({"corpus": place}), "inputs.corpus: is not a prefix in S3", "/tmp/x")
+        refused(lambda it=est: it.fit({"corpus": TrainingInput(place)}), "inputs.corpus: is not a prefix in S3")
+    script.fit({"corpus": TrainingInput(ParameterString("Data", DATA), distribution=sharded)})
+    script.fit({"corpus": ParameterString("Data")})
+    subnets = [ParameterString("Subnet", "subnet-0a")]
+    network = {"subnets": subnets, "security_group_ids": ["sg-0b"]}
+    refused(lambda: estimator(job(), sagemaker_session=given, **network), "subnets: holds a pipeline variable")
+
+
+def test_S12_12_inputs_of_fit_are_inputs_of_the_job_and_of_its_record(
+    calls: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    import boto3
+
+    task = {
+        "kind": "train", "model": {"preset": "tiny"}, "max_steps": 6,
+        "data": {"format": "rows", "train": "inputs.corpus", "seq_length": 16},
+    }  # fmt: skip
+    est, other = estimator(job(task=task, inputs={"corpus": DATA})), f"s3://{BUCKET}/other"
+    for given in ({"corpus": other}, None, {"corpus": other}):
+        est.fit(given, wait=False)
+        place = DATA if given is None else other
+        assert f"data       {place} (rows of 16 tokens)" in capsys.readouterr().err
+        key = est.run_uri.removeprefix(f"s3://{BUCKET}/")
+        record = json.loads(boto3.client("s3").get_object(Bucket=BUCKET, Key=f"{key}/run.json")["Body"].read())
+        assert record["spec"]["inputs"]["corpus"] in (place, {"uri": place, "mode": "File"})
+        assert est.submission.job.channels == {"corpus": place}
+        assert {it["Key"]: it["Value"] for it in calls[-1][1]["Tags"]}["sm_llm:run"] == est.run_uri

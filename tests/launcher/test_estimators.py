@@ -322,6 +322,60 @@ def test_f01_the_address_of_a_hand_written_step_follows_all_that_it_is_given(sou
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("is_pipeline", [True, False])
+def test_S12_10_whatever_reads_an_estimator_without_fit_is_refused(
+    is_pipeline: bool, source: str, cloud: list[Any]
+) -> None:
+    """Also after ``fit`` of the estimator; ``fit`` of estimator and tuner work, as steps and at once."""
+    from sagemaker.tuner import ContinuousParameter, HyperparameterTuner
+    from sagemaker.workflow import airflow
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.pipeline_context import PipelineSession
+    from sagemaker.workflow.steps import TrainingStep, TuningStep
+
+    session = PipelineSession(default_bucket=BUCKET) if is_pipeline else None
+    est = built("llama-2-70b smp", source, "backend.remote_debug=false", sagemaker_session=session)
+    ranges = {"task.optim.learning_rate": ContinuousParameter(1e-5, 1e-3)}
+    tuner = HyperparameterTuner(est, "train:loss", ranges, objective_type="Minimize", max_jobs=2)
+    several = HyperparameterTuner.create({"a": est}, {"a": "train:loss"}, {"a": ranges}, objective_type="Minimize")
+    several.estimator_dict["a"] = est
+    tuned, fitted = tuner.fit(wait=False), est.fit(wait=False)
+    if is_pipeline:
+        steps = [TrainingStep("a", step_args=fitted), TuningStep("b", step_args=tuned)]
+        pipeline = Pipeline("p", steps=steps, sagemaker_session=session)
+        assert [len(json.loads(pipeline.definition())["Steps"]) for _ in range(2)] == [2, 2]
+    else:
+        assert {operation for operation, _ in cloud} == {"CreateTrainingJob", "CreateHyperParameterTuningJob"}
+    fresh = built("llama-2-70b smp", source, "backend.remote_debug=false", sagemaker_session=session)
+    unfitted = HyperparameterTuner(fresh, "train:loss", ranges, objective_type="Minimize", max_jobs=2)
+    wrong = TuningStep("a", tuner=unfitted)
+    for read in (
+        lambda: TrainingStep("a", estimator=est, inputs={"corpus": "s3://data-bkt/other"}).arguments,
+        lambda: Pipeline("p", steps=[wrong], sagemaker_session=est.sagemaker_session).definition(),
+        lambda: TuningStep("a", tuner=several).arguments,
+        lambda: airflow.training_config(est),
+        lambda: airflow.tuning_config(unfitted, None),
+    ):
+        with pytest.raises(PlanError, match=r"^estimator: is used without fit.* step_args=estimator\.fit\(inputs\)"):
+            read()
+
+
+@pytest.mark.integration
+def test_S12_11_the_address_of_a_step_follows_its_program(source: str, cloud: list[Any]) -> None:
+    from pathlib import Path
+
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    def address() -> str:
+        return str(built("script", source, sagemaker_session=PipelineSession(default_bucket=BUCKET)).run_uri)
+
+    before = address()
+    assert address() == before
+    (Path(source) / "x.py").write_text("print(2)\n")
+    assert address() != before
+
+
+@pytest.mark.integration
 def test_telemetry_is_off_even_for_a_session_that_was_given(
     source: str, cloud: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,16 +189,20 @@ def _rendered(workflow: WorkflowSpec, plan: Plan) -> tuple[str, dict[str, Any], 
         run_id=stand_in, attempt=1, run_uri=f"{root}/{stand_in}", spec=plan.job, spec_digest=spec_digest(plan.job)
     )
     sent = render_job(plan, job)
-    code = sent.request["HyperParameters"]["sagemaker_submit_directory"]
-    image = sent.request["AlgorithmSpecification"]["TrainingImage"]
-    digest = hashlib.sha256(json.dumps([job.spec_digest, code, image]).encode()).hexdigest()[:12]
-    name = f"{plan.step}-{digest}"
+    name = f"{plan.step}-{request_digest(job.spec_digest, sent.request)}"
     request = json.loads(json.dumps(sent.request).replace(stand_in, name))
     uploads = {
         uri.replace(stand_in, name): body if uri.endswith(".gz") else body.replace(stand_in.encode(), name.encode())
         for uri, body in sent.uploads.items()
     }
     return f"{root}/{name}", request, uploads, job.model_copy(update={"run_id": name, "run_uri": f"{root}/{name}"})
+
+
+def request_digest(spec_digest: str, request: Mapping[str, Any]) -> str:
+    """What a step's address ends with (12 hex digits): it follows the specification, the code and the image."""
+    code = request["HyperParameters"]["sagemaker_submit_directory"]
+    image = request["AlgorithmSpecification"]["TrainingImage"]
+    return hashlib.sha256(json.dumps([spec_digest, code, image]).encode()).hexdigest()[:12]
 
 
 def _with_registration(workflow: WorkflowSpec, register: Register) -> WorkflowSpec:

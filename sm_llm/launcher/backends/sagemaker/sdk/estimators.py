@@ -9,12 +9,15 @@ import os
 import socket
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import request_digest
 from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, changed_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import inputs_by_name, specified
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_faults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
@@ -116,13 +119,23 @@ class Staged:
 
     @classmethod
     def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
-        """A fresh run; in a pipeline, where equal definitions must be equal, one that is named by the digest."""
-        from sm_llm.launcher.stage import mint_run_id, new_record, stage
+        """A fresh run; in a pipeline, where equal definitions must be equal, one named by its content."""
+        from sm_llm.launcher.stage import mint_run_id
+
+        name = loaded.spec.name
+        if not is_pipeline:
+            return cls.named(mint_run_id(name), loaded, plan)
+        sent = cls.named(f"{name}-{loaded.digest[:12]}", loaded, plan).request  # for its code and image
+        return cls.named(f"{name}-{request_digest(loaded.digest, sent)}", loaded, plan)
+
+    @classmethod
+    def named(cls, run_id: str, loaded: Loaded, plan: Plan) -> Staged:
+        """The run of that id."""
+        from sm_llm.launcher.stage import new_record, stage
         from sm_llm.runs.run_home import home_of
         from sm_llm.storage.uri import join
 
         spec = loaded.spec
-        run_id = f"{spec.name}-{loaded.digest[:12]}" if is_pipeline else mint_run_id(spec.name)
         home = home_of(join(storage_root(spec), run_id), spec.storage_options.model_dump())
         record = new_record(run_id, spec, loaded.digest, loaded.origins, [plan.to_json()], created=time.time())
         return cls(loaded, plan, record, stage(plan, home, record))
@@ -130,6 +143,18 @@ class Staged:
     def again(self) -> Staged:
         """Another run of the same job."""
         return Staged.next(self._loaded, self.plan, is_pipeline=False)
+
+    def reading(self, given: Mapping[str, Any]) -> Staged:
+        """The same run of a job that has the inputs ``given`` to ``fit``, in the specification's form, as its own."""
+        from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+
+        if not given:
+            return self
+        whole = self._loaded.spec.model_dump()["inputs"]
+        loaded = load_whole(self._loaded.spec, fields={"inputs": {**whole, **given}})
+        loaded = replace(loaded, origins={**loaded.origins, **self._loaded.origins})
+        (plan,) = plan_loaded(loaded)
+        return Staged.named(self.record.run_id, loaded, plan)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -191,7 +216,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     """What makes a PyTorch estimator of the SDK one whose every job is a run of ours; comes before the SDK's class."""
 
     def __init__(self, staged: Staged, session: Any, kwargs: Mapping[str, Any]) -> None:
-        self._staged = staged
+        self._first = self._staged = staged
         self._fitted = False
         self._more_tags = kwargs.get("tags") or []
         _refuse(hyperparameter_faults(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
@@ -219,7 +244,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     @property
     def channels(self) -> dict[str, Any]:
         """Inputs of the specification; the channel with job.json is added everywhere by itself."""
-        return channels(self._staged.request)
+        return channels(self._first.request)
 
     @property
     def submission(self) -> Submission:
@@ -241,7 +266,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
 
         Refuses attributes that were set after the estimator was built, too.
         """
-        given = inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
+        given = inputs_by_name(inputs)
         values = {f"inputs.{name}": getattr(it, "config", it) for name, it in given.items() if isinstance(name, str)}
         _refuse([
             *changed_faults(self, self._built), *fit_faults(self.submission, given, job_name),
@@ -262,7 +287,9 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     ) -> Any:
         merged = self.inputs_of(inputs, job_name)
         if self._fitted and not is_pipeline(self.sagemaker_session):
-            self._staged = self._staged.again()
+            self._staged = self._first.again()
+        if not is_pipeline(self.sagemaker_session):
+            self._staged = self._staged.reading(specified(inputs))
             self._adopt()
             self._built = attributes(self)
         self._fitted = True

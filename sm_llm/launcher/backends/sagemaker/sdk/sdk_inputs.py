@@ -33,6 +33,8 @@ _SETTINGS: dict[str, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {
     "ContentType": ((), None),
 }
 """Setting of a channel -> values that work for our own tasks, and for a script; None is any, () is none."""
+_EVERY_DISTRIBUTION = {"FullyReplicated", "ShardedByS3Key"}
+"""All distributions that the service has: where each of them works, a pipeline variable does."""
 _WHY = {
     "InputMode": "Pipe mode gives a named pipe, and tasks read files",
     f"{_S3}S3DataDistributionType": "gives every node other files, and every process reads all rows",
@@ -43,6 +45,32 @@ _WHY = {
     "ShuffleConfig": f"{_PIPE_ONLY}; task.data.shuffle shuffles rows",
     f"{_S3}AttributeNames": _PIPE_ONLY,
 }
+
+
+def inputs_by_name(inputs: Any) -> dict[Any, Any]:
+    """What ``fit`` is given, by channel; the SDK calls a single one ``training``."""
+    return inputs if isinstance(inputs, dict) else {} if inputs is None else {"training": inputs}
+
+
+def specified(inputs: Any) -> dict[str, dict[str, Any]]:
+    """Inputs that ``fit`` was given and that have no faults, in the form of the specification's ``inputs``."""
+    return {name: _specified(value) for name, value in inputs_by_name(inputs).items()}
+
+
+def _specified(value: Any) -> dict[str, Any]:
+    config = getattr(value, "config", None)
+    if config is None:
+        return {"uri": value, "mode": "File"}  # the mode of the request, which the SDK leaves a plain address
+    source = config["DataSource"]
+    if "S3DataSource" in source:
+        return {"uri": source["S3DataSource"]["S3Uri"], "mode": config.get("InputMode", "File")}
+    place = source["FileSystemDataSource"]
+    return {
+        "file_system_id": place["FileSystemId"],
+        "file_system_type": place["FileSystemType"],
+        "directory_path": place["DirectoryPath"],
+        "access_mode": place["FileSystemAccessMode"],
+    }
 
 
 def input_faults(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) -> Iterator[Fault]:
@@ -73,17 +101,16 @@ def input_faults(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
 
 
 def _value_faults(path: str, value: Any) -> Iterator[Fault]:
-    """What is not an input, or what the service would refuse of one; variables of a pipeline have no value yet."""
-    if hasattr(value, "expr"):
-        return
+    """What is not an input, or what the service would refuse of one; variables of a pipeline have a default at most."""
     config = {"DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": value}}}
-    if not isinstance(value, str):
+    if not isinstance(value, str) and not hasattr(value, "expr"):
         found = getattr(value, "config", None)
         if not isinstance(found, dict):
             yield Fault(path, "is not an input", value, "Write s3://bucket/prefix, a TrainingInput or FileSystemInput")
             return
         config = found
     uri = config["DataSource"].get("S3DataSource", {}).get("S3Uri", "")
+    uri = getattr(uri, "default_value", uri)
     if isinstance(uri, str) and uri and not is_s3(uri):
         yield Fault(path, "is not a prefix in S3", uri, "Write s3://bucket/prefix")
     elif isinstance(uri, str) and uri and (problem := bucket_problem(uri.removeprefix("s3://").partition("/")[0])):
@@ -115,11 +142,16 @@ def _setting_faults(path: str, config: Mapping[str, Any], *, is_script: bool) ->
     for setting, value in _leaves(config, ""):
         name = setting.rpartition(".")[2]
         allowed = _SETTINGS.get(setting, ((), ()))[is_script]
-        if allowed is None or (allowed and (value in allowed or (hasattr(value, "expr") and setting != "InputMode"))):
+        if hasattr(value, "expr") and allowed:
+            if set(allowed) != _EVERY_DISTRIBUTION:
+                problem = "must be a value, not a pipeline variable: not every value works"
+                yield Fault(f"{path}.{name}", problem, value.expr, f"Write {' or '.join(allowed)}")
+            continue
+        if allowed is None or value in allowed:
             continue
         remedy = f"Use {' or '.join(allowed)}" if allowed else "Leave it out"
-        shown = getattr(value, "expr", value)
-        yield Fault(f"{path}.{name}", _WHY.get(setting, "has no effect that the job knows of"), shown, remedy)
+        seen = getattr(value, "expr", value)
+        yield Fault(f"{path}.{name}", _WHY.get(setting, "has no effect that the job knows of"), seen, remedy)
 
 
 def _leaves(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:

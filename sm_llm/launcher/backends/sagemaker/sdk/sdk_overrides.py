@@ -72,6 +72,11 @@ def _argument_faults(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault(name, problem, shown(value), _instead(name, effect))
         else:
             yield from _name_faults(name, value)
+    network = {name: is_variable(kwargs[name]) for name in ("subnets", "security_group_ids") if kwargs.get(name)}
+    if len(set(network.values())) == 2:
+        variable, fixed = sorted(network, key=lambda it: not network[it])
+        problem = f"holds a pipeline variable, and {fixed} holds values: the two are checked together"
+        yield Fault(variable, problem, shown(kwargs[variable]), "Give both as values, or both as variables")
 
 
 def _instead(name: str, effect: Effect) -> str:
