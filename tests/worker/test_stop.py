@@ -74,7 +74,7 @@ def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(
 @pytest.mark.integration
 def test_CK18_a_save_longer_than_the_grace_time_is_not_begun(tmp_path: Path, forks: dict[str, str]) -> None:
     slow = (
-        "import time\nfrom sm_llm.storage import publish\nreal = publish.publish\n"
+        "import time\nfrom sm_llm.storage.publication import publish\nreal = publish.publish\n"
         "publish.publish = lambda *a, **k: (time.sleep(1.5), real(*a, **k))[1]\n"
     )
     task = {"checkpoint": {"every_steps": 6, "async_save": False}, "validation": {"every_steps": 1000}}
@@ -95,7 +95,7 @@ def test_CK18_a_save_longer_than_the_grace_time_is_not_begun(tmp_path: Path, for
 @pytest.mark.integration
 def test_a_signal_before_the_first_step_ends_the_job_without_a_failure(tmp_path: Path, forks: dict[str, str]) -> None:
     waits = (
-        "import time, pathlib, os\nfrom sm_llm.worker import train\n"
+        "import time, pathlib, os\nfrom sm_llm.worker.tasks import train\n"
         "def slow(*_):\n    pathlib.Path(os.environ['SAGEMAKER_BASE_DIR'], 'up').touch(); time.sleep(3600)\n"
         "train.set_up = slow\n"
     )

@@ -64,7 +64,7 @@ def test_a_rank_that_is_behind_is_named_with_its_stack(tmp_path: Path, forks: di
 @pytest.mark.integration
 def test_a_rank_whose_data_never_come_is_named(tmp_path: Path, forks: dict[str, str]) -> None:
     starving = (
-        "import os, time\nfrom sm_llm.worker import train\nreal = train.Batches.__next__\n"
+        "import os, time\nfrom sm_llm.worker.tasks import train\nreal = train.Batches.__next__\n"
         "def starve(self):\n    starve.calls += 1\n"
         "    if starve.calls == 6 and os.environ['RANK'] == '1': time.sleep(3600)\n    return real(self)\n"
         "starve.calls = 0\ntrain.Batches.__next__ = starve\n"
