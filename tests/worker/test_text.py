@@ -10,7 +10,7 @@ from worker_jobs import events, job_environment, job_file, losses, result_folder
 
 from sm_llm.errors import CheckpointError
 from sm_llm.spec.parallelism.layout import Layout
-from sm_llm.storage.publication.manifest import CommitManifest, Save
+from sm_llm.storage.publication.manifest import CommitManifest, FileEntry, Save
 from sm_llm.worker.checkpoint.restore import rank_file
 from sm_llm.worker.checkpoint.start import Start, _load_private
 from sm_llm.worker.main import main
@@ -94,7 +94,8 @@ def test_a_stream_is_not_continued_by_processes_that_are_arranged_otherwise(
     (tmp_path / rank_file(0)).write_text(json.dumps({"random": {}, "stream": {"rows": 3}}))
     save = Save(run_id="run", step=4, save_id="0" * 32, world_size=2, node_count=1)
     meta = {"job": Layout(shard=2).degrees()}
-    commit = CommitManifest(save=save, nonce="0" * 32, time=0.0, files=(), meta=meta)
+    one = FileEntry(path="a", size=1, crc64nvme="0" * 16)
+    commit = CommitManifest(save=save, nonce="0" * 32, time=0.0, files=(one,), meta=meta)
     environ = job_environment(job_file(train_task(), tmp_path / "run", 1))
     from sm_llm.worker.context import WorkerContext
 

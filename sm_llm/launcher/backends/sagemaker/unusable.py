@@ -32,7 +32,15 @@ def unusable_faults(job: JobSpec, found: Settings) -> list[Fault]:
 
 
 def unusable_warnings(job: JobSpec, found: Settings) -> Iterator[str]:
-    """Variables in whose place the image has its own."""
+    """Variables in whose place the image has its own, and a store that only this machine reaches.
+
+    It is not refused, since stand-ins of the service run their jobs on this machine.
+    """
+    endpoint = job.storage_options.endpoint_url
+    if endpoint is not None and _is_loopback(endpoint):
+        why = "is this machine alone: in the job it would be the container itself"
+        remedy = "Name an address that the job's network reaches, or run here: backend.name=local"
+        yield f"storage_options.endpoint_url: {endpoint} {why}. {remedy}"
     for name in {**found.environment, **job.environment}:
         if name in _WARNED_VARIABLES:
             yield f"environment.{name}: takes the place of the image's own, which its programs may need"
@@ -65,10 +73,6 @@ def _network(found: Settings) -> Iterator[Fault]:
 
 def _storage(job: JobSpec, found: Settings) -> Iterator[Fault]:
     options = job.storage_options
-    if options.endpoint_url is not None and _is_loopback(options.endpoint_url):
-        remedy = "Name an address that the job's network reaches, or run here: backend.name=local"
-        problem = "is this machine alone: in the job it would be the container itself"
-        yield Fault("storage_options.endpoint_url", problem, options.endpoint_url, remedy)
     if options.endpoint_url is not None or found.region is None:
         return
     try:
