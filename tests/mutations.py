@@ -131,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         "launcher/backends/sagemaker/pipelines/pipeline_definition.py",
-        "json.dumps([job.spec_digest, code, image])",
+        "json.dumps([spec_digest, code, image])",
         "json.dumps([code, image])",
         "launcher/test_pipelines.py",
         "a changed step reuses the cached one's address",

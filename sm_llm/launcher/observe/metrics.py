@@ -34,9 +34,9 @@ def metric_rows(events_folder: Path) -> list[MetricRow]:
             row.update((_RENAMED.get((kind, it), it), value) for it, value in event.items() if it not in _ENVELOPE)
     for event in events:
         if event["kind"] == "logged":
-            rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]}).update(
-                (name, value) for name, value in event["values"].items() if name not in _KEYS
-            )
+            row = rows.setdefault(event["step"], {"step": event["step"], "attempt": event["attempt"]})
+            row.update((name, value) for name, value in event["values"].items() if name not in _KEYS)
+            row["attempt"] = max(row["attempt"], event["attempt"])
     return [rows[step] for step in sorted(rows)]
 
 
