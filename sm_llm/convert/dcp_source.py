@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.dcp_metadata import CLASSES, DTYPES, FUNCTIONS, METADATA_MODULE, SIZE
 from sm_llm.convert.files.torch_file import Frozen, read_torch_file
 from sm_llm.convert.files.views import FORMATS, Slice, View, chunks, same, whole
 from sm_llm.convert.hf_source import SOURCE, clean_names
@@ -24,23 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.convert.rules import ShardPlan
 
 METADATA = ".metadata"
-_METADATA_MODULE = "torch.distributed.checkpoint.metadata"
-_CLASSES = {
-    *((_METADATA_MODULE, name) for name in ("Metadata", "TensorStorageMetadata", "TensorProperties")),
-    *((_METADATA_MODULE, name) for name in ("ChunkStorageMetadata", "MetadataIndex", "StorageMeta")),
-    (_METADATA_MODULE, "BytesStorageMetadata"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-}
-_FUNCTIONS = {
-    ("torch.serialization", "_get_layout"),
-    (_METADATA_MODULE, "_MEM_FORMAT_ENCODING"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "PurePosixPath"),
-}
-"""Called for values that are of no interest here."""
-_SIZE = ("torch", "Size")
 _DTYPES = {it.dtype: name for name, it in FORMATS.items()}
-_OTHER_DTYPES = {"int64", "int32", "int16", "int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"}
 _SHOWN = 4
 
 
@@ -67,14 +52,16 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, body: bytes) -> None:
         super().__init__(io.BytesIO(body))
-        self._known: dict[tuple[str, str], Any] = {it: type(it[1], (_Plain,), {}) for it in _CLASSES}
-        self._known |= {it: Frozen(lambda *_: None) for it in _FUNCTIONS}
-        self._known |= {_SIZE: Frozen(tuple), ("collections", "OrderedDict"): OrderedDict}
+        self._known: dict[tuple[str, str], Any] = {
+            it: type(it[1], (_Plain,), {}) for it in (*CLASSES, (METADATA_MODULE, "BytesStorageMetadata"))
+        }
+        self._known |= {it: Frozen(lambda *_: None) for it in FUNCTIONS}
+        self._known |= {SIZE: Frozen(tuple), ("collections", "OrderedDict"): OrderedDict}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in self._known:
             return self._known[module, name]
-        if module == "torch" and name in {*_DTYPES, *_OTHER_DTYPES}:
+        if module == "torch" and name in DTYPES:
             return _DTYPES.get(name, name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of a checkpoint's metadata")
 

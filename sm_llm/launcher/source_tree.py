@@ -87,7 +87,7 @@ def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) 
     target = path.resolve()
     if target.parts[1:2] and target.parts[1] in _NO_DISKS:
         remedy = f"Remove it, or list it in {IGNORE_FILE}"
-        problem = f"the link {name} leads to {target}, which is no file of a disk"
+        problem = f"the link {name} leads to {target}, which is not a file on a disk"
         tree.faults.append(Fault(where, problem, os.readlink(path), remedy))
         return False
     if not target.exists():

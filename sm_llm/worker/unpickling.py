@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import pickle
+from abc import ABC, abstractmethod
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _Before = tuple[Any, dict[str, Any]]
 
 
-class CarefulUnpickler(pickle.Unpickler):
+class CarefulUnpickler(pickle.Unpickler, ABC):
     """Base of unpicklers that know some names alone; ``known`` decides which.
 
     A pickle can do more than make objects: its BUILD sets attributes of whatever it has named, classes and members of
@@ -27,9 +28,9 @@ class CarefulUnpickler(pickle.Unpickler):
         super().__init__(*arguments, **named)
         self._before: dict[int, _Before] = {}
 
+    @abstractmethod
     def known(self, module: str, name: str) -> Any:
         """What a name stands for. Raises ``pickle.UnpicklingError`` for one that no such pickle holds."""
-        raise NotImplementedError
 
     def find_class(self, module: str, name: str) -> Any:
         found = self.known(module, name)

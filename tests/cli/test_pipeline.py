@@ -6,16 +6,18 @@ import json
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
 from typer.testing import CliRunner
 
 from sm_llm.cli import app
+from sm_llm.cli.image import IMAGE_VERBS, images
 from sm_llm.cli.pipeline import PIPELINE_VERBS, group
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+    import typer
 
 FLOW: dict[str, Any] = {
     "name": "flow",
@@ -29,10 +31,13 @@ FLOW: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_every_verb_of_the_group_is_one_python_function() -> None:
+@pytest.mark.parametrize(
+    ("group", "verbs"), [(group, PIPELINE_VERBS), (images, IMAGE_VERBS)], ids=["pipeline", "image"]
+)
+def test_every_verb_of_a_group_is_one_python_function(group: typer.Typer, verbs: dict[str, str]) -> None:
     callbacks = [command.callback for command in group.registered_commands]
-    assert {callback.__name__ for callback in callbacks if callback} == set(PIPELINE_VERBS)
-    for home in PIPELINE_VERBS.values():
+    assert {callback.__name__ for callback in callbacks if callback} == set(verbs)
+    for home in verbs.values():
         module, _, name = home.partition(":")
         assert getattr(import_module(module), name).__doc__
 

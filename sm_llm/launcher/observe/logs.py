@@ -62,7 +62,7 @@ class LogFilter:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """At most ``count`` last lines of a file, read from its end; empty where there is no file."""
+    """At most ``count`` last lines of a file, read from its end; empty if it does not exist."""
     if not path.is_file():
         return []
     with path.open("rb") as stream:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
+from sm_llm.contract.dcp_metadata import CLASSES, DTYPES, FUNCTIONS, SIZE
 from sm_llm.errors import CheckpointError
 from sm_llm.file_names import name_fault
 from sm_llm.worker.unpickling import CarefulUnpickler
@@ -18,28 +19,12 @@ if TYPE_CHECKING:
     from io import IOBase
     from typing import IO
 
-_CLASSES = {
-    "torch.distributed.checkpoint.metadata": {
-        "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
-        "StorageMeta", "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.serialization": {"_get_layout"},  # looks a name up in a table
-    "pathlib": {"PosixPath", "PurePosixPath"},
-    "collections": {"OrderedDict"},
-}  # fmt: skip
-"""What the metadata of a save consists of (torch 2.5 to 2.13), beside ``torch.Size`` and data types."""
-_DTYPES = {
-    "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8",
-    "uint8", "bool",
-}  # fmt: skip
-
 
 class _MetadataUnpickler(CarefulUnpickler):
     """Knows the classes of DCP's metadata alone."""
 
     def known(self, module: str, name: str) -> Any:
-        if name in _CLASSES.get(module, ()) or (module == "torch" and name in {"Size", *_DTYPES}):
+        if (module, name) in {*CLASSES, *FUNCTIONS, SIZE} or (module == "torch" and name in DTYPES):
             return getattr(import_module(module), name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of a checkpoint's metadata")
 

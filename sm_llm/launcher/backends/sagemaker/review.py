@@ -23,7 +23,7 @@ from sm_llm.launcher.backends.sagemaker.request.time_limit import (
     time_limit,
     time_warnings,
 )
-from sm_llm.launcher.backends.sagemaker.unusable import unusable_faults, unusable_warnings
+from sm_llm.launcher.backends.sagemaker.request.unusable import unusable_faults, unusable_warnings
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.display.lines import duration
 from sm_llm.launcher.images import images
