@@ -47,7 +47,6 @@ KNOWN_NAMES = {
     "launcher/begin.py",
     "launcher/display/closing.py",
     "launcher/display/lines.py",
-    "launcher/homes.py",
     "launcher/observe/patience.py",
     "launcher/planning/review.py",
     "launcher/planning/upstream.py",

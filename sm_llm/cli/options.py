@@ -87,7 +87,7 @@ def s3_access(verb: Callable[..., None]) -> Callable[..., None]:
 def _with_user_options(given: S3Options) -> S3Options:
     if not has_user_defaults(os.environ):
         return given  # sooner: a short copy takes less time than reading defaults
-    from sm_llm.launcher.homes import user_options
+    from sm_llm.runs.locate import user_options
 
     return user_options(given)
 

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.launcher.find_runs import attach, ls
-from sm_llm.launcher.homes import storage_root
 from sm_llm.launcher.run import Run
+from sm_llm.runs.locate import storage_root
 from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_paths import STEPS
 from sm_llm.storage.s3.s3_client import one_client

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from sm_llm.errors import CheckpointError, Fault, LaunchRefused, PlanError, StorageError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
-from sm_llm.launcher.homes import is_own_endpoint, launch_folder, remember_launch, storage_root
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.launcher.planning.inputs import anchored
@@ -19,6 +18,8 @@ from sm_llm.launcher.planning.planner import plan_loaded
 from sm_llm.launcher.run_handle import RunHandle
 from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
+from sm_llm.launcher.submission import Change, submit_job, submit_workflow
+from sm_llm.runs.locate import is_own_endpoint, launch_folder, remember_launch, storage_root
 from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_paths import STEPS
 from sm_llm.runs.states import RunState
@@ -75,22 +76,14 @@ def proceed(
     assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
     number = record.next_attempt
 
-    claimed = False
-
-    def on_claimed() -> None:
-        nonlocal claimed
-        claimed = True
+    def make() -> None:
         if isinstance(resume, int):
             _retire(run, resume, number)
         if changes:
             run.home.update(lambda held: _changed(held, loaded, plans, number, changes))
 
-    try:
-        _submit(plans, run.home, record, resume=resume, digest=loaded.digest, on_claimed=on_claimed)
-    except BaseException:
-        if claimed and all(it.number != number for it in run.attempts):
-            _take_back(run, record, number)
-        raise
+    change = Change(make, lambda: _undo(run, record, number))
+    _submit(plans, run.home, record, resume=resume, digest=loaded.digest, change=change)
     again = RunHandle(run.home)
     again.continued_attempt = number
     return again
@@ -105,13 +98,13 @@ def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
 
 def _submit(
     plans: Sequence[Plan], home: RunHome, record: RunRecord, *, resume: Resume = None, digest: str = "",
-    on_claimed: Any = lambda: None,
+    change: Change | None = None,
 ) -> None:  # fmt: skip
     target = backend(plans[0].job.backend.name)
     if "steps" in record.spec:
-        target.submit_workflow(home, record.next_attempt, on_claimed)
+        submit_workflow(target, home, record.next_attempt, change)
     else:
-        target.submit(stage(plans[0], home, record, resume=resume, digest=digest), on_claimed)
+        submit_job(target, stage(plans[0], home, record, resume=resume, digest=digest), change)
 
 
 def _changed(
@@ -128,7 +121,7 @@ def _changed(
     return record.model_copy(update=update)
 
 
-def _take_back(run: RunHandle, record: RunRecord, attempt: int) -> None:
+def _undo(run: RunHandle, record: RunRecord, attempt: int) -> None:
     """Undo what an attempt has changed that was claimed and then could not be started."""
     from sm_llm.storage.publication.retire import bring_back
 

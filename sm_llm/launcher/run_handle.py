@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sm_llm.errors import StorageError, SubmitError
-from sm_llm.launcher.homes import find_home, launch_folder, with_recorded_options
 from sm_llm.launcher.observe.metrics import MetricRow, metric_rows
-from sm_llm.launcher.results import RESULT_LINK, result_place
 from sm_llm.runs.events.events import EventWriter, StopRequested
+from sm_llm.runs.locate import find_home, launch_folder, with_recorded_options
+from sm_llm.runs.results import RESULT_LINK, result_place
 from sm_llm.runs.run_paths import STEPS
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.terminal import quoted

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.failure import Cause, Failure, cause_in, last_error_line, one_line
 from sm_llm.launcher.observe.logs import last_lines
-from sm_llm.launcher.results import has_checkpoint, has_final
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.events.trouble import Failed
+from sm_llm.runs.results import has_checkpoint, has_final
 from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stopped import StopRecord

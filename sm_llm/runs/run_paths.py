@@ -7,6 +7,7 @@
       job.json                         the job of the newest attempt (launcher -> worker)
       lock                             held (shared) by every process of a local run while it lives
       lock.starting                    held by a launcher while it decides and starts an attempt
+      requests/attempt-<n>.json        what a platform was sent, as it was sent (launcher)
       stop                             exists while somebody asks the run to stop from another machine
       events/attempt-<n>-<writer>.jsonl
       logs/attempt-<n>/node-<i>.log    everything the node's processes printed
@@ -54,6 +55,11 @@ class RunPaths:
         """The attempt that a file belongs to, by its path below the run's folder."""
         match = _OF_ATTEMPT.match(name)
         return int(match[1]) if match else None
+
+    @staticmethod
+    def request_key(attempt: int) -> str:
+        """What a platform was sent for an attempt, below the run's folder."""
+        return f"requests/attempt-{attempt}.json"
 
     @staticmethod
     def is_growing(name: str) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import socket
+import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -132,6 +133,13 @@ class Attempt(_Block):
     """The request as it was sent: its file, relative to the run's folder."""
     inputs: dict[str, InputManifest] = Field(default_factory=dict)
     """Dotted path -> what was read there."""
+
+    @classmethod
+    def claim(cls, number: int, native_id: str = "", request: str | None = None) -> Attempt:
+        """An attempt that this machine is about to start now; ``native_id`` where it is known before the start."""
+        return cls(
+            number=number, native_id=native_id, host=socket.gethostname(), started=time.time(), request=request
+        )  # fmt: skip
 
     @property
     def is_claim(self) -> bool:

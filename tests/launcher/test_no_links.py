@@ -13,7 +13,7 @@ import pytest
 
 from sm_llm.contract.job_file import JobFile
 from sm_llm.launcher.backends.local.container import lay_out, node_environment
-from sm_llm.launcher.results import RESULT_LINK, link_result
+from sm_llm.runs.results import RESULT_LINK, link_result
 from sm_llm.runs.run_home import FolderHome
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.spec.job import JobSpec

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError, SubmitError
-from sm_llm.launcher import homes
 from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.run import Run
+from sm_llm.runs import locate
 from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.states import RunState
@@ -72,8 +72,8 @@ def test_s10_a_launch_remembers_how_it_reached_its_run_and_no_record_changes_tha
 
 
 def test_the_users_own_endpoint_needs_no_confirmation(finished: Run, s3_fakes: Fakes) -> None:
-    assert homes.is_own_endpoint(finished.home, s3_fakes.options["endpoint_url"])
-    assert not homes.is_own_endpoint(finished.home, EVIL)
+    assert locate.is_own_endpoint(finished.home, s3_fakes.options["endpoint_url"])
+    assert not locate.is_own_endpoint(finished.home, EVIL)
 
 
 def test_a_record_of_another_user_in_a_shared_folder_is_not_the_users_own(
@@ -83,7 +83,7 @@ def test_a_record_of_another_user_in_a_shared_folder_is_not_the_users_own(
     run = fakes.launch()
     fakes.end(run)
     point_elsewhere(run)
-    assert homes.is_own_endpoint(run.home, EVIL)
+    assert locate.is_own_endpoint(run.home, EVIL)
     monkeypatch.setattr("os.getuid", lambda: 12345)
     with pytest.raises(SubmitError, match="nothing of yours names"):
         run.rerun()
@@ -152,6 +152,6 @@ def test_4_an_option_of_a_record_that_is_no_text_is_not_used(aws_environment: No
     record = workflow(b"").record()
     options = {"region": True, "kms_key_id": False, "shared_with_group": True, "storage_class": "STANDARD"}
     record = record.model_copy(update={"spec": {**record.spec, "storage_options": options}})
-    found: Any = homes.with_recorded_options(home, record)
+    found: Any = locate.with_recorded_options(home, record)
     assert (found.store.options.region, found.store.options.kms_key_id) == (None, None)
     assert (found.store.options.shared_with_group, found.store.options.storage_class) == (True, "STANDARD")

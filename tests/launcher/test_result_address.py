@@ -12,7 +12,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.launcher.results import link_result, result_place
+from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_home import home_of
 from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store

@@ -186,8 +186,7 @@ def at_once(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """``fakes`` whose workflows run in this process, in the folder that their supervisor would be given."""
     monkeypatch.setattr(processes, "kill_descendants", lambda: 0)
 
-    def submit_workflow(self: Any, home: RunHome, attempt: int, on_claimed: Callable[[], None]) -> str:
-        on_claimed()
+    def submit_workflow(self: Any, home: RunHome, attempt: int) -> str:
         with contextlib.chdir(home.record().host["folder"]):
             workflow.run_workflow(home, processes.Interrupts())
         return str(attempt)

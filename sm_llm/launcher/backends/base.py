@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from sm_llm.contract.job_file import JobFile
     from sm_llm.errors import Fault
@@ -60,11 +61,21 @@ class Backend(Protocol):
     def render(self, plan: Plan, job: JobFile) -> Submission:
         """The submission for a plan. Pure: touches nothing."""
 
-    def submit(self, submission: Submission, on_claimed: Callable[[], None]) -> str:
-        """Start it; returns the native id. ``on_claimed`` is called once it is sure that nobody else starts it."""
+    def starting(self, home: RunHome, number: int, submission: Submission | None) -> AbstractContextManager[Attempt]:
+        """Held from the check that no attempt of the run is running until attempt ``number`` was submitted.
 
-    def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None]) -> str:
-        """Start the workflow whose record lies in ``home``; returns the native id."""
+        Gives the attempt as it is claimed: with its native id where that is known before the start. A workflow has no
+        ``submission``. Raises ``LaunchRefused`` for a run that is running, ``SubmitError`` for what the place refuses.
+        """
+
+    def submit(self, submission: Submission) -> str:
+        """Start the job of an attempt that ``launcher.submission`` has claimed; returns its native id.
+
+        Raises ``SubmitError`` where there is no job, and ``MayRun`` where nobody knows.
+        """
+
+    def submit_workflow(self, home: RunHome, attempt: int) -> str:
+        """Start the workflow whose record lies in ``home``; the same for its one native job."""
 
     def step_home(self, home: RunHome, step: str) -> RunHome:
         """Where a step of the workflow in ``home`` has its own run, if it has begun."""

@@ -157,7 +157,7 @@ def status_table(status: Status) -> Table:
         _add(table, f"step {step.uri.rpartition('/')[2]}", step.state.value)
     _add(table, "storage" if "://" in status.uri else "folder", status.uri)
     if status.result:
-        from sm_llm.launcher.results import RESULT_LINK
+        from sm_llm.runs.results import RESULT_LINK
 
         link = Path(status.uri) / RESULT_LINK  # of a run in S3 no such file exists anywhere
         _add(table, "result", str(link) if link.exists() else status.result)

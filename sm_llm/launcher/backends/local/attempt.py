@@ -18,12 +18,12 @@ from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT, PORT,
 from sm_llm.launcher.backends.local.rehearsal import TRAINING_JOB
 from sm_llm.launcher.backends.local.reporting import report
 from sm_llm.launcher.planning.inputs import absolute_inputs, input_manifests
-from sm_llm.launcher.results import link_result, result_place
 from sm_llm.launcher.verdict import Ending, judge
 from sm_llm.package import HOME
 from sm_llm.runs.events.events import AttemptEnded, EventWriter, read_file
 from sm_llm.runs.liveness import hold
 from sm_llm.runs.replication.courier import CLOSE_SECONDS
+from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.runs.states import RunState

@@ -30,6 +30,7 @@ from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from sm_llm.contract.job_file import JobFile
     from sm_llm.launcher.observe.logs import LogFilter
@@ -144,17 +145,25 @@ class LocalBackend:
         assert isinstance(job.backend, LocalOptions)
         return job.backend.threads_per_process or max(1, self.machine.cpus // processes)
 
-    def submit(self, submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
+    def starting(
+        self, home: RunHome, number: int, submission: Submission | None = None
+    ) -> AbstractContextManager[Attempt]:
+        """Hold the run's starting lock; the supervisor gives the attempt its native id."""
+        from sm_llm.launcher.backends.local.local_run import starting
+
+        return starting(home, number)
+
+    def submit(self, submission: Submission) -> str:
         """Start the detached supervisor; the native id is its process id."""
         from sm_llm.launcher.backends.local.local_run import start
 
-        return start(submission, on_claimed)
+        return start(submission)
 
-    def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
+    def submit_workflow(self, home: RunHome, attempt: int) -> str:
         """Start one detached supervisor, which runs the steps in turn; the native id is its process id."""
         from sm_llm.launcher.backends.local.local_run import start_supervisor
 
-        return start_supervisor(home, attempt, on_claimed)
+        return start_supervisor(home, attempt)
 
     def step_home(self, home: RunHome, step: str) -> RunHome:
         """A folder below the workflow's."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,12 @@ from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.backends.local.attempt import python_path, request_file
 from sm_llm.launcher.backends.local.heartbeat import SILENT_SECONDS, Heartbeat, silence
 from sm_llm.launcher.backends.local.rehearsal import upload
-from sm_llm.launcher.homes import assert_own_folder, launch_folder
 from sm_llm.launcher.observe.logs import last_lines
-from sm_llm.launcher.results import has_final
 from sm_llm.owned import make_folders, opener
-from sm_llm.runs.liveness import is_anyone_alive, is_starting, starting
+from sm_llm.runs import liveness
+from sm_llm.runs.liveness import is_anyone_alive, is_starting
+from sm_llm.runs.locate import assert_own_folder, launch_folder
+from sm_llm.runs.results import has_final
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
@@ -32,7 +34,7 @@ from sm_llm.storage.s3.swap import change
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.runs.run_home import RunHome
@@ -45,14 +47,10 @@ READY = b"ready\n"
 SUPERVISOR = "sm_llm.launcher.backends.local.supervisor"
 
 
-def start(submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
+def start(submission: Submission) -> str:
     """Write the submission into the run's folder and start its supervisor; returns its process id."""
-
-    def prepare() -> None:
-        on_claimed()
-        write_submission(submission)
-
-    return start_supervisor(job_home(submission.job), submission.job.attempt, prepare)
+    write_submission(submission)
+    return start_supervisor(job_home(submission.job), submission.job.attempt)
 
 
 def write_submission(submission: Submission) -> None:
@@ -72,32 +70,20 @@ def _keep(home: S3Home, path: Path) -> None:
     change(home.store, path.relative_to(home.root).as_posix(), lambda _: body)
 
 
-def start_supervisor(home: RunHome, attempt: int, prepare: Callable[[], None] = lambda: None) -> str:
-    """Start the detached supervisor of ``attempt``, after ``prepare()``; returns once it holds the run's lock.
+@contextmanager
+def starting(home: RunHome, number: int) -> Iterator[Attempt]:
+    """Hold the run's starting lock around the start of attempt ``number``, which is given as it is to be claimed.
 
-    Raises ``SubmitError`` if the run is alive or is just being started, here or elsewhere, or if the supervisor dies
-    at once.
+    Raises ``LaunchRefused`` if the run is alive or is just being started, here or elsewhere.
     """
     assert_own_folder(home)
-    with starting(home.root) as mine:
+    with liveness.starting(home.root) as mine:
         record = home.record()
         if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):
             raise LaunchRefused(running_message(home, record))
         if isinstance(home, S3Home):  # before the claim: whoever sees the claim shall find it alive
-            Heartbeat(home.store, attempt).beat()
-        home.claim(Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time()))
-        try:
-            prepare()
-            return _spawn(home, attempt, launch_folder(home, record) or Path.cwd())
-        except BaseException:
-            if not _has_begun(home, attempt):
-                home.unclaim(attempt)
-            raise
-
-
-def _has_begun(home: RunHome, attempt: int) -> bool:
-    """Whether a supervisor has put ``attempt`` into the record, which it then has ended, too."""
-    return any(it.number == attempt and not it.is_claim for it in home.record().attempts)
+            Heartbeat(home.store, number).beat()
+        yield Attempt.claim(number)
 
 
 def _is_alive_here(home: RunHome, record: RunRecord) -> bool:
@@ -131,8 +117,16 @@ def running_message(home: RunHome, record: RunRecord) -> str:
     )
 
 
+def start_supervisor(home: RunHome, attempt: int) -> str:
+    """Start the detached supervisor of a claimed attempt; returns its process id once it holds the run's lock.
+
+    It works where this process does; the folder of relative inputs is data, nothing runs there. Raises ``SubmitError``
+    if the supervisor ends at once.
+    """
+    return _spawn(home, attempt, launch_folder(home, home.record()) or Path.cwd())
+
+
 def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
-    """Start the supervisor. It works where this process does: ``folder`` is data, nothing runs there."""
     log = home.paths.logs(attempt) / "supervisor.log"
     make_folders(log.parent)
     reader, writer = os.pipe()

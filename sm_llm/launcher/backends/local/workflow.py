@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.backends.local.attempt import recorded, run_attempt
 from sm_llm.launcher.backends.local.local_run import write_submission
-from sm_llm.launcher.homes import remember_launch
 from sm_llm.launcher.planning.inputs import absolute_inputs
-from sm_llm.launcher.results import link_result, result_place
 from sm_llm.launcher.stage import new_record, stage
 from sm_llm.launcher.verdict import Ending
+from sm_llm.runs.locate import remember_launch
+from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_paths import STEPS
 from sm_llm.runs.states import RunState
 from sm_llm.spec.job import WorkflowSpec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from sm_llm.launcher.backends.sagemaker.account import account
 from sm_llm.launcher.backends.sagemaker.render import render
 from sm_llm.launcher.backends.sagemaker.request.rules import job_faults
 from sm_llm.launcher.backends.sagemaker.review import review
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.run_record import Attempt
 from sm_llm.spec.tasks import starts_ranks
 from sm_llm.terminal import quoted
 
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.planning.review import Review
     from sm_llm.runs.run_home import RunHome
-    from sm_llm.runs.run_record import Attempt
     from sm_llm.spec.job import JobSpec
 
 _MASTER_PORT = "7777"
@@ -63,24 +65,33 @@ class SageMakerBackend:
         """The CreateTrainingJob request, the code bundle and job.json. Reads files of this machine, nothing else."""
         return render(plan, job)
 
-    def submit(self, submission: Submission, on_claimed: Callable[[], None] = lambda: None) -> str:
-        """Upload what is missing and create the job; the native id is ``REGION/JOB``.
+    @contextmanager
+    def starting(self, home: RunHome, number: int, submission: Submission | None = None) -> Iterator[Attempt]:
+        """Nothing is held: a claim in S3 is exclusive by itself. A job has its name, and its role is checked."""
+        from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, native_id
 
-        Raises ``SubmitError``, also where an earlier attempt of the run has not ended.
-        """
+        self._assert_ended(home)
+        request = RunPaths.request_key(number)
+        if submission is None:  # its pipeline is rendered once the run's record has the changes
+            yield Attempt.claim(number, request=request)
+            return
+        region = region_of(submission)
+        check_role(self.connect(region), str(submission.request["RoleArn"]))
+        # Known before the job: a launcher that dies in between leaves an attempt that leads to the job.
+        yield Attempt.claim(number, native_id(submission, region), request)
+
+    def submit(self, submission: Submission) -> str:
+        """Upload what is missing and create the job; the native id is ``REGION/JOB``."""
         from sm_llm.contract.job_file import job_home
         from sm_llm.launcher.backends.sagemaker.jobs.submit import create_job
 
-        home = job_home(submission.job)
-        self._assert_ended(home)
-        return create_job(submission, home, self.connect(region_of(submission)), on_claimed)
+        return create_job(submission, job_home(submission.job), self.connect(region_of(submission)))
 
-    def submit_workflow(self, home: RunHome, attempt: int, on_claimed: Callable[[], None] = lambda: None) -> str:
+    def submit_workflow(self, home: RunHome, attempt: int) -> str:
         """Store the workflow's pipeline and start it; the native id is the execution's ARN."""
         from sm_llm.launcher.backends.sagemaker.pipelines.workflows import start
 
-        self._assert_ended(home)
-        return start(home, attempt, self.connect, on_claimed)
+        return start(home, attempt, self.connect)
 
     def _assert_ended(self, home: RunHome) -> None:
         """Raise ``SubmitError`` while an earlier attempt of the run has not ended."""

@@ -17,9 +17,9 @@ from sm_llm.launcher.backends.sagemaker.jobs.states import billable_seconds, nat
 from sm_llm.launcher.backends.sagemaker.request.distribution import TEE
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.observe.logs import read_logs
-from sm_llm.launcher.results import has_checkpoint, has_final
 from sm_llm.launcher.verdict import Ending, completed, failures_in_events
 from sm_llm.runs.events.events import read_events
+from sm_llm.runs.results import has_checkpoint, has_final
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stop_request import ask_to_stop

@@ -1,64 +1,54 @@
-"""Starts a training job: the role is checked, what is missing in S3 is uploaded, then one call creates the job."""
+"""Starts a training job: what is missing in S3 is uploaded, then one call creates the job."""
 
 from __future__ import annotations
 
 import json
-import socket
-import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.sagemaker.account import Account, NoSuchJob, console_line, describe, told
 from sm_llm.launcher.display.lines import size
-from sm_llm.runs.run_record import Attempt
+from sm_llm.launcher.submission import MayRun
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.s3.s3_client import code_of, status_of
 from sm_llm.storage.uri import open_store
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.runs.run_home import RunHome
     from sm_llm.storage.base import Store
 
 
-def create_job(submission: Submission, home: RunHome, account: Account, on_claimed: Callable[[], None]) -> str:
-    """Claim the attempt in the run's record, upload and create the job; returns ``REGION/JOB``.
+def native_id(submission: Submission, region: str) -> str:
+    """``REGION/JOB``."""
+    return f"{region}/{submission.request['TrainingJobName']}"
 
-    Raises ``SubmitError``; then no job was created and the attempt is free again, or the error states that a job may
-    exist, and the attempt is kept for it.
+
+def create_job(submission: Submission, home: RunHome, account: Account) -> str:
+    """Upload and create the job of a claimed attempt; returns ``REGION/JOB``.
+
+    Raises ``SubmitError``; then no job was created, or (``MayRun``) the error states that a job may exist.
     """
-    job, request = submission.job, submission.request
-    check_role(account, str(request["RoleArn"]))
-    native_id = f"{account.region}/{request['TrainingJobName']}"
-    kept = f"requests/attempt-{job.attempt}.json"
-    opened = Attempt(
-        number=job.attempt, native_id=native_id, host=socket.gethostname(), started=time.time(), request=kept
-    )
-    home.claim(opened)
-    try:
-        on_claimed()
-        sent = upload(submission, home)
-        _put(home.store, kept, (json.dumps(request, indent=2) + "\n").encode())
-        _create(request, home.uri, account)
-    except _Unanswered:
-        raise
-    except BaseException:
-        home.unclaim(job.attempt)
-        raise
+    request = submission.request
+    sent = upload(submission, home)
+    keep_request(home, submission.job.attempt, request)
+    _create(request, home.uri, account)
     say(*submitted_lines(submission, account, sent), err=True)
-    return native_id
+    return native_id(submission, account.region)
 
 
-class _Unanswered(SubmitError):
-    """Nobody knows whether a job was created."""
+def keep_request(home: RunHome, attempt: int, request: Mapping[str, Any]) -> None:
+    """Store what is sent for an attempt, in place of what a try that was refused has left."""
+    put_anew(home.store, RunPaths.request_key(attempt), (json.dumps(request, indent=2) + "\n").encode())
 
 
 def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
     """Create the job, also where SageMaker created it and its answer was lost, or Ctrl-C came before the answer.
 
-    Raises ``SubmitError`` if there is no job, and ``_Unanswered`` if that is unknown.
+    Raises ``SubmitError`` if there is no job, and ``MayRun`` if that is unknown.
     """
     name = request["TrainingJobName"]
     try:
@@ -68,13 +58,11 @@ def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
         if _is_refusal(error.__cause__) or not _exists(account, request, uri, error):
             raise
         if not isinstance(error, SubmitError):
-            raise _Unanswered(
-                f"interrupted, but job {name} was created. Stop it with: sm-llm stop {quoted(uri)}"
-            ) from error
+            raise MayRun(f"interrupted, but job {name} was created. Stop it with: sm-llm stop {quoted(uri)}") from error
 
 
 def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseException) -> bool:
-    """Whether the job is there after an ``error`` without an answer. Raises ``_Unanswered`` without one."""
+    """Whether the job is there after an ``error`` without an answer. Raises ``MayRun`` without one."""
     name = request["TrainingJobName"]
     try:
         found = describe(account, name)
@@ -82,7 +70,7 @@ def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseE
         return False
     except BaseException:  # Ctrl-C again, too
         perhaps = f"Job {name} may have been created all the same; check it with: sm-llm status {quoted(uri)}"
-        raise _Unanswered(f"{str(error) or 'interrupted'}. {perhaps}") from error
+        raise MayRun(f"{str(error) or 'interrupted'}. {perhaps}") from error
     return bool(found.get("HyperParameters") == request["HyperParameters"])
 
 
@@ -103,12 +91,12 @@ def upload(submission: Submission, home: RunHome | None = None) -> dict[str, int
         else:
             folder, _, key = uri.rpartition("/")
             store = open_store(folder, submission.job.spec.storage_options.model_dump())
-        if _put(store, key, body, is_content_named="/bundles/" in uri):
+        if put_anew(store, key, body, is_content_named="/bundles/" in uri):
             sent[uri] = len(body)
     return sent
 
 
-def _put(store: Store, key: str, body: bytes, *, is_content_named: bool = False) -> bool:
+def put_anew(store: Store, key: str, body: bytes, *, is_content_named: bool = False) -> bool:
     """Store ``body`` under ``key``; returns whether it was not there yet."""
     if store.put_if_absent(key, body):
         return True

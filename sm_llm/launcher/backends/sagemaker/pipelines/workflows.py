@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,16 +10,15 @@ from sm_llm.contract.job_file import job_home
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.backends.sagemaker.jobs.jobs import leaving_alone, settle
-from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role
+from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, keep_request
 from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, render
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
-from sm_llm.launcher.homes import launch_folder
 from sm_llm.launcher.run_handle import RunHandle
 from sm_llm.launcher.verdict import Ending
+from sm_llm.runs.locate import launch_folder
 from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_paths import STEPS, STOP_FILE
-from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stop_request import ask_to_stop
@@ -50,32 +47,21 @@ def submissions(workflow: WorkflowSpec) -> list[Submission]:
     return [Submission("sagemaker", it.job, it.arguments, it.uploads) for it in render(workflow).steps]
 
 
-def start(home: RunHome, attempt: int, connect: Connect, on_claimed: Callable[[], None]) -> str:
+def start(home: RunHome, attempt: int, connect: Connect) -> str:
     """Store the pipeline of the workflow recorded in ``home`` and start it; returns the execution's ARN.
 
-    Raises ``SubmitError``; then nothing runs and the attempt is free again.
+    Raises ``SubmitError``; then nothing runs.
     """
-    opened = Attempt(number=attempt, native_id="", host=socket.gethostname(), started=time.time())
-    home.claim(opened)
-    try:
-        on_claimed()
-        found = render(_workflow(home, home.record()))
-        check_role(connect(found.region), found.role)
-        stored = pipelines.store(found, connect=connect)
-        for step in found.steps:  # a step that continues is the same attempt, for which an old request would count
-            job_home(step.job).store.delete([STOP_FILE])
-        # Another launch may store a pipeline of the same name meanwhile; this one starts its own.
-        token = f"{home.record().run_id}-{attempt}"
-        execution = pipelines.start(
-            found.name, region=found.region, version=stored.version, token=token, connect=connect
-        )
-    except BaseException:
-        home.unclaim(attempt)
-        raise
-    kept = f"requests/attempt-{attempt}.json"
-    home.store.put_if_absent(kept, (json.dumps(found.to_json(), indent=2) + "\n").encode())
-    begun = {"native_id": execution, "request": kept}
-    home.update(lambda held: held.with_attempt(opened.model_copy(update=begun)))
+    record = home.record()
+    found = render(_workflow(home, record))
+    check_role(connect(found.region), found.role)
+    stored = pipelines.store(found, connect=connect)
+    for step in found.steps:  # a step that continues is the same attempt, for which an old request would count
+        job_home(step.job).store.delete([STOP_FILE])
+    keep_request(home, attempt, found.to_json())
+    # Another launch may store a pipeline of the same name meanwhile; this one starts its own.
+    token = f"{record.run_id}-{attempt}"
+    execution = pipelines.start(found.name, region=found.region, version=stored.version, token=token, connect=connect)
     say(*_started_lines(found, home.uri, execution), err=True)
     return execution
 

@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 import os
-import socket
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,8 +27,8 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
     was_created,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
-from sm_llm.launcher.homes import storage_root
 from sm_llm.optional import command
+from sm_llm.runs.locate import storage_root
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.terminal import say
 
@@ -182,9 +181,7 @@ class Staged:
         from sm_llm.contract.job_file import job_home
         from sm_llm.runs.run_record import Attempt
 
-        native_id = f"{region}/{name}"
-        opened = Attempt(number=1, native_id=native_id, host=socket.gethostname(), started=time.time())
-        job_home(self.submission.job).claim(opened)
+        job_home(self.submission.job).claim(Attempt.claim(1, f"{region}/{name}"))
 
     def unclaim(self) -> None:
         """Take the training job out of the run's record: the service did not take it."""

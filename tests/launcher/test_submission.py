@@ -1,0 +1,151 @@
+"""Claiming, submitting and rolling back an attempt, once for every backend: runs in folders and in a real S3 store."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.errors import LaunchRefused, StorageError, SubmitError
+from sm_llm.launcher.submission import Change, MayRun, submit_workflow
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_record import Attempt, RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sm_llm.runs.run_home import RunHome
+
+SPEC = {"backend": {"name": "local"}, "task": {"kind": "train"}}
+
+
+@pytest.fixture(params=["folder", "s3"])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> RunHome:
+    """An empty run, in a folder and in S3."""
+    if request.param == "folder":
+        found = home_of(tmp_path / "job-1")
+    else:
+        server = request.getfixturevalue("s3_server")
+        found = home_of(f"s3://{request.getfixturevalue('bucket')}/job-1", {"endpoint_url": server.endpoint})
+    found.create(RunRecord(run_id="job-1", name="job", created=1.0, spec=SPEC, spec_digest="d"))
+    return found
+
+
+class Place:
+    """A place where jobs run: ``start`` is what it does with a workflow."""
+
+    def __init__(self, start: Callable[[RunHome, int], str], known_id: str = "") -> None:
+        self.submit_workflow = start
+        self.known_id = known_id
+        self.holds = False
+
+    @contextmanager
+    def starting(self, home: RunHome, number: int, submission: None) -> Iterator[Attempt]:
+        assert home.record().next_attempt == number
+        self.holds = True
+        yield Attempt.claim(number, self.known_id)
+        self.holds = False
+
+
+def submit(home: RunHome, place: Any, change: Change | None = None) -> str:
+    return submit_workflow(place, home, 1, change)
+
+
+def fails(home: RunHome, number: int) -> str:
+    raise SubmitError("no capacity")
+
+
+@pytest.mark.parametrize("known", ["", "job-7"])
+def test_the_native_id_is_in_the_record_once_it_is_known(home: RunHome, known: str) -> None:
+    seen = []
+
+    def start(home: RunHome, number: int) -> str:
+        seen.extend(home.record().attempts)
+        return "job-7"
+
+    place = Place(start, known)
+    assert submit(home, place) == "job-7"
+    assert not place.holds
+    if home.is_remote:
+        assert [it.native_id for it in seen] == [known], "claimed before it was started"
+        assert [it.native_id for it in home.record().attempts] == ["job-7"]
+    elif not known:
+        assert [it.native_id for it in home.record().attempts] == ["job-7"]
+
+
+def test_what_cannot_be_started_is_undone_while_nobody_else_can_start_it(home: RunHome) -> None:
+    done: list[Any] = []
+    change = Change(lambda: done.append("made"), lambda: done.append(home.record().attempt(1) is not None))
+    with pytest.raises(SubmitError, match="no capacity"):
+        submit(home, Place(fails), change)
+    assert done == ["made", home.is_remote], "a folder's lock, or the claim in S3, is still held"
+    assert home.record().attempts == ()
+
+
+def test_a_change_that_stops_half_way_is_undone_and_nothing_is_started(home: RunHome) -> None:
+    done = []
+
+    def breaks() -> None:
+        raise StorageError("disk full")
+
+    with pytest.raises(StorageError, match="disk full"):
+        submit(home, Place(lambda *_: pytest.fail("started")), Change(breaks, lambda: done.append("undone")))
+    assert done == ["undone"]
+    assert home.record().attempts == ()
+
+
+def test_the_claim_is_released_even_where_the_change_cannot_be_undone(home: RunHome) -> None:
+    def breaks() -> None:
+        raise StorageError("disk full")
+
+    with pytest.raises(StorageError, match="disk full"):
+        submit(home, Place(fails), Change(undo=breaks))
+    assert home.record().attempts == ()
+
+
+def test_an_attempt_of_which_nobody_knows_whether_it_runs_is_kept(home: RunHome) -> None:
+    def unanswered(home: RunHome, number: int) -> str:
+        raise MayRun("no answer")
+
+    with pytest.raises(MayRun):
+        submit(home, Place(unanswered, "job-7"), Change(undo=lambda: pytest.fail("undone")))
+    if home.is_remote:
+        assert [it.native_id for it in home.record().attempts] == ["job-7"]
+
+
+def test_an_attempt_that_has_recorded_itself_keeps_its_record(home: RunHome) -> None:
+    """Ctrl-C in the launcher reaches no supervisor, which records how its attempt ends."""
+
+    def begins(home: RunHome, number: int) -> str:
+        home.update(lambda held: held.with_attempt(Attempt.claim(number, "4711")))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        submit(home, Place(begins), Change(undo=lambda: pytest.fail("undone")))
+    assert [it.native_id for it in home.record().attempts] == ["4711"]
+
+
+def test_a_started_job_that_the_record_cannot_hold_is_named(home: RunHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> None:
+        raise StorageError("no space left")
+
+    def start(home: RunHome, number: int) -> str:
+        monkeypatch.setattr(type(home), "update", refuses)
+        return "job-7"
+
+    with pytest.raises(MayRun, match="job-7 was started, but the run's record does not hold it: no space left"):
+        submit(home, Place(start))
+
+
+def test_a_place_that_is_busy_claims_nothing(home: RunHome) -> None:
+    class Busy(Place):
+        @contextmanager
+        def starting(self, home: RunHome, number: int, submission: None) -> Iterator[Attempt]:
+            raise LaunchRefused("is running already")
+            yield
+
+    with pytest.raises(LaunchRefused):
+        submit(home, Busy(fails), Change(lambda: pytest.fail("made"), lambda: pytest.fail("undone")))
+    assert home.record().attempts == ()
