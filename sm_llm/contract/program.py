@@ -12,6 +12,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.spec.inputs import PLACEHOLDER
 from sm_llm.spec.loading.yaml_text import to_yaml
 
 if TYPE_CHECKING:
@@ -37,11 +38,6 @@ ARGUMENTS_FILE = "arguments.yaml"
 _MODULE = re.compile(r"-m +([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _STEP = re.compile(r"(?:.*[-_.]|(?:.*[-_.])?(?:step|checkpoint|ckpt|epoch|iter))?(\d+)")
 _PLAIN_HYDRA = re.compile(r"[A-Za-z_/.%@*|?][A-Za-z0-9_/.%@*|?:+-]*")
-
-
-def input_variable(name: str) -> str:
-    """The variable with the folder of an input."""
-    return f"SM_LLM_INPUT_{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}"
 
 
 def step_of(name: str) -> int | None:
@@ -114,9 +110,17 @@ def _hydra_value(value: Any) -> str:
     return f"'{escaped}'"
 
 
-_PLACE = re.compile(r"\{(?:inputs\.([\w-]+)|output|checkpoints|scratch)\}")
+def with_folders(task: ScriptTask, folders: Mapping[str, str]) -> ScriptTask:
+    """The task with ``{inputs.NAME}``, ``{output}``, ``{checkpoints}`` and ``{scratch}`` in its arguments replaced.
+
+    ``folders`` holds the folder of each by its name, ``inputs.NAME`` among them.
+    """
+    return task.model_copy(update={"args": _filled(task.args, folders)})
 
 
-def filled(text: str, folders: Mapping[str, str]) -> str:
-    """``text`` with ``{inputs.NAME}``, ``{output}``, ``{checkpoints}`` and ``{scratch}`` replaced."""
-    return _PLACE.sub(lambda match: folders.get(match[0][1:-1], match[0]), text)
+def _filled(value: Any, folders: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return PLACEHOLDER.sub(lambda match: folders.get(match[1], match[0]), value)
+    if isinstance(value, list):
+        return [_filled(item, folders) for item in value]
+    return {key: _filled(item, folders) for key, item in value.items()} if isinstance(value, dict) else value

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from packaging.requirements import Requirement
+
     from sm_llm.launcher.images.images import Image
 
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
@@ -29,6 +31,7 @@ _ARCHIVE = re.compile(
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 """What pip fills in from the environment, so that a secret need not be written down."""
 _ARCHIVES = (".whl", ".tar.gz", ".zip")
+_FILE_URL = re.compile(r"(?:[A-Za-z0-9][\w.-]*(?:\[[^\]]*\])?\s*@\s*)?file:/+(?:localhost/)?([^#;]+?)(?:\s*;.*|#.*)?$")
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _SHORT = {"-r": "--requirement", "-c": "--constraint", "-e": "--editable", "-i": "--index-url", "-f": "--find-links"}
 _OTHER = (
@@ -79,6 +82,8 @@ class _Program:
         self._image = image
         self._tree = ProgramTree(folder)
         self._files = files
+        self._wanted: dict[str, list[tuple[int, Requirement]]] = {}
+        """Package -> the lines that ask for it, on every platform."""
 
     def _file(self, name: str) -> Path | None:
         if name.startswith(".."):
@@ -97,7 +102,7 @@ class _Program:
     def faults(self, name: str, file: Path, above: tuple[str, ...]) -> Iterator[Fault]:
         path = f"task.source/{name}"
         try:
-            text = file.read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             yield Fault(path, f"cannot be read: {error}", str(file), "Write it as UTF-8 text")
             return
@@ -136,7 +141,9 @@ class _Program:
 
     def _requirement(self, path: str, number: int, line: str) -> Iterator[Fault]:
         package, image = _package(line), self._image
-        if _is_local(line):
+        if (place := _file_url(line)) is not None:
+            yield from self._place_faults(path, number, place)
+        elif _is_local(line):
             yield from self._place_faults(path, number, line)
         elif not _is_requirement(line):
             yield Fault(path, f"line {number} is no requirement", line, "Write for example einops>=0.8")
@@ -146,12 +153,32 @@ class _Program:
             problem = f"line {number} asks for {line}, which belongs to the image{held}"
             remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"
             yield Fault(path, problem, line, remedy)
+        else:
+            yield from self._conflicts(path, number, line)
+
+    def _conflicts(self, path: str, number: int, line: str) -> Iterator[Fault]:
+        """A version that another line rules out: pip installs nothing of such a file."""
+        requirement = _parsed(line)
+        if requirement is None or requirement.marker is not None or requirement.url is not None:
+            return
+        own = self._wanted.setdefault(normalised(requirement.name), [])
+        for other, earlier in own:
+            if not _agree(requirement, earlier) or not _agree(earlier, requirement):
+                problem = f"line {number} asks for another version of {requirement.name} than line {other}, {earlier}"
+                yield Fault(path, problem, line, "Keep one of the two")
+                return
+        own.append((number, requirement))
 
     def _place_faults(self, path: str, number: int, line: str) -> Iterator[Fault]:
         """Faults of a folder or archive, relative to the program's folder, where pip runs."""
         place = posixpath.normpath(re.sub(r"\[[^\]]*\]$", "", line.removeprefix("file:")))
-        if place.startswith("/") or "${" in place:
-            return  # in the image, perhaps
+        if "${" in place:
+            return
+        if place.startswith("/"):
+            if self._image is not None:  # an image of one's own may hold it
+                problem = f"line {number} names a file of this machine, which {self._image.name} does not hold"
+                yield Fault(path, problem, line, "Put it into task.source, and name it relative to it")
+            return
         if place.endswith(_ARCHIVES):
             if self._file(place) is None:
                 problem = f"line {number} names an archive that does not go with the program"
@@ -200,24 +227,34 @@ def _is_local(line: str) -> bool:
 
 def _is_requirement(line: str) -> bool:
     """Whether pip could read a line: names with versions are parsed, addresses are left to it."""
+    return "://" in line or "${" in line or _parsed(line) is not None
+
+
+def _parsed(line: str) -> Requirement | None:
     from packaging.requirements import InvalidRequirement, Requirement
 
-    if "://" in line or "${" in line:
-        return True
     try:
-        Requirement(line)
+        return Requirement(line)
     except InvalidRequirement:
-        return False
-    return True
+        return None
+
+
+def _file_url(line: str) -> str | None:
+    """The path of ``file://…``, also behind a name (``pkg @ file:///x.whl``); None for any other line."""
+    match = _FILE_URL.match(line)
+    return None if match is None else f"/{match[1].lstrip('/')}"
+
+
+def _agree(pinned: Requirement, other: Requirement) -> bool:
+    """Whether every exact version that one line asks for is one that the other takes."""
+    exact = [it.version for it in pinned.specifier if it.operator == "==" and not it.version.endswith("*")]
+    return all(other.specifier.contains(version, prereleases=True) for version in exact)
 
 
 def _is_met(line: str, name: str, image: Image | None) -> bool:
     """Whether what is asked for is what the image has already; known of torch alone."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
+    requirement = _parsed(line)
+    if requirement is None:
         return False
     if requirement.url is not None:
         return False  # what is behind an address is not what the image has

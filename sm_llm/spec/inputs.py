@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -11,6 +12,12 @@ from sm_llm.spec.comparison.classes import FREE
 
 MOUNT = "/opt/ml/input/data"
 """Where SageMaker mounts input channels in a container, by their names."""
+
+FOLDERS = ("output", "checkpoints", "scratch")
+"""What arguments of a program name as ``{output}``; ``{inputs.NAME}`` is the folder of an input."""
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
+"""A word in braces in an argument of a program; most are the program's own."""
+OF_INPUTS = "inputs."
 
 
 class S3Input(SpecModel):
@@ -48,3 +55,13 @@ Input = str | S3Input | FileSystemInput
 def input_place(value: Input) -> str:
     """The URI of an input."""
     return value if isinstance(value, str) else value.uri
+
+
+def input_variable(name: str) -> str:
+    """The variable in which a program finds the folder of an input."""
+    return f"SM_LLM_INPUT_{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}"
+
+
+def is_folder_name(name: str) -> bool:
+    """Whether a word in braces is meant as one of ours, known or not."""
+    return name in FOLDERS or name.startswith(OF_INPUTS)

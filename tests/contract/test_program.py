@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm_llm.contract.program import command, filled, input_variable, step_of
+from sm_llm.contract.program import command, step_of, with_folders
 from sm_llm.errors import SpecError
+from sm_llm.spec.inputs import input_variable
 from sm_llm.spec.loading.load import load
+from sm_llm.spec.loading.yaml_text import from_yaml
 from sm_llm.spec.tasks import ScriptTask
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def task(**fields: Any) -> ScriptTask:
@@ -133,11 +132,18 @@ def test_HP08_long_values_and_many_of_them_are_no_matter(tmp_path: Path) -> None
 
 
 def test_places_in_arguments_are_filled_and_other_braces_left() -> None:
-    folders = {"inputs.data": "/d", "output": "/o"}
-    assert filled("{inputs.data}/x", folders) == "/d/x"
-    assert filled('{"a": "{output}"}', folders) == '{"a": "/o"}'
-    assert filled("{inputs.other} {}", folders) == "{inputs.other} {}"
-    assert json.loads(filled('{"b": 1}', folders)) == {"b": 1}
+    folders = {"inputs.data": "/d", "inputs.my.data": "/m", "output": "/o"}
+    words = ["{inputs.data}/x", '{"a": "{output}"}', "{inputs.other} {}", '{"b": 1}', "{inputs.my.data}"]
+    filled = ["/d/x", '{"a": "/o"}', "{inputs.other} {}", '{"b": 1}', "/m"]
+    assert with_folders(task(args=words), folders).args == filled
+    nested = {"a": {"b": ["{output}", 1, None]}, "c": "{inputs.data}"}
+    assert with_folders(task(args=nested), folders).args == {"a": {"b": ["/o", 1, None]}, "c": "/d"}
+
+
+def test_S12_24_places_are_filled_in_the_file_of_arguments_too(tmp_path: Path) -> None:
+    given = with_folders(task(args={"out": "{output}"}, args_style="file"), {"output": "/o"})
+    (file,) = command(given, tmp_path)[2:]
+    assert from_yaml(Path(file).read_text(), "arguments").value == {"out": "/o"}
 
 
 def test_names() -> None:

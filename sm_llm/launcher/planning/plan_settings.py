@@ -68,7 +68,7 @@ def requirements(job: JobSpec) -> list[str]:
     file = None if folder is None else folder / REQUIREMENTS
     if file is None or not file.is_file():
         return []
-    return [redact(line) for _, line in logical_lines(file.read_text(encoding="utf-8", errors="replace"))]
+    return [redact(line) for _, line in logical_lines(file.read_text(encoding="utf-8-sig", errors="replace"))]
 
 
 def _data(task: TrainTask, rows: int | None) -> str:

@@ -28,6 +28,7 @@ from sm_llm.launcher.planning.model_facts import (
 )
 from sm_llm.launcher.planning.plan import Plan
 from sm_llm.launcher.planning.plan_settings import random_token_warnings
+from sm_llm.launcher.planning.source_faults import program_warnings
 from sm_llm.launcher.planning.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -173,7 +174,8 @@ def plan_job(
     follows = isinstance(job.task, TrainTask) and faults and not plan.total_flops
     if found := [*faults, *(_own(review.faults) if follows else review.faults)]:
         raise PlanError(found)
-    warnings = (*plan.warnings, *random_token_warnings(job), *storage_warnings(job), *review.warnings)
+    own = (*random_token_warnings(job), *program_warnings(job), *storage_warnings(job))
+    warnings = (*plan.warnings, *own, *review.warnings)
     return replace(plan, warnings=warnings, facts=review.facts)
 
 

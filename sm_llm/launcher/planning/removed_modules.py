@@ -1,13 +1,13 @@
-"""Modules of SageMaker's model parallel library that a program imports and its image does not hold."""
+"""Files of a program that do not parse, and modules of SageMaker's model parallel library that its image lacks."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.images.images import Image
     from sm_llm.launcher.source_tree import SourceTree
@@ -32,12 +32,18 @@ _HELD = (
     "torch.sagemaker.tensor_parallel", "torch.sagemaker.utils",
 )  # fmt: skip
 """Packages that AWS documents or its own examples import with the newest image; what is below them may be there."""
+_LISTED = 3
 _OPEN = tuple(name for name in _HELD if name not in (_PACKAGE, "torch.sagemaker.distributed"))
 
 
-def import_warnings(tree: SourceTree, image: Image | None) -> Iterator[str]:
-    """A line for every module that the program's files import and the image lacks; ``image`` None is one of its own."""
-    for module, place in sorted(_imported(tree).items()):
+def import_warnings(tree: SourceTree, image: Image | None, entry: str) -> Iterator[str]:
+    """A line for every module that the program's files import and the image lacks; ``image`` None is one of its own.
+
+    Another one for files that are not Python as this interpreter reads it, the ``entry`` first.
+    """
+    imported, broken = _imported(tree)
+    yield from _syntax_warnings(broken, entry)
+    for module, place in sorted(imported.items()):
         where = f"task.source/{place} imports {module}"
         removed = next((it for it in _REMOVED if _is_below(module, it)), None)
         if removed == _FSDP_CHECKPOINT and image is not None and image.version in _WITH_FSDP_CHECKPOINT:
@@ -55,23 +61,39 @@ def _is_below(module: str, package: str) -> bool:
     return f"{module}.".startswith(f"{package}.")
 
 
-def _imported(tree: SourceTree) -> dict[str, str]:
-    """Module -> the first file that imports it, of the packages that matter here."""
+def _imported(tree: SourceTree) -> tuple[dict[str, str], dict[str, str]]:
+    """Module -> the first file that imports it, of the packages that matter here; file -> why it does not parse."""
     found: dict[str, str] = {}
+    broken: dict[str, str] = {}
     for name, path in tree.files.items():
-        if name.endswith(".py"):
-            for module in _modules(path):
+        if not name.endswith(".py"):
+            continue
+        try:
+            parsed = ast.parse(path.read_bytes())
+        except SyntaxError as error:
+            broken[name] = f"line {error.lineno}: {error.msg}"
+        except (OSError, ValueError, RecursionError) as error:
+            broken[name] = str(error)
+        else:
+            for module in _modules(parsed):
                 if module.startswith((_PACKAGE, "smdistributed")):
                     found.setdefault(module, name)
-    return found
+    return found, broken
 
 
-def _modules(path: Path) -> Iterator[str]:
-    """Modules that a file names in its imports; none of one that does not parse, which Python will tell."""
-    try:
-        parsed = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return
+def _syntax_warnings(broken: Mapping[str, str], entry: str) -> Iterator[str]:
+    """The image's Python may be newer than this one, so such a file is not refused."""
+    own = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    if entry in broken:
+        yield f"task.entry: {entry} does not start under {own}, {broken[entry]}"
+    others = [f"{name} {text}" for name, text in broken.items() if name != entry]
+    if others:
+        more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+        yield f"task.source: not to be imported under {own}: {'; '.join(others[:_LISTED])}{more}"
+
+
+def _modules(parsed: ast.AST) -> Iterator[str]:
+    """Modules that a file names in its imports."""
     for node in ast.walk(parsed):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -2,24 +2,100 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+import sys
+from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.image_packages import REQUIREMENTS
+from sm_llm.contract.image_packages import REQUIREMENTS, is_owned
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Fault
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.launcher.requirement_file import requirement_faults
 from sm_llm.optional import is_installed
+from sm_llm.spec.inputs import FOLDERS, OF_INPUTS
 from sm_llm.spec.tasks import ScriptTask
+from sm_llm.spec.validation.check_script import words_in_braces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     from sm_llm.launcher.images.images import Image
     from sm_llm.launcher.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
 
 _MODULE = "-m "
+_PLATFORM_FOLDER = re.compile(r"/opt/ml/(model|output/data|output|checkpoints|input)\b")
+_VARIABLES = {
+    "model": "SM_MODEL_DIR",
+    "output/data": "SM_OUTPUT_DATA_DIR",
+    "checkpoints": "SM_LLM_CHECKPOINTS",
+    "input": "SM_CHANNEL_<NAME>",
+}
+_TEXT_FILES = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini")
+_LARGEST_TEXT = 1_000_000
+
+
+def program_warnings(job: JobSpec) -> Iterator[str]:
+    """What a program gets that is possible, but hardly meant."""
+    task = job.task
+    if not isinstance(task, ScriptTask):
+        return
+    folders = [*FOLDERS, *(f"{OF_INPUTS}{name}" for name in job.inputs)]
+    for path, word in words_in_braces(task):
+        if word not in folders:
+            listed = ", ".join(f"{{{it}}}" for it in folders)
+            yield f"{path}: {{{word}}} reaches the program as it is; folders of the job are {listed}"
+    if job.backend.name == "local":
+        yield from _platform_folder_warnings(task)
+    args = task.args if isinstance(task.args, dict) else {}
+    for name, same in _same_names(args):
+        yield f"task.args.{name}: SM_HP_{name.upper()} holds the value of {same}; the program finds both in SM_HPS"
+
+
+def _platform_folder_warnings(task: ScriptTask) -> Iterator[str]:
+    """Folders of SageMaker's containers by their fixed names: on this machine they are not the job's."""
+    advice = "here it is not a folder of the job. Read the variable of the training toolkit in its place"
+    for path, word in _texts("task.args", task.args):
+        if found := _PLATFORM_FOLDER.search(word):
+            yield f"{path}: {found[0]} is a folder of SageMaker's containers, and {advice} ({_variable(found[1])})"
+    folder = None if is_reference(task.source) else local_folder(task.source)
+    if folder is None or not folder.is_dir():
+        return
+    try:
+        files = ProgramTree(folder).files()
+    except (OSError, ValueError):
+        return  # a fault already
+    for file in files:
+        if (found := _platform_folder_in(file)) is not None:
+            name = file.relative_to(folder).as_posix()
+            yield f"task.source/{name} names {found[0]} of SageMaker's containers, and {advice} ({_variable(found[1])})"
+
+
+def _platform_folder_in(file: Path) -> re.Match[str] | None:
+    """The first fixed folder in a text file, but for defaults beside a variable of the toolkit."""
+    if file.suffix not in _TEXT_FILES or file.stat().st_size > _LARGEST_TEXT:
+        return None
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((found for it in lines if "SM_" not in it and (found := _PLATFORM_FOLDER.search(it))), None)
+
+
+def _variable(folder: str) -> str:
+    return _VARIABLES.get(folder, "SM_OUTPUT_DIR")
+
+
+def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(f"{path}.{key}", item)
+
+
+def _same_names(args: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Arguments whose names are one in upper case, and the last of that name, which the variable holds."""
+    last = {name.upper(): name for name in args}
+    yield from ((name, last[name.upper()]) for name in args if last[name.upper()] != name)
 
 
 def source_faults(job: JobSpec) -> Iterator[Fault]:
@@ -101,6 +177,16 @@ def program_faults(job: JobSpec, tree: SourceTree | None, image: Image | None) -
             Fault("task.source", "setup.py is empty, so nothing can be installed from it", str(setup), remedy)
         )
     return faults
+
+
+def module_warnings(entry: str, tree: SourceTree) -> Iterator[str]:
+    """A module to start that is not part of the program, and that no requirement brings."""
+    package = entry.removeprefix(_MODULE).strip().partition(".")[0]
+    if not entry.startswith(_MODULE) or package in sys.stdlib_module_names or is_owned(package, None):
+        return
+    here = any(name == f"{package}.py" or name.startswith(f"{package}/") for name in tree.files)
+    if not here and REQUIREMENTS not in tree.files:
+        yield f"task.entry: {package} is not in task.source, and no {REQUIREMENTS} brings it: the image must hold it"
 
 
 def _entry_faults(entry: str, tree: SourceTree) -> Iterator[Fault]:

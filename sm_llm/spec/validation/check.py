@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ NAME_LENGTH = 63
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3")
+_NO_FOLDERS = ("", ".", "..")
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _CLASSES = (
     "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY",
@@ -118,7 +120,7 @@ def _body_faults(job: JobSpec) -> Iterator[Fault]:
     elif isinstance(task, PrecompileTask):
         yield from _precompile_faults(task, compute)
     elif isinstance(task, ScriptTask):
-        yield from script_faults(task)
+        yield from script_faults(task, job.inputs)
 
 
 def _strategy_faults(job: JobSpec) -> Iterator[Fault]:
@@ -308,3 +310,13 @@ def _place_faults(path: str, place: str, *, hub: bool = False) -> Iterator[Fault
         yield Fault(path, f"{scheme[1]}:// is not supported", place, f"Give a folder, or one of {known}")
     elif scheme and scheme[1] == "s3" and (problem := bucket_problem(place[len("s3://") :].partition("/")[0])):
         yield Fault(path, f"names no valid bucket: a name {problem}", place, "Write s3://bucket/prefix")
+    elif scheme and scheme[1] == "s3" and not set(place.rstrip("/").split("/")[3:]).isdisjoint(_NO_FOLDERS):
+        problem = "holds an empty folder, '.' or '..', which S3 takes for names"
+        yield Fault(path, problem, place, f"Write {_without_odd_folders(place)}")
+
+
+def _without_odd_folders(place: str) -> str:
+    """The address that is probably meant: a user who writes ``..`` means the folder above."""
+    bucket, _, prefix = place[len("s3://") :].partition("/")
+    below = posixpath.normpath("/" + prefix.lstrip("/"))
+    return f"s3://{bucket}{below}".rstrip("/")

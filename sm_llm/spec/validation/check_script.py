@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Fault
+from sm_llm.spec.inputs import FOLDERS, OF_INPUTS, PLACEHOLDER, input_variable, is_folder_name
+from sm_llm.spec.validation.faults import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sm_llm.spec.tasks import ScriptTask
 
@@ -21,28 +24,101 @@ _LONGEST_WORD = 131_071
 _KEY = re.compile(r"[^\s=]+")
 
 
-def script_faults(task: ScriptTask) -> Iterator[Fault]:
-    """Every fault of the entry, the arguments and the folders."""
+def script_faults(task: ScriptTask, inputs: Iterable[str]) -> Iterator[Fault]:
+    """Every fault of the entry, the arguments and the folders, and of the names of the job's ``inputs``."""
+    names = list(inputs)
+    yield from _entry_faults(task)
+    yield from _args_faults(task)
+    yield from _placeholder_faults(task, names)
+    yield from _folder_faults(task)
+    yield from _strategy_faults(task)
+    yield from same_variable_faults(names)
+
+
+def _entry_faults(task: ScriptTask) -> Iterator[Fault]:
     if not (_FILE.fullmatch(task.entry) or _MODULE.fullmatch(task.entry)) or ".." in task.entry.split("/"):
         remedy = "Write a .py or .sh file below source, or -m package.module"
         yield Fault("task.entry", "is not a program", task.entry, remedy)
     if task.source is not None and task.source.lower().endswith(_ARCHIVES):
         remedy = "Unpack it, and give the folder"
         yield Fault("task.source", "is an archive; a program is read from its folder", task.source, remedy)
+
+
+def _args_faults(task: ScriptTask) -> Iterator[Fault]:
     if isinstance(task.args, dict):
         for key, value in task.args.items():
             yield from _argument_faults(task, key, value)
     else:
         for index, word in enumerate(task.args):
             yield from _word_faults(f"task.args.{index}", word)
+        if task.args_style != type(task).model_fields["args_style"].default:
+            problem = "has no effect: args is a list, which is passed on as it is"
+            yield Fault("task.args_style", problem, task.args_style, "Leave it out, or write args as a mapping")
+
+
+def _folder_faults(task: ScriptTask) -> Iterator[Fault]:
     for name in ("output_folder", "checkpoint_folder"):
         folder = getattr(task, name)
         if folder.startswith("/") or ".." in folder.split("/") or folder.strip("/.") == "":
             problem = "is not a folder below the program's working directory"
             yield Fault(f"task.{name}", problem, folder, "For example output")
-    if task.output_folder.strip("/") == task.checkpoint_folder.strip("/"):
+    output, checkpoints = (posixpath.normpath(it) for it in (task.output_folder, task.checkpoint_folder))
+    if output == checkpoints:
         problem = "is the output folder too: checkpoints would end up in the result"
         yield Fault("task.checkpoint_folder", problem, task.checkpoint_folder)
+    elif checkpoints.startswith(f"{output}/"):
+        problem = f"lies in the output folder {output}: checkpoints would end up in the result"
+        yield Fault("task.checkpoint_folder", problem, task.checkpoint_folder, "Give a folder beside it: checkpoints")
+    elif output.startswith(f"{checkpoints}/"):
+        problem = f"lies in the checkpoint folder {checkpoints}: the result would be taken for a part of a checkpoint"
+        yield Fault("task.output_folder", problem, task.output_folder, "Give a folder beside it: output")
+
+
+def _strategy_faults(task: ScriptTask) -> Iterator[Fault]:
+    """Settings of a strategy that nothing hands to the program; SMP's and NxD's are part of the launch."""
+    spec = task.parallelism
+    if spec is None or spec.strategy != "fsdp":
+        return
+    for name in type(spec).model_fields:
+        value = getattr(spec, name)
+        if name != "strategy" and value != getattr(type(spec)(), name):
+            problem = "has no effect on a program: it starts under torchrun and shards its model itself"
+            yield Fault(f"task.parallelism.{name}", problem, value, "Leave it out, and give it to the program as args")
+
+
+def _placeholder_faults(task: ScriptTask, inputs: list[str]) -> Iterator[Fault]:
+    """Words in braces that are meant as folders and are none: the program would get them as they are."""
+    known = [*FOLDERS, *(f"{OF_INPUTS}{name}" for name in inputs)]
+    for path, word in words_in_braces(task):
+        if word in known:
+            continue
+        meant = did_you_mean(word, known)
+        if is_folder_name(word) or meant:
+            problem, listed = "names no folder of the job", ", ".join(f"{{{it}}}" for it in known)
+            yield Fault(path, problem, f"{{{word}}}", f"{meant} Known: {listed}".strip())
+
+
+def words_in_braces(task: ScriptTask) -> Iterator[tuple[str, str]]:
+    """Path and word of every ``{word}`` in the arguments."""
+    yield from _in_braces("task.args", task.args)
+
+
+def _in_braces(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield from ((path, match[1]) for match in PLACEHOLDER.finditer(value))
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _in_braces(f"{path}.{key}", item)
+
+
+def same_variable_faults(inputs: Iterable[str]) -> Iterator[Fault]:
+    """Inputs that a program would find under one variable: one of them would hide the other."""
+    first: dict[str, str] = {}
+    for name in inputs:
+        other = first.setdefault(input_variable(name), name)
+        if other != name:
+            problem = f"a program would find it in {input_variable(name)}, where it finds {other}"
+            yield Fault(f"inputs.{name}", problem, remedy="Rename one of the two")
 
 
 def _word_faults(path: str, word: Any) -> Iterator[Fault]:
@@ -67,6 +143,9 @@ def _argument_faults(task: ScriptTask, key: str, value: Any) -> Iterator[Fault]:
         return
     for word in value if isinstance(value, list) else [value]:
         yield from _word_faults(path, word)
+    if key.startswith("-") and task.args_style != "key=value":
+        problem = f"would be written as --{key}: an argument's name comes without hyphens"
+        yield Fault(path, problem, key, f"Write {key.lstrip('-')}" if key.lstrip("-") else "Write args as a list")
     if key.isdigit():
         problem, remedy = "a number is the place of a word in a list, not an argument's name", "Write args as a list"
         yield Fault(path, problem, key, remedy)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.storage.publication.result import POINTER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from sm_llm.runs.run_paths import ContainerPaths
     from sm_llm.spec.tasks import ScriptTask
 
+PLATFORM = Path("/opt/ml")
+"""The base of every container on SageMaker."""
+MODEL, OUTPUT = "model", "output"
 DATA = "data"
 INTERMEDIATE = "intermediate"
 _OF_THE_PLATFORM = ("failure", "success", "stopped", "orphaned.log", ".room")
@@ -99,6 +102,23 @@ def collect(container: ContainerPaths, output: Path) -> list[str]:
     if not checkpoints.is_symlink() and (count := count_files(checkpoints)):
         kept.append(f"{count} files in {checkpoints} are not published: write them to SM_LLM_CHECKPOINTS")
     return kept
+
+
+def astray(container: ContainerPaths, since: float, root: Path = PLATFORM) -> list[str]:
+    """Warnings for what a program wrote, ``since`` a time of the clock, to the fixed folders of a SageMaker container,
+    where the container's base is another: it is not published."""
+    if container.base == root:
+        return []
+    found = []
+    for name in (MODEL, OUTPUT, CHECKPOINTS):
+        if count := sum(it.is_file() and it.stat().st_mtime >= since for it in (root / name).rglob("*")):
+            files = "1 file was" if count == 1 else f"{count} files were"
+            found.append(
+                f"{files} written to {root / name} of this machine and {'is' if count == 1 else 'are'} not published: "
+                f"the job's folder is {container.base / name}. Write to SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
+                "SM_LLM_CHECKPOINTS"
+            )
+    return found
 
 
 def count_files(folder: Path) -> int:

@@ -15,7 +15,7 @@ from sm_llm.errors import RunFailed
 from sm_llm.package import HOME
 from sm_llm.runs.events.events import AttemptStarted, StartChosen
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.spec.inputs import input_place
+from sm_llm.spec.inputs import input_place, input_variable
 from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.uri import open_store
@@ -29,7 +29,7 @@ from sm_llm.worker.runtime.gathering import Gathering
 from sm_llm.worker.runtime.stop import Stopping
 from sm_llm.worker.script.program import Program
 from sm_llm.worker.script.program_files import copy_program
-from sm_llm.worker.script.script_platform import collect, count_files, make_folders, variables
+from sm_llm.worker.script.script_platform import astray, collect, count_files, make_folders, variables
 from sm_llm.worker.script.script_publisher import ScriptPublisher, await_publication, restore_checkpoint
 from sm_llm.worker.versions import versions
 
@@ -42,6 +42,8 @@ BUNDLED_SOURCE = "source"
 """Folder of the code bundle with the user's program."""
 SUMMARY = "sm_llm.json"
 """File that every result has, so that a program that writes nothing has one, too."""
+_OWN_SUMMARY = "sm_llm.program.json"
+"""What a file of that name that the program wrote is called in the result."""
 _LINES = {"smp": "smp", "nxd": "neuron"}
 """Strategy -> the image stack that it runs on; any other image owns the least."""
 _LOOK_SECONDS = 0.2
@@ -107,7 +109,7 @@ class Script:
         start = self._lay_out()
         with context.requests.deferred():
             publisher = self._publisher(start)
-            began = time.monotonic()
+            began, clock = time.monotonic(), time.time()
             try:
                 argv = self._run_program(start)
             except RunFailed:
@@ -119,7 +121,7 @@ class Script:
             if self.stopped is not None:
                 raise self._stopping(self.stopped)
             self.together(True, self._heed)
-            self._publish_result(argv, time.monotonic() - began)
+            self._publish_result(argv, time.monotonic() - began, clock)
 
     def _lay_out(self) -> tuple[int, str] | None:
         """The node's folders, the program in them, and the newest checkpoint: its step and folder."""
@@ -168,18 +170,19 @@ class Script:
 
     def _inputs(self) -> dict[str, str]:
         """Name -> folder of every input of the job, on this node."""
-        mounted = {uri: name for name, uri in self.context.job.channels.items()}
+        channels = self.context.job.channels
+        mounted = {uri: name for name, uri in channels.items()}
         places = {}
         for name, value in self.job.inputs.items():
             uri = input_place(value)
-            if uri in mounted:
-                places[name] = str(channel(self.context, mounted[uri]))
+            if uri in mounted:  # several inputs may be one folder: each has a channel of its own name
+                places[name] = str(channel(self.context, name if channels.get(name) == uri else mounted[uri]))
             else:
                 places[name] = str(stage(self.context, uri)) if "://" in uri else uri
         return places
 
     def _environment(
-        self, inputs: dict[str, str], start: tuple[int, str] | None, arguments: list[str]
+        self, task: ScriptTask, inputs: dict[str, str], start: tuple[int, str] | None, arguments: list[str]
     ) -> dict[str, str]:
         folders, context = self.folders, self.context
         home = str(HOME)
@@ -187,14 +190,14 @@ class Script:
             filter(None, [str(folders.work), str(folders.packages), home, os.environ.get("PYTHONPATH")])
         )
         found = {
-            **variables(self.task, arguments, inputs, folders.output, os.environ),
+            **variables(task, arguments, inputs, folders.output, os.environ),
             names.OUTPUT: str(folders.output),
             names.CHECKPOINTS: str(folders.checkpoints),
             names.SCRATCH: str(folders.scratch),
             names.HANDOVER: str(folders.handover),
             names.ATTEMPT: str(context.job.attempt),
             "PYTHONPATH": path,
-            **{names.input_variable(name): place for name, place in inputs.items()},
+            **{input_variable(name): place for name, place in inputs.items()},
         }
         if context.place.is_leader:
             found[names.EVENTS] = str(context.run.event_file(context.job.attempt, "rank0-program"))
@@ -223,9 +226,10 @@ class Script:
         places = {f"inputs.{name}": place for name, place in inputs.items()}
         places |= {"output": str(folders.output), "checkpoints": str(folders.checkpoints)}
         places |= {"scratch": str(folders.scratch)}
-        argv = [names.filled(text, places) for text in names.command(self.task, folders.work)]
-        own = argv[names.program_words(self.task) :]
-        program = Program(argv, self._environment(inputs, start, own), folders.work)
+        task = names.with_folders(self.task, places)
+        argv = names.command(task, folders.work)
+        own = argv[names.program_words(task) :]
+        program = Program(argv, self._environment(task, inputs, start, own), folders.work)
         try:
             while program.poll() is None:
                 self._heed()
@@ -272,12 +276,19 @@ class Script:
         self.context.say(record.sentence)
         return Stopping(record)
 
-    def _publish_result(self, argv: list[str], seconds: float) -> None:
-        """The output folder of the first node, once the programs of all processes have ended well."""
+    def _publish_result(self, argv: list[str], seconds: float, began: float) -> None:
+        """The output folder of the first node, once the programs of all processes have ended well.
+
+        ``seconds`` is how long they ran, ``began`` the clock's time when they were started.
+        """
         output = self.folders.output
         if self.context.place.is_node_leader:
-            self._note_output(collect(self.context.container, output), count_files(output))
+            left = [*collect(self.context.container, output), *astray(self.context.container, began)]
+            self._note_output(left, count_files(output))
         if self.context.place.is_leader:
+            if (output / SUMMARY).exists():
+                (output / SUMMARY).replace(output / _OWN_SUMMARY)
+                self.context.notice(f"the program's {SUMMARY} is published as {_OWN_SUMMARY}", "warning")
             summary = {"argv": argv, "seconds": round(seconds, 3), "installed": self.installed}
             (output / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
         meta = {"kind": "script", "spec_digest": self.context.job.spec_digest}

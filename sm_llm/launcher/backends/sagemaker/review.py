@@ -29,7 +29,7 @@ from sm_llm.launcher.display.lines import duration
 from sm_llm.launcher.images import images
 from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.launcher.planning.review import Review
-from sm_llm.launcher.planning.source_faults import program_faults
+from sm_llm.launcher.planning.source_faults import module_warnings, program_faults
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.spec.validation.check_compute import compute_faults
@@ -86,8 +86,8 @@ def review(plan: Plan) -> Review:
     image = decided.image if decided else None
     faults += program_faults(plan.job, tree, image)
     warnings = [*job_warnings(plan.job), *volume_warnings(plan), *time_warnings(plan), *(tree.warnings if tree else [])]
-    if tree is not None:
-        warnings += import_warnings(tree, image)
+    if tree is not None and isinstance(plan.job.task, ScriptTask):
+        warnings += [*import_warnings(tree, image, plan.job.task.entry), *module_warnings(plan.job.task.entry, tree)]
     if found is not None:
         has_requirements = tree is not None and REQUIREMENTS in tree.files
         warnings += network_warnings(plan, found, has_requirements=has_requirements)

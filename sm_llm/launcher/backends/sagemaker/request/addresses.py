@@ -8,6 +8,7 @@ from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Fault, StorageError
 from sm_llm.launcher.backends.sagemaker.jobs.names import base_in_names
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
+from sm_llm.launcher.planning.plan_settings import requirements
 from sm_llm.launcher.planning.source_faults import source_faults
 from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.loading.yaml_text import to_typed
@@ -78,6 +79,8 @@ def address_warnings(job: JobSpec) -> list[str]:
     if base is not None and (shown := base_in_names(base)) != base:
         problem = "holds what no job's name may, or is too long"
         found.append(f"backend.base_job_name: {to_typed(base)} {problem}: names of jobs begin with {shown}")
+    if options.wheelhouse is not None and options.image == "built" and not requirements(job):
+        found.append(f"backend.wheelhouse: {options.wheelhouse} has no effect: image=built has all that it needs")
     if options.image_uri is not None and options.image_version is not None:
         found.append(f"backend.image_version: {options.image_version} has no effect beside image_uri")
     return found

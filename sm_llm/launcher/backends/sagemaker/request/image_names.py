@@ -79,6 +79,11 @@ def image_warnings(job: JobSpec) -> Iterator[str]:
     options = job.backend
     assert isinstance(options, SageMakerBackend)
     image, rows = aws_image(options.image_uri or ""), machines(job)
+    if image is not None and image.version is None and "@" not in (options.image_uri or ""):
+        yield (
+            "backend.image_uri: the tag names no version, as those of AWS's images do, so what the image holds, and "
+            f"whether it exists, is not known. {_REMEDY}"
+        )
     if image is not None and image.hardware == "gpu" and rows and not any(row.accelerator for row in rows):
         yield (
             f"backend.image_uri: the image is for GPUs, {rows[0].name} has none: the job computes on the CPU and pulls "

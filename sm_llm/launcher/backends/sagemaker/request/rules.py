@@ -16,7 +16,7 @@ from sm_llm.spec.machines.gpus import groups, machine_types, machines
 from sm_llm.spec.machines.hardware import instance, nearest_instance
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.parallelism.smp import SmpSpec
-from sm_llm.spec.tasks import parallelism_of, training_of
+from sm_llm.spec.tasks import ScriptTask, parallelism_of, starts_ranks, training_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -226,6 +226,8 @@ def job_warnings(job: JobSpec) -> list[str]:
             "exists, and whether it has EFA, is not known; set FI_PROVIDER=efa under environment if it has"
         )
     for row in machines(job):
+        if row.accelerator and (idle := _idle_warning(job, row)):
+            warnings.append(f"{path}: {idle}")
         if job.compute.instance_count > 1 and row.accelerator and not row.efa_cards:
             warnings.append(f"{path}: {row.name} has no EFA: the nodes talk over TCP at {row.network_gbps:g} Gb/s")
         if training and training.precision.compute == "bf16" and not row.has_bf16:
@@ -237,3 +239,22 @@ def job_warnings(job: JobSpec) -> list[str]:
     if options.spot:
         warnings.append(f"spot: interrupted at any time; the run continues from its newest checkpoint in {job.storage}")
     return warnings
+
+
+def _idle_warning(job: JobSpec, row: Instance) -> str:
+    """Accelerators of a machine that are paid for and compute nothing, in words; empty where all compute."""
+    devices = "Neuron cores" if row.is_neuron else "GPUs"
+    if not starts_ranks(job.task):
+        if isinstance(job.task, ScriptTask):
+            return ""  # a shell script starts its own processes
+        what = f"{job.task.kind} computes on the CPU: the {row.accelerators} {devices} of {row.name} are paid for"
+        return f"{what} and not used. Choose a type without them, for example ml.m5.4xlarge"
+    used = job.compute.processes
+    if used >= row.accelerators:
+        return ""
+    unless = " unless the program itself uses several" if isinstance(job.task, ScriptTask) else ""
+    left = f"the other {row.accelerators - used} are paid for and not used{unless}"
+    return (
+        f"{row.name} has {row.accelerators} {devices}, and compute.processes_per_instance={used} uses {used}: {left}. "
+        "Leave it out to use all"
+    )

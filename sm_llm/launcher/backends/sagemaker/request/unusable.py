@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -24,6 +25,8 @@ _REFUSED_VARIABLES = {
 }
 _WARNED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "HOME")
 _OWN_TAGS = "sm_llm:"
+_DIGITS = re.compile(r"[0-9a-f]+")
+"""Of an id of EC2, behind the hyphen."""
 
 
 def unusable_faults(job: JobSpec, found: Settings) -> list[Fault]:
@@ -67,6 +70,9 @@ def _network(found: Settings) -> Iterator[Fault]:
     ):
         if wrong := [it for it in ids if not it.startswith(prefix)]:
             yield Fault(path, f"ids begin with {prefix}", wrong[0], "Check which list an id belongs to")
+        elif wrong := [it for it in ids if not _DIGITS.fullmatch(it.removeprefix(prefix))]:
+            problem = f"an id is {prefix} and hexadecimal digits"
+            yield Fault(path, problem, wrong[0], f"Write for example {prefix}0123456789abcdef0")
         elif len(set(ids)) < len(ids):
             yield Fault(path, "holds an id twice", list(ids), "Keep one of each")
 
