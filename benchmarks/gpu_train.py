@@ -94,8 +94,8 @@ class Ours:
 
         train.check_space = lambda *_: None  # type: ignore[assignment]
         self._loop = Loop(folder, setting.task())
-        self.device = self._loop.training.strategy.device
-        self.costs = self._loop.setup.costs(self.device)
+        device = self._loop.training.strategy.device
+        self.device, self.costs = device.torch_device, self._loop.setup.costs(device)
 
     def step(self) -> None:
         self._loop.block(1)
@@ -116,7 +116,7 @@ class Bare:
         from sm_llm.spec.tasks import TrainTask
         from sm_llm.worker.checkpoint.weights import InitialWeights
         from sm_llm.worker.context import Place
-        from sm_llm.worker.strategies.device import own_device
+        from sm_llm.worker.strategies.device import gpu_or_cpu
         from sm_llm.worker.strategies.fsdp.memory import wrap_layer
         from sm_llm.worker.strategies.fsdp.mesh import start_process_group
         from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise
@@ -124,10 +124,11 @@ class Bare:
         from sm_llm.worker.training.job_setup import set_up
 
         task, place = TrainTask.model_validate(setting.task(), strict=False), Place.read(os.environ)
-        self.device = own_device(place)
+        device = gpu_or_cpu(place)
+        self.device = device.torch_device
         start_process_group(self.device, place)
-        setup = set_up(task, make_strategy(task, place).layout, place.local_world_size, Path())
-        self.costs = setup.costs(self.device)
+        setup = set_up(task, make_strategy(task, place, device).layout, place.local_world_size, Path())
+        self.costs = setup.costs(device)
         self.model = build_on_meta(setup.config)
         compute = torch.bfloat16 if setting.compute == "bf16" else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)

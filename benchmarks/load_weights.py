@@ -86,6 +86,7 @@ def load(folder: Path, master: str) -> None:
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.checkpoint.weights import PretrainedWeights
     from sm_llm.worker.place import Place
+    from sm_llm.worker.strategies.device import gpu_or_cpu
     from sm_llm.worker.strategies.fsdp import strategy as fsdp
 
     task = TrainTask.model_validate(
@@ -96,8 +97,9 @@ def load(folder: Path, master: str) -> None:
         },
         strict=False,
     )
+    place = Place.read(os.environ)
     config = model_config(preset=None, path=str(folder), pretrained=None, overrides={})
-    strategy = fsdp.FsdpStrategy(task, Place.read(os.environ))
+    strategy = fsdp.FsdpStrategy(task, place, gpu_or_cpu(place))
     strategy.setup()
     fsdp.build_on_meta(config)  # what transformers imports for it belongs to the baseline
     before, told = anonymous_bytes(), {"rank": int(os.environ["RANK"])}

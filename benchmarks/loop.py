@@ -32,7 +32,7 @@ from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.strategies.model import build_on_meta, materialise
-from sm_llm.worker.strategies.registry import make_strategy
+from sm_llm.worker.strategies.registry import find_device, make_strategy
 from sm_llm.worker.tasks.train import Training
 from sm_llm.worker.training import random_state
 from sm_llm.worker.training.job_setup import set_up
@@ -68,7 +68,8 @@ class Ours:
         base = {"SAGEMAKER_BASE_DIR": str(folder / "base"), JOB_ENVIRONMENT: str(folder / "job.json")}
         context = WorkerContext.read({**os.environ, **base})
         assert isinstance(spec.task, TrainTask)
-        strategy = make_strategy(spec.task, context.place)
+        device = find_device(spec.task.parallelism.strategy, context.place)
+        strategy = make_strategy(spec.task, context.place, device)
         strategy.setup()
         self.setup = set_up(spec.task, strategy.layout, 1, context.scratch)
         self.training = Training(context, self.setup, strategy)
@@ -82,7 +83,7 @@ class Ours:
 
     def save(self, *, wait: bool) -> float:
         """Seconds the loop is blocked by a save that it waits for, or not."""
-        private = {"random": random_state.capture(), "stream": {}}
+        private = {"random": random_state.capture(self.training.strategy.device), "stream": {}}
         checkpointer, state = self.training.checkpointer, self.training.strategy.state_dict()
         blocked = checkpointer.save(self.step, state, private, {"plateau": {}}, required=wait)
         checkpointer.finish()
@@ -97,7 +98,7 @@ class Bare:
 
         config = ours.setup.config
         self.model = build_on_meta(config)
-        self.device = ours.training.strategy.device
+        self.device = ours.training.strategy.device.torch_device
         materialise(self.model, self.device, self.device, InitialWeights(family(config).tensors(config), 0))
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True

@@ -69,7 +69,13 @@ class Rounds:
     def __init__(self, ours: Ours, endpoint: str, steps: int) -> None:
         self.training, self.ours, self.steps = ours.training, ours, steps
         store = S3Store("bucket", "run", S3Options(endpoint_url=endpoint))
-        arguments = ours.training.context, store, ours.setup.task.checkpoint, ours.training.control
+        arguments = (
+            ours.training.context,
+            store,
+            ours.setup.task.checkpoint,
+            ours.training.control,
+            ours.training.strategy.device,
+        )
         self.ways: dict[str, Checkpointer] = {"published": Checkpointer(*arguments), "thrown": Thrown(*arguments)}
 
     def step(self) -> float:
@@ -82,7 +88,7 @@ class Rounds:
     def take(self, way: str) -> dict[str, float]:
         """Steps, a save, steps until so many were taken and the save has ended."""
         checkpointer = self.ways[way]
-        private = {"random": random_state.capture(), "stream": {}}
+        private = {"random": random_state.capture(self.training.strategy.device), "stream": {}}
         began = time.perf_counter()
         self.step()
         blocked = checkpointer.save(self.ours.step, self.training.strategy.state_dict(), private, {"plateau": {}})

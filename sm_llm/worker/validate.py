@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from sm_llm.data.loader import evaluation_batches
 from sm_llm.runs.events.events import Validation
-from sm_llm.worker.training.feed import forward_loss
 
 if TYPE_CHECKING:
     from sm_llm.data.source import Source
@@ -26,11 +25,12 @@ def validate(
     Every row is seen by exactly one data-parallel rank. Perplexity is exp(loss), infinity where that overflows.
     """
     rank, layout = strategy.data_parallel_rank, strategy.layout
-    total = torch.zeros(2, dtype=torch.float64, device=strategy.device)
+    total = torch.zeros(2, dtype=torch.float64, device=strategy.device.counts)
     strategy.train_mode(False)
     for batch in evaluation_batches(source, micro_batch_size, rank, layout.data, max_rows):
-        total[0] += forward_loss(strategy, batch)
-        total[1] += batch.targets * layout.data / layout.loss_parts  # as many processes share the row's loss
+        total[0] += strategy.evaluate(batch).to(total.device)
+        # A row is counted by all world_size / data processes that see it, its loss by each tensor-parallel group once.
+        total[1] += batch.targets * layout.data * layout.tensor / layout.world_size
     strategy.train_mode(True)
     if layout.world_size > 1:
         dist.all_reduce(total)

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from worker_jobs import train_task
 
+from sm_llm.data.source import Batch
 from sm_llm.models.families.registry import family
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.place import Place
 from sm_llm.worker.strategies import compiled
+from sm_llm.worker.strategies.device import gpu_or_cpu
 from sm_llm.worker.strategies.fsdp.strategy import FsdpStrategy
 from sm_llm.worker.training.job_setup import set_up
 
@@ -33,20 +35,18 @@ def train(way: str, place: Place, folder: Path, *, compile_layers: bool) -> dict
     """Two steps of a small model: losses and gradient norms, the names of the state, what was compiled."""
     precision = {"compute": "fp32", "compile": compile_layers}
     task = TrainTask.model_validate(train_task(parallelism={"strategy": "fsdp", **WAYS[way]}, precision=precision))
-    strategy = FsdpStrategy(task, place)
+    strategy = FsdpStrategy(task, place, gpu_or_cpu(place))
     strategy.setup()
     setup = set_up(task, strategy.layout, place.local_world_size, folder)
     tensors = family(setup.config).tensors(setup.config)
     strategy.build(setup.config, InitialWeights(tensors, 0))
     strategy.train_mode(True)
-    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(place.rank))
+    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(place.rank)).numpy()
     numbers, report = [], None
     for step in range(2):
-        with strategy.accumulate(last=True):
-            loss = strategy.loss_sum(ids, ids.roll(-1, 1))
-            loss.backward()
-        numbers += [loss.item(), strategy.clip_grad_norm(None).item()]
-        strategy.update(1e-3, torch.zeros(()))
+        loss = strategy.forward_backward([Batch(ids, ids)], 1.0)
+        norm, _ = strategy.update(1e-3, None, 1)
+        numbers += [loss.item(), norm.item()]
         report = strategy.compilation() if step == 0 else report
     names = sorted(strategy.state_dict())
     return {"numbers": numbers, "names": names, "report": asdict(report) if report else None}

@@ -34,6 +34,7 @@ from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.place import Place
 from sm_llm.worker.publishing import agent_process, publisher
 from sm_llm.worker.runtime.collectives import Agreement
+from sm_llm.worker.strategies.device import CpuDevice
 from tests.fixtures.fault_proxy import FaultProxy, Rule, running_proxy
 
 DATA = "(PUT|POST) .*/data/"
@@ -65,7 +66,7 @@ class Bench:
         self.context = replace(context, place=self.place, container=container)
         self.store = S3Store(root.bucket, name, S3Options(endpoint_url=root.endpoint), FAST)
         self.spec = CheckpointSpec(**spec)
-        self.checkpointer = Checkpointer(self.context, self.store, self.spec, root.control)
+        self.checkpointer = Checkpointer(self.context, self.store, self.spec, root.control, CpuDevice())
         local_part = torch.arange(size, dtype=torch.float32) + 1000 * context.place.rank
         self.state = {"w": DTensor.from_local(local_part, root.mesh, [Shard(0)]), "count": torch.zeros(3)}
         self.blocked: list[float] = []

@@ -16,6 +16,7 @@ from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.publication.manifest import CommitManifest, decode, encode
 from sm_llm.worker import main as main_module
 from sm_llm.worker.checkpoint import start as start_module
+from sm_llm.worker.strategies import passes
 from sm_llm.worker.tasks import train as train_module
 
 if TYPE_CHECKING:
@@ -34,15 +35,15 @@ TAMPERINGS = ("truncated", "missing", "altered", "swapped")
 @contextmanager
 def poison(steps: dict[int, str], times: int = 1000) -> Iterator[None]:
     """On the last rank, make the ``loss`` or its ``gradient`` infinite at these steps, so many times each."""
-    original_step, original_loss = train_module.Training.take_step, train_module.forward_loss
+    original_step, original_loss = train_module.Training.take_step, passes.forward_loss
     current, done = [0], dict.fromkeys(steps, 0)
 
     def take_step(training: Any, step: int, batches: Any) -> None:
         current[0] = step
         original_step(training, step, batches)
 
-    def forward_loss(strategy: Any, batch: Any) -> Any:
-        loss = original_loss(strategy, batch)
+    def forward_loss(*arguments: Any) -> Any:
+        loss = original_loss(*arguments)
         step = current[0]
         if step not in steps or done[step] >= times or dist.get_rank() != dist.get_world_size() - 1:
             return loss
@@ -53,12 +54,12 @@ def poison(steps: dict[int, str], times: int = 1000) -> Iterator[None]:
         loss.register_hook(lambda gradient: gradient * float("inf"))
         return loss
 
-    train_module.Training.take_step, train_module.forward_loss = take_step, forward_loss  # type: ignore[method-assign]
+    train_module.Training.take_step, passes.forward_loss = take_step, forward_loss  # type: ignore[method-assign]
     try:
         yield
     finally:
         train_module.Training.take_step = original_step  # type: ignore[method-assign]
-        train_module.forward_loss = original_loss
+        passes.forward_loss = original_loss
 
 
 @contextmanager

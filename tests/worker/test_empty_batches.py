@@ -14,6 +14,7 @@ from sm_llm.errors import DataError
 from sm_llm.spec.not_finite import NotFiniteSpec
 from sm_llm.spec.parallelism.layout import Layout
 from sm_llm.worker.main import main
+from sm_llm.worker.strategies.device import CpuDevice
 from sm_llm.worker.training.feed import loss_share
 from sm_llm.worker.training.finite import NO_TARGETS, FiniteWatch, Tolerance, flag_of
 
@@ -118,7 +119,7 @@ def test_the_flag_of_a_step_without_labels(norm: float) -> None:
 
 
 def test_the_watch_keeps_them_apart() -> None:
-    watch = FiniteWatch(torch.device("cpu"))
+    watch = FiniteWatch(CpuDevice())
     for step, flag in ((1, NO_TARGETS), (2, 1.0), (3, 0.0)):
         watch.note(step, torch.tensor(flag))
     assert watch.bad_steps(settle=True) == [2]

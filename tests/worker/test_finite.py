@@ -11,6 +11,7 @@ from sm_llm.models.families.family import Tensor
 from sm_llm.runs.events.events import Step
 from sm_llm.spec.not_finite import NotFiniteSpec
 from sm_llm.spec.optim import OptimSpec
+from sm_llm.worker.strategies.device import CpuDevice
 from sm_llm.worker.training.finite import Action, FiniteWatch, Tolerance, not_finite, poisoned
 from sm_llm.worker.training.optim import MOMENTS, build_adamw
 
@@ -52,7 +53,7 @@ def test_a_masked_update_leaves_parameters_moments_and_step_count_bit_for_bit() 
 
 
 def test_flags_on_a_cpu_are_known_at_once() -> None:
-    watch = FiniteWatch(torch.device("cpu"))
+    watch = FiniteWatch(CpuDevice())
     watch.note(1, torch.tensor(0.0))
     assert watch.bad_steps(settle=False) == []
     watch.note(2, torch.tensor(1.0))

@@ -11,8 +11,10 @@ from resume_configurations import poison
 from worker_jobs import events, exact_steps, job_environment, job_file, losses, train_task
 
 from sm_llm.worker.main import main
+from sm_llm.worker.place import Place
+from sm_llm.worker.strategies.device import LAG_STEPS, gpu_or_cpu
 from sm_llm.worker.tasks import train
-from sm_llm.worker.training.finite import LAG_STEPS, FiniteWatch
+from sm_llm.worker.training.finite import FiniteWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,7 +102,7 @@ def test_a_gradient_that_is_not_finite_is_masked_on_the_device_and_told(tmp_path
 
 def test_flags_are_read_late_and_nothing_waits_for_the_device() -> None:
     device = torch.device("cuda")
-    watch = FiniteWatch(device)
+    watch = FiniteWatch(gpu_or_cpu(Place()))
     flags = [torch.full((), float(step == 3), device=device) for step in range(1, 20)]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -52,7 +52,7 @@ KILLS = [
     (STEP, 9, "all", "before"),
     ("sm_llm.worker.checkpoint.save_writer:write_distributed", 1, 1, "before"),
     ("sm_llm.storage.publication.publish:seal", 2, "all", "after"),
-    ("sm_llm.worker.strategies.fsdp.strategy:FsdpStrategy.clip_grad_norm", 7, "all", "before"),
+    ("sm_llm.worker.strategies.fsdp.strategy:FsdpStrategy.update", 7, "all", "before"),
     ("sm_llm.storage.publication.publish:publish", 2, 0, "before"),
     ("sm_llm.storage.folder:FolderStore.put_if_absent", 4, "all", "after"),
     ("sm_llm.storage.publication.publish:collect_garbage", 2, 0, "before"),

@@ -78,16 +78,16 @@ def test_padding_does_not_count_on_four_processes(name: str, parallel1: World, p
 
 def test_labels_of_rows_that_several_processes_see_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two data-parallel parts of 10 and 6 labels, each seen by two processes."""
-    import torch
     import torch.distributed as dist
 
     from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.worker.strategies.device import CpuDevice
     from sm_llm.worker.training.feed import global_targets
 
     monkeypatch.setattr(dist, "all_reduce", lambda total: total.add_(10 + 6 + 6))
     batch = SimpleNamespace(targets=10)
     for arranged in (Layout(shard=2, tensor=2), Layout(shard=4, context=2)):
-        found = global_targets([batch], padded=True, layout=arranged, device=torch.device("cpu"))  # type: ignore[list-item]
+        found = global_targets([batch], padded=True, layout=arranged, device=CpuDevice())  # type: ignore[list-item]
         assert float(found) == 16
 
 

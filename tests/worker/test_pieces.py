@@ -19,6 +19,7 @@ from sm_llm.spec.optim import OptimSpec
 from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.place import Place
+from sm_llm.worker.strategies.device import CpuDevice
 from sm_llm.worker.strategies.master import MasterWeights
 from sm_llm.worker.training import random_state
 from sm_llm.worker.training.loss import next_tokens, token_loss_sum
@@ -101,24 +102,25 @@ def test_random_state_survives_json() -> None:
     def draw() -> tuple[float, float, float, float]:
         return random.random(), random.gauss(0, 1), float(np.random.normal()), float(torch.rand(()))
 
-    random_state.seed_everything(3, 1)
+    device = CpuDevice()
+    random_state.seed_everything(3, 1, device)
     draw()
-    saved = json.loads(json.dumps(random_state.capture()))
+    saved = json.loads(json.dumps(random_state.capture(device)))
     first = [draw() for _ in range(3)]
-    random_state.restore(saved)
+    random_state.restore(saved, device)
     assert [draw() for _ in range(3)] == first
 
 
 def test_ranks_draw_different_numbers() -> None:
     drawn = set()
     for rank in range(4):
-        random_state.seed_everything(0, rank)
+        random_state.seed_everything(0, rank, CpuDevice())
         drawn.add(float(torch.rand(())))
     assert len(drawn) == 4
 
 
 def test_step_buffer_gives_back_every_step_in_order() -> None:
-    buffer = StepBuffer(torch.device("cpu"), capacity=2)
+    buffer = StepBuffer(CpuDevice(), capacity=2)
     buffer.record(1, torch.tensor(6.0), torch.tensor(0.5), 3, 0.1)
     assert not buffer.is_full
     buffer.record(2, torch.tensor(8.0), torch.tensor(0.25), torch.tensor(4.0), 0.2)
@@ -134,7 +136,7 @@ def test_step_buffer_gives_back_every_step_in_order() -> None:
 def test_meter_leaves_pauses_out_and_names_its_formula() -> None:
     now = [0.0]
     costs = Costs(tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1000.0, world_size=2)
-    meter = Meter(costs, torch.device("cpu"), 10, clock=lambda: now[0])
+    meter = Meter(costs, CpuDevice(), 10, clock=lambda: now[0])
     now[0] = 4.0
     with meter.paused():
         now[0] = 14.0
@@ -152,7 +154,7 @@ def test_the_training_line_keeps_what_hang_detection_matches() -> None:
 
     costs = Costs(tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1e12, world_size=1)
     now = [0.0]
-    meter = Meter(costs, torch.device("cpu"), 0, clock=lambda: now[0])
+    meter = Meter(costs, CpuDevice(), 0, clock=lambda: now[0])
     now[0] = 1.0
     line = meter.line(Step(5, 2.5, 0.75, 1e-3, 100), meter.read(5, 0.0), 10)
     for part in ("step 5/10", "Loss: 2.5000", "500 tokens/s/device", "MFU", "6N", "grad norm 0.750", "lr 1.000e-03"):

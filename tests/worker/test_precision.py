@@ -8,6 +8,7 @@ import pytest
 from worker_jobs import train_task
 
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.worker.strategies.device import CpuDevice
 from sm_llm.worker.training.precision import settled
 
 if TYPE_CHECKING:
@@ -25,16 +26,12 @@ if TYPE_CHECKING:
         ({"compute": "fp32"}, "flags : amx_bf16", "fp32"),
     ],
 )
-def test_the_format_follows_the_processor(
-    precision: dict[str, str], flags: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def test_the_format_follows_the_processor(precision: dict[str, str], flags: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
     task = TrainTask.model_validate(train_task(precision=precision))
-    assert settled(task, tmp_path / "cpuinfo").precision.compute == expected
+    assert settled(task, CpuDevice(tmp_path / "cpuinfo")).precision.compute == expected
 
 
-def test_an_unknown_processor_computes_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+def test_an_unknown_processor_computes_in_fp32(tmp_path: Path) -> None:
     task = TrainTask.model_validate(train_task(precision={"compute": "auto"}))
-    assert settled(task, tmp_path / "missing").precision.compute == "fp32"
+    assert settled(task, CpuDevice(tmp_path / "missing")).precision.compute == "fp32"

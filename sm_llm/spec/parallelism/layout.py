@@ -19,8 +19,8 @@ WHERE = "task.parallelism"
 class Layout:
     """Degrees of parallelism. Neighbouring ranks are of one tensor-parallel group, then of one context-parallel group.
 
-    Seen by the parameters, ``world_size = replicate x shard x tensor``; seen by the data it is ``data x context x
-    tensor``. In both the last varies fastest with the rank.
+    Seen by the parameters, ``world_size = pipeline x replicate x shard x tensor``; seen by the data it is ``pipeline x
+    data x context x tensor``. In both the last varies fastest with the rank, as in Megatron-LM and NxD.
     """
 
     replicate: int = 1
@@ -33,28 +33,32 @@ class Layout:
     """Processes that share every matrix."""
     expert: int = 1
     """Processes that share the experts of a mixture; they count among the copies, since each sees rows of its own."""
+    pipeline: int = 1
+    """Stages, each with a part of the layers, that a micro-batch passes through."""
 
     @property
     def world_size(self) -> int:
         """All processes."""
-        return self.replicate * self.shard * self.tensor
+        return self.pipeline * self.replicate * self.shard * self.tensor
 
     @property
     def data(self) -> int:
         """The data-parallel degree: how many processes, or groups of them, see rows of their own."""
-        return self.world_size // (self.context * self.tensor)
+        return self.world_size // (self.pipeline * self.context * self.tensor)
 
     def data_rank(self, rank: int) -> int:
         """Which of the ``data`` parts of a batch process ``rank`` sees."""
-        return rank // (self.context * self.tensor)
+        return rank // (self.context * self.tensor) % self.data
 
     @property
     def loss_parts(self) -> int:
-        """Processes whose losses are different summands; tensor-parallel ones compute the same."""
-        return self.world_size // self.tensor
+        """Processes whose losses are different summands: tensor-parallel ones compute the same, and of a pipeline's
+        stages only the last computes one."""
+        return self.data * self.context
 
     def degrees(self) -> dict[str, int]:
-        """Every degree by the name that checkpoints remember it under."""
+        """Every degree by the name that checkpoints remember it under; that of pipelines where there is one."""
+        pipeline = {"pipeline_parallel_degree": self.pipeline} if self.pipeline > 1 else {}
         return {
             "world_size": self.world_size,
             "data_parallel_degree": self.data,
@@ -62,6 +66,7 @@ class Layout:
             "context_parallel_degree": self.context,
             "tensor_parallel_degree": self.tensor,
             "expert_parallel_degree": self.expert,
+            **pipeline,
         }
 
 

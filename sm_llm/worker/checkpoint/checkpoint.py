@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.publication.publish import Published
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.publishing.publisher import Sealed
+    from sm_llm.worker.strategies.device import Device
 
 PUBLICATION_TIMEOUT = timedelta(hours=2)
 """How long the slowest node may take to store its part before the others give the job up."""
@@ -40,7 +41,9 @@ class Checkpointer:
     disk above all, is raised at the next save.
     """
 
-    def __init__(self, context: WorkerContext, store: Store, spec: CheckpointSpec, control: Agreement) -> None:
+    def __init__(
+        self, context: WorkerContext, store: Store, spec: CheckpointSpec, control: Agreement, device: Device
+    ) -> None:
         self._context = context
         self._store = store
         self._spec = spec
@@ -56,7 +59,7 @@ class Checkpointer:
             self._announce,
         )
         self._writer = SaveWriter(context, Agreement(PUBLICATION_TIMEOUT), self._publisher)
-        self._staging = Staging()
+        self._staging = Staging(device)
         self._writing: Future[Sealed] | None = None
         self._protected: set[int] = set()
         self._last_saved: int | None = None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import torch
+
+    from sm_llm.worker.strategies.device import Device
 
 
 class Staging:
@@ -18,7 +21,8 @@ class Staging:
     One copy exists at a time: whoever reads the last one must have finished before the next ``stage``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._buffers: dict[str, torch.Tensor] = {}
         self._meshes: dict[DeviceMesh, DeviceMesh] = {}
 
@@ -28,15 +32,14 @@ class Staging:
         Sharded tensors stay sharded in the same way, over a mesh of host memory.
         """
         staged = {name: self._copy(name, tensor) for name, tensor in state.items()}
-        if any(tensor.is_cuda for tensor in state.values()):
-            torch.cuda.current_stream().synchronize()
+        self._device.wait()
         return staged
 
     def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         buffer = self._buffers.get(name)
         if buffer is None:
-            buffer = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+            buffer = self._device.host_buffer(local)
             self._buffers[name] = buffer
         buffer.copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):

@@ -33,7 +33,6 @@ from sm_llm.worker.training import random_state
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sm_llm.spec.parallelism.layout import Layout
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.manifest import CommitManifest
@@ -277,7 +276,7 @@ def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, co
     except (CheckpointException, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{start.uri}: does not fit this job's model: {error}") from error
     strategy.state_loaded()
-    private = _load_private(context, start, strategy.layout)
+    private = _load_private(context, start, strategy)
     _verify_state(context, start, strategy, private, control)
     stream: dict[str, Any] = private.get("stream", {})
     return stream
@@ -288,7 +287,7 @@ def _verify_state(
 ) -> None:
     """Compare with the hash that each process saved, where one was (``checkpoint.verify_state``). A collective."""
     saved = private.get("state_hash")
-    own = {"random": random_state.capture(), "stream": private.get("stream")}
+    own = {"random": random_state.capture(strategy.device), "stream": private.get("stream")}
     differs = saved is not None and state_hash(strategy.state_dict(), own) != saved
     ranks = [rank for rank, it in enumerate(control.gather(differs)) if it]
     if ranks:
@@ -298,16 +297,16 @@ def _verify_state(
         context.say(f"the restored state of step {start.step} is bit for bit the saved one on all processes")
 
 
-def _load_private(context: WorkerContext, start: Start, layout: Layout) -> dict[str, Any]:
+def _load_private(context: WorkerContext, start: Start, strategy: Strategy) -> dict[str, Any]:
     """What this rank alone saved; {} where the processes were arranged in another way."""
     assert start.folder is not None
-    now = layout.degrees()
+    now = strategy.layout.degrees()
     job = {"world_size": start.commit.save.world_size if start.commit else 0, **start.meta.get("job", {})}
     before = {name: job.get(name, degree) for name, degree in now.items()}
     if before == now:
         private = _saved_by(start, context.place.rank)
         try:
-            random_state.restore(private["random"])
+            random_state.restore(private["random"], strategy.device)
         except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(f"{start.uri}: its random state cannot be restored: {error}") from error
         return private

@@ -1,28 +1,33 @@
-"""The interface of a training engine: what the loop asks of fsdp and smp."""
+"""The interface of a training engine: what the loop asks of each strategy."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
+    from sm_llm.data.source import Batch
     from sm_llm.runs.events.events import LayersCompiled
     from sm_llm.spec.parallelism.layout import Layout
     from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.strategies.device import Device
 
 
 class Strategy(Protocol):
     """Builds a sharded model and its optimiser and knows how to step, save and load them.
 
-    Used in this order: ``setup``, ``build``, then any number of steps. Parameter names are Hugging Face's everywhere,
-    free of what sharding, checkpointing and compilation put between.
+    It is made from (task, place, device) and used in this order: ``setup``, ``build``, then any number of steps, each
+    ``forward_backward`` and ``update``. Parameter names are Hugging Face's everywhere, free of what sharding,
+    checkpointing and compilation put between. A row of ``registry`` names the class and the device it runs on.
+
+    Micro-batches are the host's: a strategy moves them to its device as its engine wants them, one after the other or
+    all at once. What it returns are tensors that the host has not waited for.
     """
 
-    device: torch.device
+    device: Device
     layout: Layout
     """Degrees of parallelism; known before ``setup``."""
     data_parallel_rank: int
@@ -30,7 +35,7 @@ class Strategy(Protocol):
     optimizer: torch.optim.Optimizer
 
     def setup(self) -> None:
-        """Initialise the device, the mesh and, unless the program has done so, the process group."""
+        """Make the mesh and, unless the program has done so, the process group."""
 
     def refusal(self, saved: Mapping[str, Any]) -> str | None:
         """Why a checkpoint of a job with these degrees (``Layout.degrees``) cannot be continued; None if it can."""
@@ -41,13 +46,30 @@ class Strategy(Protocol):
         Without ``weights`` a checkpoint is loaded next (``state_dict``, ``state_loaded``).
         """
 
-    def loss_sum(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Forward pass: sum of token losses (nats, fp32 scalar with its graph). A collective.
+    def forward_backward(self, micro_batches: Sequence[Batch], scale: torch.Tensor | float) -> torch.Tensor:
+        """The forward and backward passes of this process's part of a step: the sum of its token losses. A collective.
 
-        ``input_ids`` and ``targets``, int64 [n, seq] on ``device``, are whole rows; position t predicts ``targets[t]``,
-        -100 does not count. Processes that share a sequence give the sums of their own tokens, those that share its
-        matrices all the same: over all processes the results add up to ``layout.tensor`` times the whole.
+        Returns nats, an fp64 scalar without a graph. Processes that share a sequence give the sums of their own
+        tokens, those that share its matrices all the same, stages of a pipeline without the output head 0: over all
+        processes the results add up to ``layout.tensor`` times the whole.
+
+        Gradients are those of ``scale`` times the loss, averaged over the ``layout.loss_parts`` in the format of
+        ``precision.reduce``, and NaN if a loss is not finite (``training.finite.poisoned``). No process ever holds more
+        of them than its shards and those of the layers that are just being computed.
         """
+
+    def update(
+        self, learning_rate: float, max_norm: float | None, targets: torch.Tensor | int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One optimiser step at this rate, gradients clipped by ``max_norm``; they are gone afterwards. A collective.
+
+        Returns the gradients' global norm before clipping, and ``training.finite.flag_of`` this norm and the step's
+        ``targets``, both fp32 scalars. Where the flag is not 0, neither parameters nor optimiser state change, whatever
+        the gradients hold.
+        """
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        """A forward pass alone: the sum of token losses (fp32 scalar), shared out as by ``forward_backward``."""
 
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[n, seq] token ids -> [n, seq, vocab], the same on all processes that see these rows. A collective."""
@@ -57,23 +79,6 @@ class Strategy(Protocol):
 
     def train_mode(self, enabled: bool) -> None:
         """Switch dropout on or off."""
-
-    def accumulate(self, last: bool) -> AbstractContextManager[None]:
-        """Context of one micro-batch's forward and backward; after the last, gradients are summed over all processes.
-
-        They are averaged over the ``layout.loss_parts``, in the format of ``precision.reduce``. No process ever holds
-        more of them than its shards and those of the layers that are just being computed.
-        """
-
-    def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
-        """Clip by, and return, the global gradient norm as a device scalar (no host synchronisation)."""
-
-    def update(self, learning_rate: float, skip: torch.Tensor) -> None:
-        """One optimiser step at this rate; gradients are gone afterwards.
-
-        Where ``skip``, an fp32 scalar on ``device``, is 1, neither parameters nor optimiser state change, whatever the
-        gradients hold. The host does not read it.
-        """
 
     def state_dict(self) -> dict[str, Any]:
         """Sharded model and optimiser state by flat name, for torch.distributed.checkpoint.

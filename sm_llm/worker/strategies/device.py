@@ -1,33 +1,210 @@
-"""What the strategies share on a process's device: which one it is, number formats, determinism."""
+"""The devices that processes compute on, behind one interface; and what the strategies share there."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch.profiler import ProfilerActivity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
     from sm_llm.worker.place import Place
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+LAG_STEPS = 8
+"""How many steps late a number is read from a GPU: by then it has long passed them, and nobody waits."""
 
-
+_BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
+"""What /proc/cpuinfo calls bf16 instructions on x86 (the first two) and on Arm."""
+_FIRST_BF16_CAPABILITY = (8, 0)
+"""NVIDIA's Ampere, the first with bf16 tensor cores (CUDA C++ programming guide, compute capabilities)."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _LARGE_BYTES = 1 << 30, 32 << 20
 """See mallopt(3): free memory that stays with the process, and blocks that always go back (32 MiB is its limit)."""
 
 
-def own_device(place: Place) -> torch.device:
-    """The GPU of this process, made the current one; the CPU where there is none."""
-    if not torch.cuda.is_available():
-        keep_freed_memory()
-        return torch.device("cpu")
-    device = torch.device("cuda", place.local_rank)
-    torch.cuda.set_device(device)
-    return device
+class Device(Protocol):
+    """What the loop asks of a device. No method makes the host wait for it, unless its description says so."""
+
+    torch_device: torch.device
+    """Where parameters and activations are."""
+    counts: torch.device
+    """Where counts and losses are added up over processes: a device whose collectives the default group has."""
+    lag_steps: int
+    """How many steps late ``read_later`` can be read without waiting."""
+    name: str
+    """As its maker calls it; ``cpu``."""
+
+    @property
+    def type(self) -> str:
+        """torch's name of the kind: ``cpu``, ``cuda``. Checkpoints keep the random state under it."""
+
+    def computes_bf16(self) -> bool:
+        """Whether the hardware computes bf16 natively."""
+
+    def send(self, values: np.ndarray) -> torch.Tensor:
+        """An array of the host on the device."""
+
+    def scalars(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Scalars of the device, one after the other, as fp64 [n] on ``counts``."""
+
+    def read_later(self, value: torch.Tensor) -> Callable[[], float]:
+        """Begin to copy an fp32 scalar to the host. What is returned waits for the copy and gives the number."""
+
+    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory of the host for a copy of ``tensor``."""
+
+    def wait(self) -> None:
+        """Wait for all that this thread has asked of the device."""
+
+    def peak_memory(self) -> int | None:
+        """Peak bytes allocated since the last call; None where the device has no memory of its own."""
+
+    def seed(self, seed: int) -> None:
+        """Seed torch's generators, the host's among them."""
+
+    def random_state(self) -> torch.Tensor | None:
+        """State (uint8 [n]) of the device's own generator; None if the host's is all there is."""
+
+    def restore_random(self, state: torch.Tensor) -> None:
+        """Continue the device's own generator from ``random_state``."""
+
+    def profiled(self) -> list[ProfilerActivity]:
+        """What torch's profiler records here."""
+
+
+class CpuDevice:
+    """The CPU (``Device``). It computes at once, so nothing is read late."""
+
+    lag_steps = 0
+    name = type = "cpu"
+
+    def __init__(self, cpu_info: Path = Path("/proc/cpuinfo")) -> None:
+        self.torch_device = self.counts = torch.device("cpu")
+        self._cpu_info = cpu_info
+
+    def computes_bf16(self) -> bool:
+        try:
+            words = self._cpu_info.read_text(encoding="utf-8", errors="replace").split()
+        except OSError:
+            return False
+        return not _BF16_FLAGS.isdisjoint(words)
+
+    def send(self, values: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(values)
+
+    def scalars(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return _stacked(values)
+
+    def read_later(self, value: torch.Tensor) -> Callable[[], float]:
+        return value.item
+
+    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="cpu")
+
+    def wait(self) -> None:
+        """Nothing is pending."""
+
+    def peak_memory(self) -> None:
+        """None: the host's memory is reported apart."""
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def random_state(self) -> None:
+        """None: torch's generator of the host is the device's."""
+
+    def restore_random(self, state: torch.Tensor) -> None:
+        raise AssertionError("a CPU has no generator of its own")
+
+    def profiled(self) -> list[ProfilerActivity]:
+        return [ProfilerActivity.CPU]
+
+
+class CudaDevice:
+    """One GPU (``Device``), made the process's current one."""
+
+    type = "cuda"
+    lag_steps = LAG_STEPS
+
+    def __init__(self, index: int) -> None:
+        self.torch_device = self.counts = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+        self.name = torch.cuda.get_device_name(self.torch_device)
+        # Allocated ahead, because pinning memory waits for the device.
+        self._slots = [_pinned_scalar() for _ in range(self.lag_steps + 1)]
+
+    def computes_bf16(self) -> bool:
+        return torch.cuda.get_device_capability(self.torch_device) >= _FIRST_BF16_CAPABILITY
+
+    def send(self, values: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(values).pin_memory().to(self.torch_device, non_blocking=True)
+
+    def scalars(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return _stacked(values)
+
+    def read_later(self, value: torch.Tensor) -> Callable[[], float]:
+        slot = self._slots.pop() if self._slots else _pinned_scalar()
+        slot.copy_(value, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+
+        def read() -> float:
+            copied.synchronize()
+            number = slot.item()
+            self._slots.append(slot)
+            return number
+
+        return read
+
+    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Pinned for a tensor of the GPU, so that copies need no staging by the driver."""
+        return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.torch_device).synchronize()
+
+    def peak_memory(self) -> int:
+        peak = torch.cuda.max_memory_allocated(self.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        return peak
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)  # the GPU's generator as well
+
+    def random_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self.torch_device)
+
+    def restore_random(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self.torch_device)
+
+    def profiled(self) -> list[ProfilerActivity]:
+        return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+
+
+def _pinned_scalar() -> torch.Tensor:
+    """An fp32 scalar of the host; a copy to memory that is not pinned would wait for the device."""
+    return torch.zeros((), dtype=torch.float32, pin_memory=True)
+
+
+def _stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([it.to(torch.float64) for it in values])
+
+
+def gpu_or_cpu(place: Place) -> Device:
+    """The GPU of this process; the CPU where there is none."""
+    if torch.cuda.is_available():
+        return CudaDevice(place.local_rank)
+    keep_freed_memory()
+    return CpuDevice()
 
 
 def keep_freed_memory() -> None:

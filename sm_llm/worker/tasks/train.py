@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sm_llm.contract.identity import IDENTITY
 from sm_llm.data.loader import Batches
 from sm_llm.data.soundness import name_rows, rows_of_step
@@ -23,12 +21,12 @@ from sm_llm.worker.inputs.space import check_space
 from sm_llm.worker.runtime.agreed_stop import Stopper
 from sm_llm.worker.runtime.break_down import break_down, break_step
 from sm_llm.worker.runtime.collectives import Agreement
-from sm_llm.worker.strategies.registry import make_strategy
+from sm_llm.worker.strategies.registry import find_device, make_strategy
 from sm_llm.worker.training import compile_report, random_state
 from sm_llm.worker.training.cadence import cadence
 from sm_llm.worker.training.deliver import deliver, is_delivered
-from sm_llm.worker.training.feed import forward_loss, global_targets, loss_share
-from sm_llm.worker.training.finite import Action, FiniteWatch, GoBack, Tolerance, flag_of, poisoned
+from sm_llm.worker.training.feed import global_targets, loss_share
+from sm_llm.worker.training.finite import Action, FiniteWatch, GoBack, Tolerance
 from sm_llm.worker.training.job_setup import Setup, set_up
 from sm_llm.worker.training.metrics import Meter, StepBuffer
 from sm_llm.worker.training.precision import settled
@@ -49,8 +47,9 @@ if TYPE_CHECKING:
 def run(context: WorkerContext, job: JobSpec) -> None:
     """Train ``job.task`` (its sources are local), resume where this run stopped, and publish the model."""
     assert isinstance(job.task, TrainTask)
-    task = settled(job.task)
-    strategy = make_strategy(task, context.place)
+    device = find_device(job.task.parallelism.strategy, context.place)
+    task = settled(job.task, device)
+    strategy = make_strategy(task, context.place, device)
     strategy.setup()
     setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
     Training(context, setup, strategy).run()
@@ -72,12 +71,12 @@ class Training:
         self.last_step: Step | None = None
         self.reports = 0
         self.compilation_known = False
-        self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control)
+        self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control, strategy.device)
         self.stopper = Stopper(context, self.control)
         self.starter = Starter(context, self.task, self.store, self.control, strategy)
         self.finite = FiniteWatch(strategy.device)
         self.tolerance = Tolerance(self.task.not_finite)
-        self.profiler = Profiler(context, self.task.logging.profile)
+        self.profiler = Profiler(context, self.task.logging.profile, strategy.device)
         self.breaks_before = break_step(context.job.attempt)
 
     def run(self) -> None:
@@ -180,8 +179,7 @@ class Training:
 
     def announce(self) -> None:
         """Log what runs where."""
-        device = self.strategy.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        name = self.strategy.device.name
         world_size = self.context.place.world_size
         self.stopper.announce()
         self.context.emit(AttemptStarted(world_size, name, self.setup.total_steps, versions()))
@@ -196,7 +194,7 @@ class Training:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
         self.identity = own_identity(self.context, self.setup, self.control)
         start = self.continuable(self.starter.choose())
-        random_state.seed_everything(self.task.seed, self.context.place.rank)
+        random_state.seed_everything(self.task.seed, self.context.place.rank, self.strategy.device)
         if start.source == "scratch":
             self.context.notice("draws the initial weights")
         weights = first_weights(self.context, start, self.setup.config, self.task.seed)
@@ -256,20 +254,13 @@ class Training:
     def take_step(self, step: int, micro_batches: Sequence[Batch]) -> None:
         """One optimiser step. Its loss is the mean over all labels of the global batch that count.
 
-        Gradients are averaged over the parts of the loss, so each part is scaled by their number. A step that is not
-        finite, or has no label that counts, changes nothing. Nothing here waits for the device.
+        A step that is not finite, or has no label that counts, changes nothing. Nothing here waits for the device.
         """
-        device, layout = self.strategy.device, self.strategy.layout
-        targets = global_targets(micro_batches, padded=self.setup.train.padded, layout=layout, device=device)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        for number, batch in enumerate(micro_batches, start=1):
-            with self.strategy.accumulate(last=number == len(micro_batches)):
-                loss = forward_loss(self.strategy, batch)
-                torch.autograd.backward(loss, poisoned(loss, loss_share(layout, targets)))
-            loss_sum += loss.detach()
-        norm = self.strategy.clip_grad_norm(self.task.optim.max_grad_norm)
-        rate, flag = self.learning_rate(step), flag_of(norm, targets)
-        self.strategy.update(rate, flag.clamp(max=1.0))
+        strategy, layout = self.strategy, self.strategy.layout
+        targets = global_targets(micro_batches, padded=self.setup.train.padded, layout=layout, device=strategy.device)
+        loss_sum = strategy.forward_backward(micro_batches, loss_share(layout, targets))
+        rate = self.learning_rate(step)
+        norm, flag = strategy.update(rate, self.task.optim.max_grad_norm, targets)
         self.finite.note(step, flag)
         self.steps.record(step, loss_sum, norm, targets, rate)
         if self.steps.is_full:
@@ -324,7 +315,10 @@ class Training:
         with self.meter.paused(), self.context.pulse.during("checkpoint"):
             self.flush()
             state = self.strategy.state_dict()
-            private: dict[str, Any] = {"random": random_state.capture(), "stream": self.batches.state()}
+            private: dict[str, Any] = {
+                "random": random_state.capture(self.strategy.device),
+                "stream": self.batches.state(),
+            }
             if self.task.checkpoint.verify_state:
                 private["state_hash"] = state_hash(state, private)
             meta = {

@@ -11,13 +11,11 @@ import torch
 from sm_llm.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sm_llm.runs.events.events import Step
     from sm_llm.spec.not_finite import NotFiniteSpec
-
-LAG_STEPS = 8
-"""How many steps a GPU's flags are read late: by then the device has long passed them, and nobody waits."""
+    from sm_llm.worker.strategies.device import Device
 
 
 class GoBack(Exception):
@@ -56,35 +54,24 @@ def flag_of(norm: torch.Tensor, targets: torch.Tensor | int) -> torch.Tensor:
 class FiniteWatch:
     """Reads the flags of all steps, in order, a fixed number of steps late: all processes learn at the same step.
 
-    On a CPU a flag is there when the step is, and is read at once.
+    That number is the device's own: on a CPU a flag is there when the step is, and is read at once.
     """
 
-    def __init__(self, device: torch.device, lag: int = LAG_STEPS) -> None:
-        self._is_cuda = device.type == "cuda"
-        self._lag = lag if self._is_cuda else 0
-        self._slots = torch.zeros(self._lag + 1, pin_memory=self._is_cuda)
-        self._pending: deque[tuple[int, torch.Tensor, torch.cuda.Event | None]] = deque()
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._pending: deque[tuple[int, Callable[[], float]]] = deque()
         self._without_targets: list[int] = []
 
     def note(self, step: int, flag: torch.Tensor) -> None:
         """Begin to read the flag of ``step``. ``bad_steps`` comes before the next one."""
-        if not self._is_cuda:
-            self._pending.append((step, flag, None))
-            return
-        slot = self._slots[step % (self._lag + 1)]
-        slot.copy_(flag, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._pending.append((step, slot, event))
+        self._pending.append((step, self._device.read_later(flag)))
 
     def bad_steps(self, *, settle: bool) -> list[int]:
         """The steps now known not to have been finite; ``settle`` waits for the device to know about all."""
         bad = []
-        while self._pending and (settle or len(self._pending) > self._lag):
-            step, flag, event = self._pending.popleft()
-            if event is not None:
-                event.synchronize()
-            kind = flag.item()
+        while self._pending and (settle or len(self._pending) > self._device.lag_steps):
+            step, read = self._pending.popleft()
+            kind = read()
             if kind == NO_TARGETS:
                 self._without_targets.append(step)
             elif kind:

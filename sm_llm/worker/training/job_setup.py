@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from sm_llm.data import soundness
 from sm_llm.data.loader import AnySource, open_source
 from sm_llm.data.source import Source
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.parallelism.layout import Layout
     from sm_llm.spec.tasks import TrainTask
+    from sm_llm.worker.strategies.device import Device
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,14 @@ class Setup:
         """The tokenizer's folder."""
         return None if self.task.tokenizer is None else Path(self.task.tokenizer)
 
-    def costs(self, device: torch.device) -> Costs:
+    def costs(self, device: Device) -> Costs:
         """What a step costs on ``device``."""
         kind = family(self.config)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         return Costs(
             tokens_per_step=self.derived.tokens_per_step,
             flops_per_token=kind.flops_per_token(self.config, self.derived.seq_length),
             flops_formula=kind.flops_formula,
-            peak_flops=peak_flops(name),
+            peak_flops=peak_flops(device.name),
             world_size=self.derived.world_size,
         )
 

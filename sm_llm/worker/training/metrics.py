@@ -19,57 +19,69 @@ from sm_llm.runs.events.events import Step, Throughput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from sm_llm.worker.strategies.device import Device
+
 _BUFFER_STEPS = 1024
-_LOSS, _NORM, _TARGETS = range(3)
 
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
 
-class StepBuffer:
-    """A ring of per-step numbers on the device. Recording a step reads nothing back; ``flush`` does, once for all.
+@dataclass(frozen=True)
+class _Recorded:
+    step: int
+    rate: float
+    loss_sum: torch.Tensor
+    norm: torch.Tensor
+    targets: torch.Tensor | int
 
+
+class StepBuffer:
+    """Per-step numbers, kept on the device. Recording a step reads nothing back; ``flush`` does, once for all.
+
+    The scalars are kept as they are: copying them into one tensor would cost each step a kernel for each of them.
     Each loss is recorded by ``copies`` processes (those of a tensor-parallel group).
     """
 
-    def __init__(self, device: torch.device, copies: int = 1, capacity: int = _BUFFER_STEPS) -> None:
+    def __init__(self, device: Device, copies: int = 1, capacity: int = _BUFFER_STEPS) -> None:
+        self._device = device
         self._copies = copies
-        self._values = torch.zeros((capacity, 3), dtype=torch.float64, device=device)
-        self._recorded: list[tuple[int, float]] = []
+        self._capacity = capacity
+        self._recorded: list[_Recorded] = []
 
     @property
     def is_full(self) -> bool:
         """Whether ``flush`` must come before the next ``record``."""
-        return len(self._recorded) == self._values.shape[0]
+        return len(self._recorded) == self._capacity
 
     def record(
         self, step: int, loss_sum: torch.Tensor, norm: torch.Tensor, targets: torch.Tensor | int, rate: float
     ) -> None:
         """Keep one step: this rank's sum of token losses, the global gradient norm and the global count of targets."""
-        row = self._values[len(self._recorded)]
-        row[_LOSS] = loss_sum
-        row[_NORM] = norm
-        if isinstance(targets, int):
-            row[_TARGETS].fill_(targets)  # an assignment would copy the number, and wait for the copy
-        else:
-            row[_TARGETS] = targets
-        self._recorded.append((step, rate))
+        self._recorded.append(_Recorded(step, rate, loss_sum, norm, targets))
 
     def flush(self) -> list[Step]:
         """All recorded steps with the loss of the whole global batch. A collective: losses are summed over ranks."""
-        count = len(self._recorded)
-        if count == 0:
+        recorded, self._recorded = self._recorded, []
+        if not recorded:
             return []
-        losses = self._values[:count, _LOSS].contiguous()
+        losses = self._device.scalars([it.loss_sum for it in recorded])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(losses)
             losses /= self._copies
-        rows = torch.cat([losses.unsqueeze(1), self._values[:count, 1:]], dim=1).tolist()
-        steps = [
-            Step(step, loss / targets if targets else math.nan, norm, rate, int(targets))
-            for (step, rate), (loss, norm, targets) in zip(self._recorded, rows, strict=True)
+        norms = self._device.scalars([it.norm for it in recorded])
+        return [
+            Step(it.step, loss / targets if targets else math.nan, norm, it.rate, int(targets))
+            for it, loss, norm, targets in zip(
+                recorded, losses.tolist(), norms.tolist(), _numbers([it.targets for it in recorded]), strict=True
+            )
         ]
-        self._recorded.clear()
-        return steps
+
+
+def _numbers(counts: list[torch.Tensor | int]) -> list[float]:
+    """Counts, some of them on a device, in one transfer."""
+    waiting = [it for it in counts if isinstance(it, torch.Tensor)]
+    found = iter(torch.stack(waiting).tolist() if waiting else [])
+    return [next(found) if isinstance(it, torch.Tensor) else float(it) for it in counts]
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ class Meter:
     """Times windows of steps, from one logged step to the next, without validation and saves."""
 
     def __init__(
-        self, costs: Costs, device: torch.device, first_step: int, clock: Callable[[], float] = time.perf_counter
+        self, costs: Costs, device: Device, first_step: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._costs = costs
         self._device = device
@@ -120,7 +132,7 @@ class Meter:
             mfu=None if peak is None else per_device * self._costs.flops_per_token / peak,
             step_seconds=seconds / steps,
             data_wait_seconds=data_wait_seconds - self._data_wait,
-            device_memory_bytes=_device_memory(self._device),
+            device_memory_bytes=self._device.peak_memory(),
             host_memory_bytes=_host_memory(),
         )
         self._began, self._last_step, self._data_wait = now, step, data_wait_seconds
@@ -151,15 +163,6 @@ def _memory(window: Throughput) -> str:
     device = window.device_memory_bytes
     parts = [] if device is None else [f"{device / 2**30:.2f} GiB device"]
     return "memory " + " + ".join([*parts, f"{window.host_memory_bytes / 2**30:.2f} GiB host"])
-
-
-def _device_memory(device: torch.device) -> int | None:
-    """Peak bytes allocated on the GPU since the last call."""
-    if device.type != "cuda":
-        return None
-    peak = torch.cuda.max_memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    return peak
 
 
 def _host_memory() -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from sm_llm.errors import StorageError
 from sm_llm.runs.events.published import ProfilePublished
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.profile import ProfileSpec
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.strategies.device import Device
 
 
 class Profiler:
@@ -25,10 +25,11 @@ class Profiler:
     A trace that cannot be stored is reported, and the training continues.
     """
 
-    def __init__(self, context: WorkerContext, spec: ProfileSpec | None) -> None:
+    def __init__(self, context: WorkerContext, spec: ProfileSpec | None, device: Device) -> None:
         wanted = spec is not None and (spec.all_processes or context.place.is_leader)
         self._spec = spec if wanted else None
         self._context = context
+        self._device = device
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="profile")
         self._running: Any = None
         self._begun = self._last = 0
@@ -36,9 +37,7 @@ class Profiler:
     def of(self, step: int) -> Self:
         """The context of a step, taken before it begins."""
         if self._spec is not None and self._running is None and step % self._spec.every_steps == 0:
-            activities = [ProfilerActivity.CPU]
-            activities += [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-            self._running = profile(activities=activities, record_shapes=True)
+            self._running = profile(activities=self._device.profiled(), record_shapes=True)
             self._running.__enter__()
             self._begun, self._last = step, step + self._spec.steps - 1
         self._step = step

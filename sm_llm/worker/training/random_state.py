@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import base64
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+if TYPE_CHECKING:
+    from sm_llm.worker.strategies.device import Device
 
-def seed_everything(seed: int, rank: int) -> None:
+
+def seed_everything(seed: int, rank: int, device: Device) -> None:
     """Seed all generators; each rank draws its own numbers (weights and data order do not come from here)."""
     own = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
     random.seed(own)
     np.random.seed(own)
-    torch.manual_seed(own)
+    device.seed(own)
 
 
-def capture() -> dict[str, Any]:
-    """State of Python's, numpy's, torch's and this process's CUDA generator, as JSON values."""
+def capture(device: Device) -> dict[str, Any]:
+    """State of Python's, numpy's, torch's and the device's generator, as JSON values."""
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -27,20 +30,20 @@ def capture() -> dict[str, Any]:
         "numpy": [name, [int(key) for key in keys], position, has_gauss, cached],
         "torch": _text(torch.get_rng_state()),
     }
-    if torch.cuda.is_available():
-        state["cuda"] = _text(torch.cuda.get_rng_state())
+    if (own := device.random_state()) is not None:
+        state[device.type] = _text(own)
     return state
 
 
-def restore(state: dict[str, Any]) -> None:
+def restore(state: dict[str, Any], device: Device) -> None:
     """Continue every generator exactly where ``capture`` saw it."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(_tensor(state["torch"]))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_tensor(state["cuda"]))
+    if device.type in state:
+        device.restore_random(_tensor(state[device.type]))
 
 
 def _text(state: torch.Tensor) -> str:

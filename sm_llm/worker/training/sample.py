@@ -33,7 +33,7 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     strategy.train_mode(False)
     for _ in range(tokens):
-        window = torch.tensor([ids[-context_length:]], device=strategy.device)
+        window = torch.tensor([ids[-context_length:]], device=strategy.device.torch_device)
         ids.append(control.broadcast(_draw(strategy.logits(window)[0, -1], generator)))
         if ids[-1] in _end_ids(coder):
             break

@@ -174,12 +174,12 @@ def test_OB03_no_part_of_something_else_is_taken_for_a_number(text: str) -> None
 
 
 def test_the_definitions_read_the_line_that_the_worker_prints() -> None:
-    import torch
 
     from sm_llm.runs.events.events import Step
+    from sm_llm.worker.strategies.device import CpuDevice
     from sm_llm.worker.training.metrics import Costs, Meter
 
-    meter = Meter(Costs(4096, 1e9, "6N", 989e12, 1), torch.device("cpu"), 0, iter([0.0, 0.001]).__next__)
+    meter = Meter(Costs(4096, 1e9, "6N", 989e12, 1), CpuDevice(), 0, iter([0.0, 0.001]).__next__)
     line = meter.line(Step(5, 7.25, 0.5, 3e-4, 4096), meter.read(5, 0.25), 10)
     found = {name: match[1] for name, regex in METRICS.items() if (match := re.search(regex, line))}
     assert set(found) == set(METRICS) - {"validation:loss"}

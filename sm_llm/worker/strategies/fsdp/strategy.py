@@ -13,9 +13,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sm_llm.models.families.registry import family
 from sm_llm.spec.parallelism.layout import layout
-from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.worker.strategies.compiled import CompiledLayers
-from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism, own_device
+from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
 from sm_llm.worker.strategies.fsdp.loss import LossHead
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
@@ -25,15 +24,20 @@ from sm_llm.worker.strategies.fsdp.update import make_update
 from sm_llm.worker.strategies.master import MasterWeights
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise, named_parameters, outer_modules
 from sm_llm.worker.strategies.packed import PackedWeights, unpacked
+from sm_llm.worker.strategies.passes import forward_loss, run_passes
+from sm_llm.worker.training.finite import flag_of
 from sm_llm.worker.training.optim import MOMENTS, build_adamw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from sm_llm.data.source import Batch
     from sm_llm.runs.events.events import LayersCompiled
+    from sm_llm.spec.parallelism.strategies import FsdpSpec
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.checkpoint.weights import WeightReader
     from sm_llm.worker.place import Place
+    from sm_llm.worker.strategies.device import Device
 
 
 class FsdpStrategy:
@@ -43,13 +47,12 @@ class FsdpStrategy:
     bare model with fp32 masters instead. Names, checkpoints and losses are the same either way.
     """
 
-    device: torch.device
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, task: TrainTask, place: Place) -> None:
-        assert isinstance(task.parallelism, FsdpSpec)
+    def __init__(self, task: TrainTask, place: Place, device: Device) -> None:
+        self.device = device
         self._task = task
-        self._spec = task.parallelism
+        self._spec = cast("FsdpSpec", task.parallelism)
         self._place = place
         self._compute = DTYPES[task.precision.compute]
         self._meshes: Meshes | None = None
@@ -59,8 +62,7 @@ class FsdpStrategy:
         self.data_parallel_rank = self.layout.data_rank(place.rank)
 
     def setup(self) -> None:
-        self.device = own_device(self._place)
-        self._owns_group = start_process_group(self.device, self._place)
+        self._owns_group = start_process_group(self.device.torch_device, self._place)
         if self._task.deterministic:
             ask_for_determinism()
         if self._place.world_size > 1 or self._spec.offload_optimizer:
@@ -75,7 +77,7 @@ class FsdpStrategy:
         self._tensors, self._packings = kind.tensors(config), kind.packings(config)
         span, length = kind.attention_span(config, self._task.data.seq_length), self._task.data.seq_length
         context = self._meshes.context if self._meshes else None
-        self._attention = CausalAttention(span if span < length else None, context, self.device)
+        self._attention = CausalAttention(span if span < length else None, context, self.device.torch_device)
         self._model = build_on_meta(config, self._attention.register(), DTYPES[self._task.precision.master])
         if self._meshes and self._meshes.tensor:
             split_matrices(self._model, self._meshes.tensor, sequence_parallel=self._spec.sequence_parallel)
@@ -83,9 +85,9 @@ class FsdpStrategy:
         layers = self._prepare_layers(config)
         if self._meshes is not None:
             self._shard(layers, self._meshes)
-        home = torch.device("cpu") if self._spec.offload_optimizer else self.device
+        home = torch.device("cpu") if self._spec.offload_optimizer else self.device.torch_device
         reader = None if weights is None else PackedWeights(weights, self._packings, self._tensors)
-        materialise(self._model, home, self.device, reader)
+        materialise(self._model, home, self.device.torch_device, reader)
         parameters = named_parameters(self._model)
         # Sharded parameters are rounded when they are gathered; a bare model needs copies.
         self._masters = MasterWeights(parameters, self._compute if self._meshes is None else None)
@@ -133,7 +135,14 @@ class FsdpStrategy:
         stack = parameter.dim() == 3 and parameter.shape[0] % degree and parameter.shape[1] % degree == 0
         return Shard(1 if stack else 0)
 
-    def loss_sum(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward_backward(self, micro_batches: Sequence[Batch], scale: torch.Tensor | float) -> torch.Tensor:
+        return run_passes(self._loss_sum, self._accumulating, micro_batches, scale, self.device)
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        with torch.no_grad():
+            return forward_loss(self._loss_sum, batch, self.device)
+
+    def _loss_sum(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._head.predicting(self._attention.own(targets)):
             return self._forward(input_ids)
 
@@ -159,7 +168,7 @@ class FsdpStrategy:
         self._model.train(enabled)
 
     @contextmanager
-    def accumulate(self, last: bool) -> Iterator[None]:
+    def _accumulating(self, last: bool) -> Iterator[None]:
         """Gradients are reduced to shards in every micro-batch: kept back, each process would hold the whole model's.
 
         Only the sum over copies of the shards, which costs no memory to delay, waits for the last.
@@ -169,11 +178,13 @@ class FsdpStrategy:
         yield
         self._masters.collect_gradients(last=last)
 
-    def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
-        return self._update.clip(max_norm).to(self.device)
-
-    def update(self, learning_rate: float, skip: torch.Tensor) -> None:
-        self._update.apply(learning_rate, skip)
+    def update(
+        self, learning_rate: float, max_norm: float | None, targets: torch.Tensor | int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        norm = self._update.clip(max_norm).to(self.device.torch_device)
+        flag = flag_of(norm, targets)
+        self._update.apply(learning_rate, flag.clamp(max=1.0))
+        return norm, flag
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {}

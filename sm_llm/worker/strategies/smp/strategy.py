@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,24 +16,29 @@ from sm_llm.errors import CheckpointError
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.families.registry import family
 from sm_llm.spec.parallelism.layout import smp_layout
-from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.validation.check_strategy import FP8_UNIT
 from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.names import with_plain_names
 from sm_llm.worker.strategies.chunks import chunk_positions
-from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism, own_device
+from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
+from sm_llm.worker.strategies.passes import forward_loss, run_passes
 from sm_llm.worker.strategies.smp import library
 from sm_llm.worker.strategies.smp import model as smp_model
 from sm_llm.worker.strategies.smp.shards import Piece, fill, named_parameters, pieces, reshard
+from sm_llm.worker.training.finite import flag_of
 from sm_llm.worker.training.loss import token_loss_sum
 from sm_llm.worker.training.optim import MOMENTS, build_adamw, set_learning_rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
+    from sm_llm.data.source import Batch
+    from sm_llm.spec.parallelism.smp import SmpSpec
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.checkpoint.weights import WeightReader
     from sm_llm.worker.place import Place
+    from sm_llm.worker.strategies.device import Device
 
 _KEPT = ("shard_degree", "tensor_parallel_degree", "expert_parallel_degree")
 """Degrees that a checkpoint of each process's own shards is bound to."""
@@ -50,13 +55,12 @@ class SmpStrategy:
     tensor- or expert-parallel degree cannot (``refusal``).
     """
 
-    device: torch.device
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, task: TrainTask, place: Place) -> None:
-        assert isinstance(task.parallelism, SmpSpec)
+    def __init__(self, task: TrainTask, place: Place, device: Device) -> None:
+        self.device = device
         self._task = task
-        self._smp = task.parallelism
+        self._smp = cast("SmpSpec", task.parallelism)
         self._place = place
         self._compute = DTYPES[task.precision.compute]
         self._owns_group = False
@@ -68,8 +72,7 @@ class SmpStrategy:
         os.environ.setdefault("NVTE_TORCH_COMPILE", "0")
         # Processes name different shards: that is how a checkpoint of their own shards is meant.
         warnings.filterwarnings("ignore", message="Detected mismatched keys in state dict")
-        self.device = own_device(self._place)
-        self._owns_group = library.start_process_group(self.device, self._smp.collectives)
+        self._owns_group = library.start_process_group(self.device.torch_device, self._smp.collectives)
         if self._task.deterministic:
             ask_for_determinism()
         library.start_library(self._smp.parameters(self._task.seed), os.environ)
@@ -102,8 +105,8 @@ class SmpStrategy:
             seed = smp.parameters(self._task.seed)["random_seed"]
             model = smp_model.transformed(model, config, smp, seed, from_rank0=from_rank0)
         layer = smp_model.layer_class(model, config, own_layers=own_layers)
-        initer = None if starts_real else smp_model.delayed(model, self.device, own_layers=own_layers)
-        precision, device = self._mixed_precision(), self.device
+        initer = None if starts_real else smp_model.delayed(model, self.device.torch_device, own_layers=own_layers)
+        precision, device = self._mixed_precision(), self.device.torch_device
         self._fsdp = smp_model.sharded(model, layer, smp, precision, device, initer=initer, from_rank0=from_rank0)
         held = pieces(self._fsdp)
         self._model = smp_model.with_memory_saved(self._fsdp, layer, config, smp)
@@ -124,7 +127,14 @@ class SmpStrategy:
             facts[name] = self._tensors.get(name) or Tensor(piece.shape, group, "normal")  # type: ignore[arg-type]
         return facts
 
-    def loss_sum(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward_backward(self, micro_batches: Sequence[Batch], scale: torch.Tensor | float) -> torch.Tensor:
+        return run_passes(self._loss_sum, self._accumulating, micro_batches, scale, self.device)
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        with torch.no_grad():
+            return forward_loss(self._loss_sum, batch, self.device)
+
+    def _loss_sum(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return token_loss_sum(self._forward(input_ids), self._own(targets))
 
     def _forward(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -159,23 +169,25 @@ class SmpStrategy:
     def train_mode(self, enabled: bool) -> None:
         self._model.train(enabled)
 
-    @contextmanager
-    def accumulate(self, last: bool) -> Iterator[None]:
+    def _accumulating(self, last: bool) -> AbstractContextManager[None]:
         """Gradients are summed over processes, and kept sharded in the masters' format, after every micro-batch.
 
         FSDP1 can delay that only by holding whole gradients, which is what large models have no memory for.
         """
-        yield
+        return nullcontext()
 
-    def clip_grad_norm(self, max_norm: float | None) -> torch.Tensor:
-        return library.clip_grad_norm(self._fsdp, math.inf if max_norm is None else max_norm).to(self.device)
-
-    def update(self, learning_rate: float, skip: torch.Tensor) -> None:
+    def update(
+        self, learning_rate: float, max_norm: float | None, targets: torch.Tensor | int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        norm = library.clip_grad_norm(self._fsdp, math.inf if max_norm is None else max_norm)
+        norm = norm.to(self.device.torch_device)
+        flag = flag_of(norm, targets)
         set_learning_rate(self.optimizer, learning_rate)
         # What gradient scalers give fused optimisers: their kernels return early where it is 1, and no step is counted.
-        self.optimizer.found_inf = skip  # type: ignore[attr-defined]
+        self.optimizer.found_inf = flag.clamp(max=1.0)  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return norm, flag
 
     def state_dict(self) -> dict[str, Any]:
         """Names begin with the process's place among the shards: copies of a shard share theirs, and only those."""
