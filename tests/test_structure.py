@@ -26,12 +26,22 @@ LIMITS = {
     "import cycles": (0, 0),
     "modules in import cycles": (0, 0),
     "own modules entered by a dry run": (236, 100),
-    "isinstance on types of strategies, backends and stores": (79, 0),
+    "isinstance on types of strategies, backends and stores": (56, 0),
 }
 """Count -> its limit, and its target. Lower the limit in the change that makes the count fall."""
 COMMENTS_PER_100_LINES = (0.6, 4.0)
 """The share of comments: a limit that may only rise, and its target."""
-CHOSEN = {"FsdpSpec", "SmpSpec", "NxdSpec", "LocalBackend", "SageMakerBackend", "S3Store", "FolderStore", "S3Home"}
+CHOSEN = {
+    "FsdpSpec",
+    "SmpSpec",
+    "NxdSpec",
+    "LocalBackend",
+    "SageMakerBackend",
+    "S3Store",
+    "FolderStore",
+    "S3Home",
+    "FolderHome",
+}
 """Types that stand for a strategy, a backend or a store; what depends on them belongs into their own packages."""
 DRY_RUN = """
 import sys, sm_llm

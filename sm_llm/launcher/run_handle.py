@@ -12,7 +12,6 @@ from sm_llm.runs.events.events import EventWriter, StopRequested
 from sm_llm.runs.locate import find_home, launch_folder, with_recorded_options
 from sm_llm.runs.results import RESULT_LINK, result_place
 from sm_llm.runs.run_paths import STEPS
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -221,7 +220,7 @@ def _note_stop(job: RunHandle, *, now: bool) -> None:
     if not job.attempts:
         return
     number = job.attempts[-1].number
-    if isinstance(job.home, S3Home) and not job.home.ran_here(number):
+    if not job.home.has_originals(number):
         return
     writer = EventWriter(job.paths.event_file(number, "stop"), number)
     writer.write(StopRequested(now))

@@ -66,21 +66,21 @@ def with_recorded_options(home: RunHome, record: RunRecord) -> RunHome:
 
     Never at another host: whoever may write the record would choose where signed requests go.
     """
-    if not isinstance(home, S3Home):
+    if home.options is None:
         return home
     found = dict(record.spec.get("storage_options") or {})
     recorded = {name: it for name, it in found.items() if isinstance(it, bool) == (name == "shared_with_group")}
     endpoint = recorded.pop("endpoint_url", None)
-    if endpoint and not _is_same_host(endpoint, home.store.client.meta.endpoint_url):
+    if endpoint and not _is_same_host(endpoint, home.endpoint):
         _LOG.warning(
             "%s: its record names the endpoint %r, which is not used. To use it, set SM_LLM_ENDPOINT_URL",
             home.uri, redact(str(endpoint)),
         )  # fmt: skip
-    options = _over(home.store.options, recorded)
-    return home if options == home.store.options else home_of(home.uri, options)
+    options = _over(home.options, recorded)
+    return home if options == home.options else home_of(home.uri, options)
 
 
-def _is_same_host(first: str, second: str) -> bool:
+def _is_same_host(first: str, second: str | None) -> bool:
     return str(first).rstrip("/") == str(second).rstrip("/")
 
 
@@ -91,9 +91,7 @@ def is_own_endpoint(home: RunHome, endpoint: str) -> bool:
     """
     if endpoint == user_options().endpoint_url:
         return True
-    if isinstance(home, S3Home):
-        return _is_same_host(endpoint, home.store.client.meta.endpoint_url)
-    return _is_own_record(home)
+    return _is_same_host(endpoint, home.endpoint) if home.is_remote else _is_own_record(home)
 
 
 def _is_own_record(home: RunHome) -> bool:
@@ -105,7 +103,7 @@ def assert_own_folder(home: RunHome) -> None:
 
     An own folder that others may write is closed to them.
     """
-    if isinstance(home, S3Home) or not home.root.is_dir():
+    if home.is_remote or not home.root.is_dir():
         return
     try:
         own, mode = own_user(home.root), home.root.stat().st_mode
@@ -130,8 +128,7 @@ def launch_folder(home: RunHome, record: RunRecord) -> Path | None:
     folder = Path(str(record.host.get("folder", "")))
     if not folder.is_absolute() or not folder.is_dir():
         return None
-    remembered = _remembered(home.uri).get(_FOLDER) if isinstance(home, S3Home) else None
-    is_own = remembered == str(folder) if isinstance(home, S3Home) else _is_own_record(home)
+    is_own = _remembered(home.uri).get(_FOLDER) == str(folder) if home.is_remote else _is_own_record(home)
     if not is_own and folder != Path.cwd():
         _LOG.warning(
             "%s: relative inputs are those of the working directory; its record names %r, where you did not launch it",
@@ -143,8 +140,8 @@ def launch_folder(home: RunHome, record: RunRecord) -> Path | None:
 def remember_launch(home: RunHome, record: RunRecord) -> None:
     """Keep how a run that is launched here is reached, for verbs on this machine that know its address alone, and the
     folder that it was launched from."""
-    if isinstance(home, S3Home):
-        options = {name: value for name, value in asdict(home.store.options).items() if value is not None}
+    if home.options is not None:
+        options = {name: value for name, value in asdict(home.options).items() if value is not None}
         write_atomically(home.root / _REACHED, json.dumps({**options, _FOLDER: record.host["folder"]}))
 
 

@@ -16,9 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from sm_llm.runs.heartbeat import Heartbeat
+    from sm_llm.runs.replication.shipper import Shipper
     from sm_llm.runs.run_record import Attempt
     from sm_llm.storage.base import Store
     from sm_llm.storage.s3.s3_options import S3Options
+
+
+_PRIVATE_FILE = 0o600
 
 
 class RunHome(Protocol):
@@ -48,6 +53,14 @@ class RunHome(Protocol):
     def poll_seconds(self) -> float:
         """How long whoever follows the run waits between two checks."""
 
+    @property
+    def options(self) -> S3Options | None:
+        """How its storage is reached; None for a folder."""
+
+    @property
+    def endpoint(self) -> str | None:
+        """The host that signed requests go to; None for a folder, which needs none."""
+
     def below(self, *parts: str) -> RunHome:
         """The home of a run inside this one: a workflow's step."""
 
@@ -69,8 +82,44 @@ class RunHome(Protocol):
     def unclaim(self, number: int) -> None:
         """Take a claim back: the attempt could not be started."""
 
+    def has_originals(self, attempt: int) -> bool:
+        """Whether the files of an attempt in ``root`` are those that it writes, and no copies of them."""
+
+    def is_original(self, name: str) -> bool:
+        """The same for one file, or all with that beginning, by its path below ``root``."""
+
     def refresh(self, prefix: str) -> None:
         """Bring what ``root`` holds below ``events/`` or ``logs/…`` up to date."""
+
+    def copied(self, prefix: str, wanted: Callable[[str], bool], root: Path) -> RunPaths:
+        """Where the files below ``prefix`` can be read: in the run's folder or, once fetched, in ``root``.
+
+        ``wanted`` chooses what is fetched, by its path below the run's folder.
+        """
+
+    def keep(self, path: Path) -> None:
+        """Store a file of ``root`` where the run is kept, in place of what is there."""
+
+    def shipper(self, root: Path, chosen: Callable[[str], bool]) -> Shipper | None:
+        """What uploads the growing files below ``root`` that are ``chosen``; None where they are kept there."""
+
+    def request_stop(self, attempt: int) -> None:
+        """Ask an attempt, wherever it runs, to stop after its current step."""
+
+    def is_asked_to_stop(self, attempt: int) -> bool:
+        """Whether somebody has asked this attempt."""
+
+    def beat(self, attempt: int) -> None:
+        """Show other machines once that an attempt of this machine is running. A folder's lock shows it anyway."""
+
+    def heartbeat(self, attempt: int, on_superseded: Callable[[], None]) -> Heartbeat | None:
+        """What shows it for as long as the attempt lasts; None for a folder.
+
+        ``on_superseded`` is called when a later attempt turns out to have begun elsewhere.
+        """
+
+    def silence(self) -> float | None:
+        """Seconds since the last heartbeat; None if there never was one, and for a folder."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +141,14 @@ class FolderHome:
     @property
     def store(self) -> Store:
         return open_store(self.root)
+
+    @property
+    def options(self) -> None:
+        return None
+
+    @property
+    def endpoint(self) -> None:
+        return None
 
     def below(self, *parts: str) -> FolderHome:
         return FolderHome(self.root.joinpath(*parts))
@@ -120,8 +177,42 @@ class FolderHome:
     def unclaim(self, number: int) -> None:
         """Nothing was written."""
 
+    def has_originals(self, attempt: int) -> bool:
+        return True
+
+    def is_original(self, name: str) -> bool:
+        return True
+
     def refresh(self, prefix: str) -> None:
         """It is the original."""
+
+    def copied(self, prefix: str, wanted: Callable[[str], bool], root: Path) -> RunPaths:
+        return self.paths
+
+    def keep(self, path: Path) -> None:
+        """It is kept where it was written."""
+
+    def shipper(self, root: Path, chosen: Callable[[str], bool]) -> None:
+        return None
+
+    def request_stop(self, attempt: int) -> None:
+        """The next attempt removes the file as it begins, so it can ask only the one that runs."""
+        try:
+            self.paths.stop_file.touch(_PRIVATE_FILE)
+        except OSError as error:
+            raise StorageError(f"{self.uri}: the request to stop cannot be written: {error}") from error
+
+    def is_asked_to_stop(self, attempt: int) -> bool:
+        return self.paths.stop_file.exists()
+
+    def beat(self, attempt: int) -> None:
+        """Its lock shows that it is alive."""
+
+    def heartbeat(self, attempt: int, on_superseded: Callable[[], None]) -> None:
+        return None
+
+    def silence(self) -> None:
+        return None
 
 
 def home_of(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> RunHome:
@@ -137,7 +228,7 @@ def home_of(uri: str | Path, options: S3Options | Mapping[str, Any] | None = Non
 
     if not location.prefix:
         raise StorageError(f"{uri}: a run has a folder of its own in a bucket. Write s3://bucket/folder/run-id")
-    return S3Home.at(location, options if isinstance(options, S3Options) else S3Options(**(options or {})))
+    return S3Home.at(location, S3Options.of(options))
 
 
 def local_root(uri: str | Path) -> Path:

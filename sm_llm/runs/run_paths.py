@@ -22,7 +22,7 @@
 
 In S3, events and logs are kept in segments (``runs.replication.segments``); the locks and ``local`` lie in a folder
 of the machine that runs an attempt (``runs.s3_home``), and ``alive`` is stored anew while it does
-(``launcher.backends.local.heartbeat``).
+(``runs.heartbeat``).
 """
 
 from __future__ import annotations

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.owned import cache_folder, make_folders, private_folder
+from sm_llm.runs.heartbeat import Heartbeat, impatient, silence
 from sm_llm.runs.replication.mirror import Mirror
+from sm_llm.runs.replication.shipper import Shipper
 from sm_llm.runs.run_paths import RUN_RECORD, RunPaths
 from sm_llm.runs.run_record import RunRecord, exists_already
+from sm_llm.runs.stop_request import ask_to_stop, is_asked_to_stop
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import Tagged, change, read_tagged, swap
@@ -64,6 +67,14 @@ class S3Home:
     def paths(self) -> RunPaths:
         return RunPaths(self.root)
 
+    @property
+    def options(self) -> S3Options:
+        return self.store.options
+
+    @property
+    def endpoint(self) -> str:
+        return str(self.store.client.meta.endpoint_url)
+
     def below(self, *parts: str) -> S3Home:
         store = self.store.below("/".join(parts))
         return S3Home(store, workspace(store.uri, os.environ))
@@ -103,8 +114,8 @@ class S3Home:
     def unclaim(self, number: int) -> None:
         self.update(lambda record: record.without_attempt(number))
 
-    def ran_here(self, attempt: int) -> bool:
-        """Whether this machine works, or worked, on an attempt: then its files here are the originals."""
+    def has_originals(self, attempt: int) -> bool:
+        """Whether this machine works, or worked, on an attempt: it then has a folder of it."""
         return self.paths.attempt_dir(attempt).is_dir()
 
     def refresh(self, prefix: str) -> None:
@@ -112,9 +123,35 @@ class S3Home:
             self._mirror.refresh(prefix, lambda name: not self.is_original(name))
 
     def is_original(self, name: str) -> bool:
-        """Whether a file is of an attempt of this machine; by its path, or the beginning of it, below ``root``."""
         attempt = RunPaths.attempt_of(name)
-        return attempt is not None and self.ran_here(attempt)
+        return attempt is not None and self.has_originals(attempt)
+
+    def copied(self, prefix: str, wanted: Callable[[str], bool], root: Path) -> RunPaths:
+        Mirror(root, self.store).refresh(prefix, wanted)
+        return RunPaths(root)
+
+    def keep(self, path: Path) -> None:
+        body = path.read_bytes()
+        change(self.store, path.relative_to(self.root).as_posix(), lambda _: body)
+
+    def shipper(self, root: Path, chosen: Callable[[str], bool]) -> Shipper:
+        return Shipper(root, self.store, chosen)
+
+    def request_stop(self, attempt: int) -> None:
+        ask_to_stop(self.store, attempt)
+
+    def is_asked_to_stop(self, attempt: int) -> bool:
+        return is_asked_to_stop(self.store, attempt)
+
+    def beat(self, attempt: int) -> None:
+        Heartbeat(self.store, attempt).beat()
+
+    def heartbeat(self, attempt: int, on_superseded: Callable[[], None]) -> Heartbeat:
+        """Over a connection of its own, so that a slow upload is no sign of death."""
+        return Heartbeat(impatient(self.store), attempt, on_superseded)
+
+    def silence(self) -> float | None:
+        return silence(self.store)
 
     @cached_property
     def _mirror(self) -> Mirror:

@@ -29,16 +29,16 @@ def _body(attempt: int) -> bytes:
 
 
 class StopRequest:
-    """Checks for the request; ``on_asked`` is called once."""
+    """Checks for the request with ``is_asked(attempt)``, a run's own; ``on_asked`` is called once."""
 
-    def __init__(self, store: S3Store, attempt: int, on_asked: Callable[[], None]) -> None:
-        self._store = store
+    def __init__(self, is_asked: Callable[[int], bool], attempt: int, on_asked: Callable[[], None]) -> None:
+        self._ask = is_asked
         self._attempt = attempt
         self._on_asked = on_asked
         self._is_asked = False
 
     def look(self) -> None:
         """Raises ``StorageError`` if the store does not answer."""
-        if not self._is_asked and is_asked_to_stop(self._store, self._attempt):
+        if not self._is_asked and self._ask(self._attempt):
             self._is_asked = True
             self._on_asked()

@@ -144,5 +144,4 @@ def open_store(uri: str | Path, options: S3Options | Mapping[str, Any] | None = 
     from sm_llm.storage.s3.store import S3Store
 
     assert location.bucket is not None
-    known = options if isinstance(options, S3Options) else S3Options(**(options or {}))
-    return S3Store(location.bucket, location.prefix, known)
+    return S3Store(location.bucket, location.prefix, S3Options.of(options))

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_home
-from sm_llm.runs.replication.mirror import Mirror
-from sm_llm.runs.s3_home import S3Home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,15 +24,13 @@ def run_folder(job: JobFile, place: Place, container: ContainerPaths, environ: M
     event log continues. Raises ``StorageError``.
     """
     home = job_home(job)
-    if not isinstance(home, S3Home):
+    if not home.is_remote:
         return home.root
     if RUN_FOLDER_ENVIRONMENT in environ:
         return Path(environ[RUN_FOLDER_ENVIRONMENT])
     root = container.scratch / _FOLDER
     if place.is_node_leader:
-        Mirror(root, home.store).refresh(
-            f"events/attempt-{job.attempt}-", lambda name: is_own_event_file(name, job, place)
-        )
+        home.copied(f"events/attempt-{job.attempt}-", lambda name: is_own_event_file(name, job, place), root)
     return root
 
 

@@ -17,13 +17,15 @@ from sm_llm.runs.run_home import FolderHome, home_of, local_root
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
-from sm_llm.runs.stop_request import StopRequest, ask_to_stop
+from sm_llm.runs.stop_request import StopRequest
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import folders, read_tagged, swap
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sm_llm.runs.run_home import RunHome
 
 SPEC = {"backend": {"name": "local"}, "task": {"kind": "train"}}
 RECORD = RunRecord(run_id="job-1", name="job", created=1.0, spec=SPEC, spec_digest="d")
@@ -283,13 +285,15 @@ def test_a_store_that_is_down_is_an_error_and_not_an_old_copy(
 # --- requests and the courier
 
 
-def test_a_request_to_stop_reaches_the_attempt_it_was_made_of(store: S3Store) -> None:
+def test_a_request_to_stop_reaches_the_attempt_it_was_made_of(home: S3Home) -> None:
     asked: list[int] = []
-    looks = [StopRequest(store, number, lambda number=number: asked.append(number)) for number in (1, 2)]  # type: ignore[misc]
+    looks = [
+        StopRequest(home.is_asked_to_stop, number, lambda number=number: asked.append(number)) for number in (1, 2)
+    ]  # type: ignore[misc]
     for it in looks:
         it.look()
-    ask_to_stop(store, 1)
-    ask_to_stop(store, 2)
+    home.request_stop(1)
+    home.request_stop(2)
     for it in [*looks, *looks]:
         it.look()
     assert asked == [2]
@@ -322,3 +326,46 @@ def test_a_courier_tells_trouble_once_and_its_end_and_does_the_last_duty_until_i
     courier.close(240)
     assert done == [True]
     assert [it.rpartition(" ")[2] for it in told] == ["answer", "logs", "answer", "logs", "answer", "logs"]
+
+
+# --- a folder answers the same questions
+
+
+def test_a_folder_is_asked_to_stop_by_a_file_and_has_nothing_to_copy_or_upload(tmp_path: Path) -> None:
+    home: RunHome = FolderHome(tmp_path)
+    assert not home.is_asked_to_stop(1)
+    home.request_stop(1)
+    assert home.is_asked_to_stop(1)
+    assert home.paths.stop_file.stat().st_mode & 0o077 == 0
+    home.beat(1)
+    home.keep(home.paths.job_file)
+    assert [it.name for it in tmp_path.iterdir()] == ["stop"]
+    assert home.copied("events/", lambda name: pytest.fail("fetched"), tmp_path / "copy") == home.paths
+    assert home.shipper(home.root, home.is_original) is None
+    assert home.heartbeat(1, lambda: None) is None
+    assert (home.silence(), home.options, home.endpoint) == (None, None, None)
+    assert home.has_originals(7)
+    with pytest.raises(StorageError, match="the request to stop cannot be written"):
+        home.below("gone").request_stop(1)
+
+
+def test_a_run_in_S3_keeps_files_copies_and_shows_that_it_is_alive(home: S3Home, tmp_path: Path) -> None:
+    home.paths.job_file.parent.mkdir(parents=True)
+    for body in (b"first", b"second"):
+        home.paths.job_file.write_bytes(body)
+        home.keep(home.paths.job_file)
+        assert home.store.get("job.json") == body
+    assert home.silence() is None
+    home.beat(1)
+    silence = home.silence()
+    assert silence is not None
+    assert silence < 60
+    events = tmp_path / "here" / "events"
+    events.mkdir(parents=True)
+    for name in ("attempt-1-rank0.jsonl", "attempt-1-rank1.jsonl"):
+        (events / name).write_text("{}\n")
+    home.shipper(tmp_path / "here", lambda name: True).ship_all()
+    copy = home.copied("events/", lambda name: "rank1" in name, tmp_path / "copy")
+    assert [it.name for it in copy.events.iterdir()] == ["attempt-1-rank1.jsonl"]
+    assert not home.has_originals(1)
+    assert not home.is_original("events/attempt-1-rank1.jsonl")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.backends.local import heartbeat
 from sm_llm.launcher.backends.local.reporting import report
+from sm_llm.runs import heartbeat
 from sm_llm.runs.replication.courier import ROUND_SECONDS, Courier
 from sm_llm.runs.run_home import home_of
 

@@ -127,8 +127,10 @@ def workflow(body: bytes) -> Any:
     }  # fmt: skip
     attempt = Attempt(number=1, native_id="x", started=1.0, request="definition.json")
     record = RunRecord(run_id="w", name="w", created=1.0, spec=spec, spec_digest="d", attempts=(attempt,))
-    store = SimpleNamespace(get=lambda key: body, options=S3Options(endpoint_url="http://127.0.0.1:10"))
-    return SimpleNamespace(uri="s3://bkt/w", record=lambda: record, store=store)
+    options = S3Options(endpoint_url="http://127.0.0.1:10")
+    return SimpleNamespace(
+        uri="s3://bkt/w", record=lambda: record, store=SimpleNamespace(get=lambda key: body), options=options
+    )
 
 
 def test_s10_a_step_of_a_pipeline_is_reached_as_its_workflow_is(aws_environment: None) -> None:

@@ -17,12 +17,13 @@ import pytest
 
 from sm_llm.errors import RunFailed, StorageError, SubmitError
 from sm_llm.launcher import api
-from sm_llm.launcher.backends.local import heartbeat, processes, workflow
+from sm_llm.launcher.backends.local import processes, workflow
 from sm_llm.launcher.observe.follow import follow
 from sm_llm.launcher.observe.metrics import to_json
 from sm_llm.launcher.observe.patience import Patience
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
+from sm_llm.runs import heartbeat
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.liveness import is_anyone_alive
 from sm_llm.runs.run_home import home_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.launcher.backends.local.heartbeat import silence
+from sm_llm.runs.heartbeat import silence
 from sm_llm.storage.s3 import bounded, listing
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store

@@ -352,12 +352,13 @@ def test_doctor_refuses_a_store_that_ignores_if_match(
     bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sm_llm.storage import probe
+    from sm_llm.storage.s3 import s3_trials
     from sm_llm.storage.s3.swap import read_tagged, swap
 
     def careless(store: Any, key: str, body: bytes, tag: str | None) -> str | None:
         return swap(store, key, body, tag and read_tagged(store, key).tag)
 
-    monkeypatch.setattr(probe, "swap", careless)
+    monkeypatch.setattr(s3_trials, "swap", careless)
     report = probe.probe_storage(f"s3://{bucket}/runs", {"endpoint_url": s3_server.endpoint})
     (failed,) = [it for it in report.checks if not it.ok]
     assert "this store ignores If-Match and replaces what has changed" in failed.problem

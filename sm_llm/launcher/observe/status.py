@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.observe.metrics import Summary, summarise, to_json
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.s3_home import S3Home
-from sm_llm.runs.stop_request import is_asked_to_stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,9 +86,9 @@ def status_of(run: RunHandle) -> Status:
 
 
 def _is_asked_to_stop(run: RunHandle, attempt: int) -> bool:
-    """Whether a request to stop lies in S3 for the attempt, or for the newest step's, which has not seen it yet."""
+    """Whether a request to stop waits for the attempt, or for the newest step's, which has not seen it yet."""
     asked = [(run.home, attempt), *((it.home, it.attempts[-1].number) for it in (run.job,) if it.attempts)]
-    return any(isinstance(home, S3Home) and is_asked_to_stop(home.store, number) for home, number in asked)
+    return any(home.is_asked_to_stop(number) for home, number in asked)
 
 
 def _sum(amounts: Iterable[int | None]) -> int | None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,11 @@ class S3Options:
     expected_bucket_owner: str | None = None
     shared_with_group: bool | None = None
     """Of folders alone."""
+
+    @classmethod
+    def of(cls, options: S3Options | Mapping[str, Any] | None) -> S3Options:
+        """Options as they are, or from the ``storage_options`` of a specification as a mapping."""
+        return options if isinstance(options, S3Options) else cls(**(options or {}))
 
     @property
     def owner(self) -> dict[str, str]:

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_home
 from sm_llm.runs.replication.courier import Courier
-from sm_llm.runs.replication.shipper import Shipper
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.stop_request import StopRequest
 from sm_llm.worker.run_folder import is_own_event_file
 
@@ -23,9 +21,9 @@ def ship_events(context: WorkerContext, environ: Mapping[str, str]) -> Courier |
     It never raises: a store that does not answer is reported, once.
     """
     home, place = job_home(context.job), context.place
-    if not isinstance(home, S3Home) or RUN_FOLDER_ENVIRONMENT in environ or not place.is_node_leader:
+    shipper = home.shipper(context.run.root, lambda name: is_own_event_file(name, context.job, place))
+    if shipper is None or RUN_FOLDER_ENVIRONMENT in environ or not place.is_node_leader:
         return None
-    shipper = Shipper(context.run.root, home.store, lambda name: is_own_event_file(name, context.job, place))
-    requests = StopRequest(home.store, context.job.attempt, context.run.stop_file.touch)
+    requests = StopRequest(home.is_asked_to_stop, context.job.attempt, context.run.stop_file.touch)
     duties = [shipper.ship, requests.look] if place.is_leader else [shipper.ship]
     return Courier(duties, lambda message: context.notice(message, "warning"), last=shipper.ship_all).start()

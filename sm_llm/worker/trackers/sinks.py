@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import StorageError
 from sm_llm.runs.events.events import TrackerOpened, event_files, newest_per_step, read_file
-from sm_llm.runs.replication.mirror import Mirror
-from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:
@@ -89,11 +86,11 @@ def earlier_events(context: WorkerContext, step: int) -> list[Mapping[str, Any]]
 
     Raises ``StorageError`` if they are in S3 and it does not answer.
     """
-    attempt, run, home = context.job.attempt, context.run, job_home(context.job)
-    if isinstance(home, S3Home):
-        run = RunPaths(context.scratch / _EARLIER)
-        own = f"events/attempt-{attempt}-"
-        Mirror(run.root, home.store).refresh("events/attempt-", lambda name: "-rank0." in name and own not in name)
+    attempt, home = context.job.attempt, job_home(context.job)
+    own = f"events/attempt-{attempt}-"
+    run = home.copied(
+        "events/attempt-", lambda name: "-rank0." in name and own not in name, context.scratch / _EARLIER
+    )  # fmt: skip
     files = [path for number, writer, path in event_files(run.events) if number < attempt and writer == "rank0"]
     events = [event for path in files for _, event in read_file(path) if event["kind"] in _NAMES]
     newest = [event for kind in _NAMES for event in newest_per_step(events, kind) if event["step"] <= step]

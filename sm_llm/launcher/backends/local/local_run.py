@@ -17,20 +17,17 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.backends.local.attempt import python_path, request_file
-from sm_llm.launcher.backends.local.heartbeat import SILENT_SECONDS, Heartbeat, silence
 from sm_llm.launcher.backends.local.rehearsal import upload
 from sm_llm.launcher.observe.logs import last_lines
 from sm_llm.owned import make_folders, opener
 from sm_llm.runs import liveness
+from sm_llm.runs.heartbeat import SILENT_SECONDS
 from sm_llm.runs.liveness import is_anyone_alive, is_starting
 from sm_llm.runs.locate import assert_own_folder, launch_folder
 from sm_llm.runs.results import has_final
 from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
-from sm_llm.runs.stop_request import ask_to_stop
 from sm_llm.storage.files import write_atomically
-from sm_llm.storage.s3.swap import change
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -60,14 +57,8 @@ def write_submission(submission: Submission) -> None:
     write_atomically(request, json.dumps(submission.request, indent=2) + "\n")
     submission.job.write(home.paths.job_file)
     upload(submission)
-    if isinstance(home, S3Home):
-        _keep(home, request)
-        _keep(home, home.paths.job_file)
-
-
-def _keep(home: S3Home, path: Path) -> None:
-    body = path.read_bytes()
-    change(home.store, path.relative_to(home.root).as_posix(), lambda _: body)
+    home.keep(request)
+    home.keep(home.paths.job_file)
 
 
 @contextmanager
@@ -81,8 +72,7 @@ def starting(home: RunHome, number: int) -> Iterator[Attempt]:
         record = home.record()
         if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):
             raise LaunchRefused(running_message(home, record))
-        if isinstance(home, S3Home):  # before the claim: whoever sees the claim shall find it alive
-            Heartbeat(home.store, number).beat()
+        home.beat(number)  # before the claim: whoever sees the claim shall find it alive
         yield Attempt.claim(number)
 
 
@@ -99,9 +89,9 @@ def _is_alive_here(home: RunHome, record: RunRecord) -> bool:
 def is_alive_elsewhere(home: RunHome, record: RunRecord) -> bool:
     """Whether an attempt that another machine runs has given a sign of life lately."""
     last = record.attempts[-1] if record.attempts else None
-    if not isinstance(home, S3Home) or last is None or last.state is not None or home.ran_here(last.number):
+    if last is None or last.state is not None or home.has_originals(last.number):
         return False  # on a folder, and here, the lock decides
-    quiet = silence(home.store)
+    quiet = home.silence()
     return quiet is not None and quiet < SILENT_SECONDS
 
 
@@ -158,7 +148,7 @@ def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
 
 
 def _options(home: RunHome) -> str:
-    return json.dumps(asdict(home.store.options) if isinstance(home, S3Home) else {})
+    return json.dumps(asdict(home.options) if home.options is not None else {})
 
 
 def state(home: RunHome) -> tuple[RunState, str | None]:
@@ -217,10 +207,7 @@ def stop(home: RunHome, pid: int, *, now: bool = False) -> None:
     if _runs_elsewhere(home, last, pid):
         if now:
             raise SubmitError(f"{home.uri}: it runs on {last.host} and can be killed only there")
-        if isinstance(home, S3Home):
-            ask_to_stop(home.store, last.number)
-        else:
-            home.paths.stop_file.touch(0o600)
+        home.request_stop(last.number)
         return
     signal_supervisor(home, pid)
     if now:
@@ -228,8 +215,9 @@ def stop(home: RunHome, pid: int, *, now: bool = False) -> None:
 
 
 def _runs_elsewhere(home: RunHome, attempt: Attempt, pid: int) -> bool:
-    if isinstance(home, S3Home):
-        return not home.ran_here(attempt.number)
+    if not home.has_originals(attempt.number):
+        return True
+    # Machines can share a folder, and the folder of copies.
     return attempt.host not in (None, socket.gethostname()) and not is_supervisor(home, pid)
 
 

@@ -7,11 +7,8 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sm_llm.launcher.backends.local.heartbeat import Heartbeat, impatient
 from sm_llm.runs.events.events import EventWriter, Notice, StopRequested
 from sm_llm.runs.replication.courier import Courier
-from sm_llm.runs.replication.shipper import Shipper
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.stop_request import StopRequest
 from sm_llm.terminal import say
 
@@ -25,22 +22,22 @@ def report(home: RunHome, attempt: int) -> list[Courier]:
     One beats, the other stores events and logs, and looks for a request to stop, which becomes a signal to this
     process. What one of them waits for does not hold up the other: a slow upload is no sign of death.
     """
-    if not isinstance(home, S3Home):
-        return []
 
     def tell(message: str) -> None:
         _tell(home, attempt, message)
 
-    shipper = Shipper(home.root, home.store, home.is_original)
-    heartbeat = Heartbeat(impatient(home.store), attempt, lambda: _superseded(home, attempt))
-    requests = StopRequest(home.store, attempt, lambda: _stop(home, attempt))
+    shipper = home.shipper(home.root, home.is_original)
+    heartbeat = home.heartbeat(attempt, lambda: _superseded(home, attempt))
+    if shipper is None or heartbeat is None:
+        return []
+    requests = StopRequest(home.is_asked_to_stop, attempt, lambda: _stop(home, attempt))
     return [
         Courier([requests.look, shipper.ship], tell, last=shipper.ship_all),
         Courier([heartbeat.beat], tell, what="heartbeats"),
     ]
 
 
-def _stop(home: S3Home, attempt: int) -> None:
+def _stop(home: RunHome, attempt: int) -> None:
     """Somebody elsewhere has asked: everyone who follows the run sees so in its events."""
     with suppress(OSError):
         log = EventWriter(home.paths.event_file(attempt, "stop"), attempt)
@@ -49,14 +46,14 @@ def _stop(home: S3Home, attempt: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _superseded(home: S3Home, attempt: int) -> None:
+def _superseded(home: RunHome, attempt: int) -> None:
     """Another machine took this attempt for dead and started the next: two must not continue."""
     _tell(home, attempt, "a later attempt of this run was started elsewhere, so this one ends")
     for number in (signal.SIGTERM, signal.SIGINT):  # together they end it at once
         os.kill(os.getpid(), number)
 
 
-def _tell(home: S3Home, attempt: int, message: str) -> None:
+def _tell(home: RunHome, attempt: int, message: str) -> None:
     say(message)
     with suppress(OSError):
         log = EventWriter(home.paths.event_file(attempt, "launcher"), attempt)

@@ -20,9 +20,7 @@ from sm_llm.launcher.observe.logs import read_logs
 from sm_llm.launcher.verdict import Ending, completed, failures_in_events
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.results import has_checkpoint, has_final
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
-from sm_llm.runs.stop_request import ask_to_stop
 from sm_llm.storage.uri import flattened
 from sm_llm.terminal import quoted
 
@@ -128,8 +126,8 @@ def stop_job(home: RunHome, attempt: Attempt, *, now: bool, connect: Callable[[s
     The training toolkit passes no signal on, so the first is what they heed; ``now`` leaves it out.
     """
     region, name = split_native(attempt.native_id)
-    if not now and isinstance(home, S3Home):
-        ask_to_stop(home.store, attempt.number)
+    if not now:
+        home.request_stop(attempt.number)
     with leaving_alone(home), told(f"cannot stop training job {name}"):
         connect(region).client("sagemaker").stop_training_job(TrainingJobName=name)
 

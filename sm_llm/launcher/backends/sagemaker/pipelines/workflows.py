@@ -19,9 +19,7 @@ from sm_llm.launcher.verdict import Ending
 from sm_llm.runs.locate import launch_folder
 from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_paths import STEPS, STOP_FILE
-from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
-from sm_llm.runs.stop_request import ask_to_stop
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.terminal import quoted, say
 
@@ -99,7 +97,7 @@ def step_home(home: RunHome, step: str) -> RunHome:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{home.uri}/{kept}: cannot be used ({type(error).__name__}: {error})") from error
     # Reached as the workflow is: neither its record nor a definition in its storage chooses where requests go.
-    return home.below(STEPS, step) if uri is None else home_of(uri, getattr(home.store, "options", None))
+    return home.below(STEPS, step) if uri is None else home_of(uri, home.options)
 
 
 def state_of(home: RunHome, record: RunRecord, connect: Connect) -> NativeState:
@@ -121,8 +119,8 @@ def _reason(told: str, steps: list[pipelines.StepState]) -> str | None:
 def stop(home: RunHome, execution: str, *, now: bool, connect: Connect) -> None:
     """Ask the running steps' processes to stop through their storage (``now`` leaves it out), then the execution."""
     for step in () if now else RunHandle(home).steps.values():
-        if isinstance(step.home, S3Home) and not step.state.is_final:
-            ask_to_stop(step.home.store, step.attempts[-1].number)
+        if not step.state.is_final:
+            step.home.request_stop(step.attempts[-1].number)
     with leaving_alone(home):
         pipelines.stop(execution, connect=connect)
 
