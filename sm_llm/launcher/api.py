@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.run import Run
 from sm_llm.runs.locate import storage_root
-from sm_llm.runs.run_home import home_of
-from sm_llm.runs.run_paths import STEPS
 from sm_llm.storage.s3.s3_client import one_client
 from sm_llm.storage.uri import join
 
@@ -106,22 +103,15 @@ def _in_notebook() -> bool:
 
 
 def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:
-    from sm_llm.launcher.backends.local.workflow import step_run_id
-    from sm_llm.launcher.stage import new_record, stage
+    from sm_llm.launcher.backends.base import workflows_of
+    from sm_llm.launcher.backends.registry import backend
+    from sm_llm.launcher.planning.render import rendered
     from sm_llm.spec.job import WorkflowSpec
 
-    if isinstance(loaded.spec, WorkflowSpec) and loaded.spec.backend.name == "sagemaker":
-        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import submissions as of_pipeline
-
-        return of_pipeline(loaded.spec)
-    submissions = []
-    for plan in plans:
-        parts, own_id = [run_id], run_id
-        if plan.step is not None:
-            parts, own_id = [run_id, STEPS, plan.step], step_run_id(run_id, plan.step)
-        record = new_record(own_id, plan.job, plan.digest, {}, [], created=time.time())
-        submissions.append(stage(plan, home_of(join(storage, *parts)), record))
-    return submissions
+    if isinstance(loaded.spec, WorkflowSpec):
+        target = workflows_of(backend(loaded.spec.backend.name))
+        return target.render_workflow(loaded.spec, plans, run_id, join(storage, run_id))
+    return [rendered(plan, run_id, join(storage, run_id)) for plan in plans]
 
 
 def prepare(

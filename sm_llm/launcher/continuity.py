@@ -90,7 +90,7 @@ def _faults(
         say(f"{store.uri}: {told}: {error}", err=True)
         return []
     found = differences(recorded_identity(meta[1]), now)
-    if found and plan.job.backend.name != "local":  # of a local run the worker's own notice is seen at once
+    if found and not plan.job.backend.runs_here:  # of a local run the worker's own notice is seen at once
         say(f"continues with changes: {'; '.join(map(str, found))}", err=True)
     total = None if plan.derived is None else plan.derived.total_steps
     if (too_short := length_fault(task, total, meta[0], may_equal=is_own)) is not None:

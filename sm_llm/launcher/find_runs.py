@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import CheckpointError, RunNotFound, StorageError
-from sm_llm.launcher.backends.registry import BACKENDS, backend
+from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.run import Run
 from sm_llm.runs.locate import assert_storage, find_home, homes_below, read_records, storage_root
 from sm_llm.runs.run_paths import RUN_RECORD
 from sm_llm.runs.states import RunState
+from sm_llm.spec.backends.table import BACKENDS
 from sm_llm.spec.job import DEFAULT_STORAGE
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.uri import parse
@@ -21,6 +21,7 @@ from sm_llm.storage.uri import parse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sm_llm.launcher.backends.base import NativeJob
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
     from sm_llm.spec.comparison.leaves import Difference
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 SHOWN_RUNS = 20
 _SPEC_SUFFIXES = (".yaml", ".yml")
-_JOB_ARN = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d{12}:training-job/(?P<name>[\w-]+)")
-_EXECUTION_ARN = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:pipeline/[\w-]+/execution/\w+")
 
 
 @dataclass(frozen=True)
@@ -124,13 +123,11 @@ def _ids(records: Sequence[tuple[RunHome, RunRecord]]) -> str:
 
 
 def _by_uri(run: str, storage: str | Path | None) -> Run | None:
-    if match := _JOB_ARN.fullmatch(run):
-        run = f"sagemaker://{match['region']}/{match['name']}"
-    elif _EXECUTION_ARN.fullmatch(run):
-        run = f"sagemaker://{run}"
-    scheme, separator, rest = run.partition("://")
-    if separator and scheme in BACKENDS:
-        return _by_native_job(run, scheme, rest, storage)
+    scheme, separator, _ = run.partition("://")
+    named = [scheme] if separator else list(BACKENDS) if ":" in run else []  # names and folders have no colon
+    for name in named:
+        if name in BACKENDS and (job := backend(name).parse_native(run)) is not None:
+            return _by_native_job(job, name, storage)
     if separator:
         return _at(run)
     return Run(run) if (Path(run).expanduser() / RUN_RECORD).is_file() else None
@@ -148,10 +145,9 @@ def _at(uri: str) -> Run:
     )
 
 
-def _by_native_job(uri: str, scheme: str, rest: str, storage: str | Path | None) -> Run:
-    """By the job's own tags while it exists; afterwards by the attempts recorded below ``storage``."""
-    target = backend(scheme)
-    if (alive := target.find(rest)) is not None:
+def _by_native_job(job: NativeJob, name: str, storage: str | Path | None) -> Run:
+    """By what the job itself holds while it exists; afterwards by the attempts recorded below ``storage``."""
+    if (alive := job.find_run()) is not None:
         return Run(alive)
     places = storage_places(storage)
     matching = [
@@ -159,11 +155,11 @@ def _by_native_job(uri: str, scheme: str, rest: str, storage: str | Path | None)
         for place in places
         for home, record in run_records(place)
         for attempt in record.attempts
-        if target.native_uri(attempt) == uri
+        if attempt.native_uri(name) == job.uri
     ]
     if not matching:
         raise RunNotFound(
-            f"no run with the native job {uri} is alive on this machine or recorded in {' or '.join(places)}"
+            f"no run with the native job {job.uri} is alive on this machine or recorded in {' or '.join(places)}"
         )
     return Run(max(matching, key=lambda it: it[0])[1])  # process ids are used again: the newest holder of this one
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sm_llm.errors import StorageError, SubmitError
+from sm_llm.launcher.backends.base import workflows_of
 from sm_llm.launcher.observe.metrics import MetricRow, metric_rows
 from sm_llm.runs.events.events import EventWriter, StopRequested
 from sm_llm.runs.locate import find_home, launch_folder, with_recorded_options
 from sm_llm.runs.results import RESULT_LINK, result_place
 from sm_llm.runs.run_paths import STEPS
+from sm_llm.spec.backends.table import BACKENDS, options_class
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class RunHandle:
     def steps(self) -> dict[str, Self]:
         """The steps of a workflow that have begun, in order; empty for a job."""
         names = self._created_from.spec.get("steps", {})
-        homes = {name: self.backend.step_home(self.home, name) for name in names}
+        homes = {name: workflows_of(self.backend).step_home(self.home, name) for name in names}
         return {name: type(self)(home) for name, home in homes.items() if home.exists()}
 
     @property
@@ -93,12 +95,13 @@ class RunHandle:
     @property
     def is_local(self) -> bool:
         """Whether it runs on the machine that launched it."""
-        return bool(self._created_from.spec["backend"]["name"] == "local")
+        options = options_class(self._created_from.spec["backend"])
+        return options is not None and options.runs_here
 
     @property
     def backend(self) -> Backend:
         """Where the run runs."""
-        from sm_llm.launcher.backends.registry import BACKENDS, backend
+        from sm_llm.launcher.backends.registry import backend
 
         name = self._created_from.spec["backend"]["name"]
         if name not in BACKENDS:
@@ -129,7 +132,7 @@ class RunHandle:
     def native_uri(self) -> str | None:
         """The newest attempt's native job, such as ``local://host/process``; ``attach`` takes it."""
         attempts = self.record.attempts
-        return self.backend.native_uri(attempts[-1]) if attempts else None
+        return attempts[-1].native_uri(self.backend.name) if attempts else None
 
     @property
     def cost(self) -> float | None:

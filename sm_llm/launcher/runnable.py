@@ -28,7 +28,7 @@ def assert_runnable(plans: Sequence[Plan]) -> None:
     faults = [fault for plan in plans for fault in _faults(plan)]
     if faults:
         raise SpecError(faults)
-    kinds = [plan.job.task.kind for plan in plans if plan.job.backend.name == "local"]
+    kinds = [plan.job.task.kind for plan in plans if plan.job.backend.runs_here]
     needed = dict.fromkeys(module for kind in kinds for module in ("torch", *_PACKAGES.get(kind, ())))
     if (lack := missing(*needed)) is not None:
         raise SubmitError(f"a local run cannot start: {lack}")

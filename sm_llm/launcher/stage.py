@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.contract.job_file import JobFile
-from sm_llm.launcher.planning.inputs import absolute_inputs, code_digest
+from sm_llm.launcher.planning.inputs import code_digest
+from sm_llm.launcher.planning.render import rendered
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.git_state import git_state
 from sm_llm.runs.run_record import RunRecord, host_facts, package_versions
@@ -75,20 +75,16 @@ def stage(
     ``resume`` is the checkpoint it must continue from, ``digest`` that of a specification changed since the record,
     ``folder`` what relative inputs are relative to (the working directory).
     """
-    from sm_llm.launcher.backends.registry import backend
-
-    job, channels = absolute_inputs(plan.job, folder)
-    job_file = JobFile(
-        run_id=record.run_id,
+    return rendered(
+        plan,
+        record.run_id,
+        home.uri,
         attempt=record.next_attempt,
-        run_uri=home.uri,
-        spec=job,
-        spec_digest=digest or record.spec_digest,
-        channels=channels,
+        digest=digest or record.spec_digest,
         resume=resume,
         trackers=known_trackers(home, record),
+        folder=folder,
     )
-    return backend(job.backend.name).render(plan, job_file)
 
 
 def known_trackers(home: RunHome, record: RunRecord) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import StorageError, SubmitError
+from sm_llm.launcher.backends.base import workflows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,7 @@ def submit_job(target: Backend, submission: Submission, change: Change | None = 
 def submit_workflow(target: Backend, home: RunHome, number: int, change: Change | None = None) -> str:
     """Start attempt ``number`` of the workflow recorded in ``home``; the same for its one native job."""
     with target.starting(home, number, None) as claimed:
-        return _start(home, claimed, change or Change(), partial(target.submit_workflow, home, number))
+        return _start(home, claimed, change or Change(), partial(workflows_of(target).submit_workflow, home, number))
 
 
 def _start(home: RunHome, claimed: Attempt, change: Change, submit: Callable[[], str]) -> str:

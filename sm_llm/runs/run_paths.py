@@ -169,3 +169,8 @@ class ContainerPaths:
     def scratch(self) -> Path:
         """Large temporary files of this node: staged inputs, local checkpoints, caches."""
         return self.base / "scratch"
+
+
+def step_run_id(run_id: str, step: str) -> str:
+    """The id of the run of a workflow's step that lies below the workflow's own."""
+    return f"{run_id}-{step}"

@@ -146,6 +146,11 @@ class Attempt(_Block):
         """Whether nothing runs yet, but nobody else may start it."""
         return not self.native_id
 
+    def native_uri(self, backend: str) -> str:
+        """The address of its job: ``BACKEND://ID``; a process id counts on the host that started it alone."""
+        place = self.native_id if "/" in self.native_id else f"{self.host or socket.gethostname()}/{self.native_id}"
+        return f"{backend}://{place}"
+
     def is_open_in(self, record: RunRecord) -> bool:
         """Whether ``record`` holds this very attempt, of this very job, and no end of it."""
         mine = (self.number, self.native_id, None)

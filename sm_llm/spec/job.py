@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from sm_llm.spec.backends import BackendSpec, LocalBackend
+from sm_llm.spec.backends.table import backend_spec, default_options
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.comparison.classes import DATA, FREE, PLACEMENT, RUN
 from sm_llm.spec.inputs import Input
 from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tasks import Task
+
+if TYPE_CHECKING:
+    from sm_llm.spec.backends.base import BackendOptions as BackendSpec
+else:  # a field's type, made of the table's rows
+    BackendSpec = backend_spec()
 
 DEFAULT_STORAGE = "./runs"
 
@@ -26,7 +31,7 @@ class JobSpec(SpecModel):
     """What the job does."""
     compute: Annotated[ComputeSpec, PLACEMENT] = Field(default_factory=ComputeSpec)
     """Machines and processes."""
-    backend: Annotated[BackendSpec, FREE] = Field(default_factory=LocalBackend)
+    backend: Annotated[BackendSpec, FREE] = Field(default_factory=default_options)
     """Where the job runs."""
     storage: Annotated[str, RUN] = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""
@@ -68,7 +73,7 @@ class WorkflowSpec(SpecModel):
     """The steps by name; a step refers to earlier ones only."""
     compute: Annotated[ComputeSpec, PLACEMENT] = Field(default_factory=ComputeSpec)
     """Machines and processes of steps that have none of their own."""
-    backend: Annotated[BackendSpec, FREE] = Field(default_factory=LocalBackend)
+    backend: Annotated[BackendSpec, FREE] = Field(default_factory=default_options)
     """Where the steps run."""
     storage: Annotated[str, RUN] = DEFAULT_STORAGE
     """Folder or URI under which every run gets its own folder."""

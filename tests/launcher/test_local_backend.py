@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.local.backend import LocalBackend, Machine, this_machine
 from sm_llm.launcher.backends.local.container import PORT, channel_name, clear_scratch, lay_out
 from sm_llm.launcher.backends.local.processes import reserved_port
+from sm_llm.launcher.planning.inputs import absolute_inputs
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.launcher.stage import absolute_inputs, mint_run_id, stage
+from sm_llm.launcher.stage import mint_run_id, stage
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
+    from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.planning.plan import Plan
 
 JOB = {
@@ -44,9 +47,15 @@ def job_file(root: Path, channels: dict[str, str] | None = None) -> tuple[Plan, 
     )
 
 
+def rendered(it: Plan, job: JobFile, machine: Machine) -> Submission:
+    """What another machine would be sent."""
+    backend = LocalBackend(machine)
+    return backend.render(replace(it, target=backend.plan_checks(it).target), job)
+
+
 def test_the_submission_is_exactly_what_runs_on_every_node(tmp_path: Path) -> None:
     it, job = job_file(tmp_path / "run")
-    submission = LocalBackend(Machine(cpus=8)).render(it, job)
+    submission = rendered(it, job, Machine(cpus=8))
     first, second = submission.request["nodes"]
     assert first["argv"][1:] == [
         "-P", "-m", "sm_llm.worker.loopback", "torch.distributed.run",
@@ -68,14 +77,14 @@ def test_the_submission_is_exactly_what_runs_on_every_node(tmp_path: Path) -> No
 def test_a_run_of_one_process_leaves_nothing_of_torchruns_in_the_temporary_folder(tmp_path: Path) -> None:
     (it,) = plan({**JOB, "compute": {"processes_per_instance": 1}})
     job = JobFile(run_id="job-1", attempt=1, run_uri=str(tmp_path), spec=it.job, spec_digest=it.digest, channels={})
-    (node,) = LocalBackend(Machine(cpus=8)).render(it, job).request["nodes"]
+    (node,) = rendered(it, job, Machine(cpus=8)).request["nodes"]
     assert f"--log-dir={tmp_path / 'local/attempt-1/node-0/scratch/torchrun'}" in node["argv"]
     assert "--tee=3" not in node["argv"]
 
 
 def test_every_node_gets_gpus_of_its_own(tmp_path: Path) -> None:
     it, job = job_file(tmp_path)
-    nodes = LocalBackend(Machine(8, ("0", "1", "2", "3"))).render(it, job).request["nodes"]
+    nodes = rendered(it, job, Machine(8, ("0", "1", "2", "3"))).request["nodes"]
     assert [node["env"]["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1", "2,3"]
     assert [node["env"]["SM_NUM_GPUS"] for node in nodes] == ["2", "2"]
 
@@ -95,7 +104,7 @@ def test_LM02_all_contract_files_are_there_for_every_fake_host(tmp_path: Path) -
     (rows / "a.arrow").write_text("x")
     it, job = job_file(tmp_path / "run", {"data_train": str(rows)})
     paths = RunPaths(tmp_path / "run")
-    nodes = LocalBackend(Machine(2)).render(it, job).request["nodes"]
+    nodes = rendered(it, job, Machine(2)).request["nodes"]
     for node in range(2):
         container = lay_out(paths, job, node, "print()")
         config = json.loads(container.resource_config.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,8 +118,8 @@ def test_every_suggested_change_is_of_a_field() -> None:
 def test_the_suggested_number_of_processes_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.LocalBackend, "machine", Machine(8, ("0", "1")), raising=False)
     backend = local.LocalBackend(Machine(8, ("0", "1")))
-    (job,) = [it.job for it in plan("smoke", "environment.CUDA_VISIBLE_DEVICES=''", "compute.processes_per_instance=5")]
-    (fault,) = backend.check(job.model_copy(update={"environment": {}}))
+    (it,) = plan("smoke", "environment.CUDA_VISIBLE_DEVICES=''", "compute.processes_per_instance=5")
+    (fault,) = backend.plan_checks(replace(it, job=it.job.model_copy(update={"environment": {}}))).faults
     changes = dict(it.split("=", 1) for it in re.findall(r"[a-z_]+\.[\w.]+=[^\s,)]+", fault.remedy))
     for path, value in changes.items():
         typed = f"{path}={value}"

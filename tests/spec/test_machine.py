@@ -98,7 +98,7 @@ def test_the_plan_says_which_devices_compute(monkeypatch: pytest.MonkeyPatch, tm
     assert one.facts["devices"] == "1 of 2 visible GPUs"
     assert "devices" in [str(cell) for cell in plan_table(one).columns[0].cells]
     backend = LocalBackend(Machine(2, ("0", "1")))
-    assert (
-        "from environment" in backend.review(plan("smoke", "environment.CUDA_VISIBLE_DEVICES=''")[0]).facts["devices"]
-    )
+    target = backend.plan_checks(plan("smoke", "environment.CUDA_VISIBLE_DEVICES=''")[0]).target
+    assert target is not None
+    assert "from environment" in target.facts["devices"]
     assert this_machine({}).gpus == ("0", "1")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from worker_jobs import job_environment, job_file, train_task
 
-from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.runtime.time_limit import start_time_limit
 
@@ -30,7 +30,7 @@ class Timer:
 def context(tmp_path: Path, **backend: Any) -> WorkerContext:
     job = job_file(train_task(), tmp_path / "run", 1)
     if backend:
-        job = job.model_copy(update={"spec": job.spec.model_copy(update={"backend": SageMakerBackend(**backend)})})
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"backend": SageMakerOptions(**backend)})})
     return WorkerContext.read(job_environment(job))
 
 
@@ -59,4 +59,4 @@ def test_OB14_without_a_limit_nothing_watches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "stop"), [(603, 452.85), (60, 30.0), (432_000, 431_280.0)])
 def test_OB14_time_to_save_is_left_at_any_limit(limit: int, stop: float) -> None:
-    assert SageMakerBackend(max_run_seconds=limit).seconds_until_stop == pytest.approx(stop)
+    assert SageMakerOptions(max_run_seconds=limit).seconds_until_stop == pytest.approx(stop)

@@ -1,23 +1,28 @@
-"""The interface of a backend: a plan becomes a submission (a pure value), a submission becomes a native job."""
+"""The interface of a backend: a plan becomes a submission (a pure value), a submission becomes a native job.
+
+A backend is a class with the seven methods of ``Backend``; what not every place has, workflows and shells, are
+protocols of their own. It is a row of ``spec.backends.table``, its options are a class of ``spec.backends``, and
+nothing outside its own package names it: what others ask is a property of the options, or a method here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from sm_llm.errors import Fault, PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.errors import Fault
     from sm_llm.launcher.observe.logs import LogFilter
-    from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.planning.review import Review
+    from sm_llm.launcher.planning.plan import Checks, Plan
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
     from sm_llm.runs.states import RunState
-    from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.job import WorkflowSpec
 
 
 @dataclass(frozen=True)
@@ -44,22 +49,43 @@ class NativeState:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class NativeJob:
+    """A job as its platform names it."""
+
+    uri: str
+    """``BACKEND://ID``, e.g. ``sagemaker://REGION/JOB``: what ``Run.native_uri`` shows, whatever form was given."""
+    find_run: Callable[[], str | None]
+    """The address of the run, as the job itself holds it (tag, comment or annotation). None where the job is gone or
+    holds none; then the attempts that runs have recorded are searched. Asks the platform; raises ``SubmitError``
+    without an answer."""
+
+
 class Backend(Protocol):
-    """One place where jobs run."""
+    """One place where jobs run. Its constructor takes no arguments, loads no SDK and opens no connection."""
 
     name: str
+    """As in the specification (``backend.name``) and in the URIs of native jobs."""
 
-    def check(self, job: JobSpec) -> list[Fault]:
-        """What this place cannot do for the job, found at plan time."""
+    def plan_checks(self, plan: Plan) -> Checks:
+        """Decide what the job gets here, once, and collect everything that stands against it.
 
-    def review(self, plan: Plan) -> Review:
-        """More faults, warnings and facts, once the numbers of a plan are known. Touches nothing."""
+        ``plan`` has its numbers (world size, derived values, model, memory) but no ``target`` yet. The answer holds the
+        ``target``: a frozen dataclass of this backend with typed values (image, account settings, limits, devices,
+        command) that also gives the facts of the plan table (``planning.plan.Target``); ``render`` formats these and
+        decides nothing again. Where something is missing, ``target`` is None and ``faults`` state why, all at once,
+        each with its dotted path. Warnings are for what works but is hardly meant.
 
-    def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
-        """The command of every node, before a run's id and folder exist."""
+        Contacts nothing and writes nothing; files of this machine may be read.
+        """
 
     def render(self, plan: Plan, job: JobFile) -> Submission:
-        """The submission for a plan. Pure: touches nothing."""
+        """The submission for a plan whose ``target`` is set, exactly as ``submit`` will send it.
+
+        ``job`` has the run's id, folder and attempt, and in ``job.spec`` the specification with absolute places. Pure:
+        equal arguments give equal submissions. Contacts nothing and writes nothing; reads the program's files to pack
+        them. Raises nothing that ``plan_checks`` could have found.
+        """
 
     def starting(self, home: RunHome, number: int, submission: Submission | None) -> AbstractContextManager[Attempt]:
         """Held from the check that no attempt of the run is running until attempt ``number`` was submitted.
@@ -71,29 +97,61 @@ class Backend(Protocol):
     def submit(self, submission: Submission) -> str:
         """Start the job of an attempt that ``launcher.submission`` has claimed; returns its native id.
 
-        Raises ``SubmitError`` where there is no job, and ``MayRun`` where nobody knows.
+        By it every later process finds the job: it is unique beyond this machine (``REGION/JOB``, ``CLUSTER/ID``), or a
+        process id of the attempt's host. Raises ``SubmitError`` where there is no job, and ``MayRun`` where nobody
+        knows.
         """
 
-    def submit_workflow(self, home: RunHome, attempt: int) -> str:
-        """Start the workflow whose record lies in ``home``; the same for its one native job."""
-
-    def step_home(self, home: RunHome, step: str) -> RunHome:
-        """Where a step of the workflow in ``home`` has its own run, if it has begun."""
-
     def describe(self, home: RunHome) -> NativeState:
-        """The state of a run's newest attempt."""
+        """The state of a run's newest attempt, in the closed list of ``RunState``; the platform's own words in detail.
+
+        A state that is not known is ``UNKNOWN`` with its name as detail, never a guess. An attempt that has ended is
+        settled in the run's record. A platform that does not answer: ``SubmitError``.
+        """
 
     def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
 
     def stop(self, home: RunHome, attempt: Attempt, *, now: bool) -> None:
-        """Ask an attempt's job to stop after its current step, saving what it can; ``now`` kills it instead."""
+        """Ask an attempt's job to stop after its current step, saving what it can; ``now`` kills it instead.
+
+        Returns once it is asked. An attempt that has ended is left alone.
+        """
+
+    def parse_native(self, text: str) -> NativeJob | None:
+        """The job that ``text`` names: its URI (``NAME://ID``) or what the platform itself calls it, e.g. an ARN.
+
+        None where the text is nothing of this backend. Contacts nothing.
+        """
+
+
+@runtime_checkable
+class RunsWorkflows(Protocol):
+    """A backend that runs the steps of a workflow by itself."""
+
+    def render_workflow(
+        self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str
+    ) -> list[Submission]:
+        """What the steps would be sent, in order, for a dry run. ``plans`` has one plan per step. Pure."""
+
+    def submit_workflow(self, home: RunHome, attempt: int) -> str:
+        """Start the workflow whose record lies in ``home``; for its one native job the same as ``submit``."""
+
+    def step_home(self, home: RunHome, step: str) -> RunHome:
+        """Where a step of the workflow in ``home`` has its own run, whether it has begun or not."""
+
+
+@runtime_checkable
+class OpensShells(Protocol):
+    """A backend with containers or machines that a shell can be opened in."""
 
     def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
         """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""
 
-    def native_uri(self, attempt: Attempt) -> str:
-        """The address of an attempt's native job, e.g. ``local://host/process``."""
 
-    def find(self, native: str) -> str | None:
-        """The address of the run of a native job (its URI without the scheme), where the job itself records it."""
+def workflows_of(backend: Backend) -> RunsWorkflows:
+    """The backend as one that runs workflows. Raises ``PlanError`` where it does not."""
+    if not isinstance(backend, RunsWorkflows):
+        problem, remedy = "does not run workflows", "Launch the steps one by one, or choose another backend"
+        raise PlanError([Fault("backend.name", problem, backend.name, remedy)])
+    return backend

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sm_llm.launcher.planning.plan_settings import settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sm_llm.errors import Fault
     from sm_llm.launcher.planning.memory import MemoryEstimate
     from sm_llm.launcher.planning.model_facts import ModelFacts
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.job import JobSpec
+
+
+class Target(Protocol):
+    """What a backend has decided for a plan, as typed values, once; each backend has a frozen dataclass of its own."""
+
+    @property
+    def command(self) -> tuple[tuple[str, ...], ...]:
+        """The argument list of every node; ``<run>`` and ``<free-port>`` are filled in at launch."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """The decisions in words, in the order to show them: image, time limit, account, devices."""
+
+
+@dataclass(frozen=True)
+class Checks:
+    """A backend's answer to one plan. ``target`` is None where a fault keeps it from being decided."""
+
+    target: Target | None
+    faults: tuple[Fault, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -23,8 +45,8 @@ class Plan:
     job: JobSpec
     digest: str
     world_size: int
-    command: tuple[tuple[str, ...], ...]
-    """The argument list of every node; ``<run>`` and ``<free-port>`` are filled in at launch."""
+    target: Target | None = None
+    """What the backend has decided; None only until it is asked, in its own ``plan_checks``."""
     derived: Derived | None = None
     model: ModelFacts | None = None
     rows: int | None = None
@@ -32,11 +54,19 @@ class Plan:
     memory: MemoryEstimate | None = None
     """At the peak of a training, where the instance type has known GPUs."""
     warnings: tuple[str, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """What the backend decided, in words: image, time limit, account."""
     step: str | None = None
     after: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def command(self) -> tuple[tuple[str, ...], ...]:
+        """The argument list of every node; ``<run>`` and ``<free-port>`` are filled in at launch."""
+        return self.target.command if self.target is not None else ()
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the backend decided, in words: image, time limit, account."""
+        return self.target.facts if self.target is not None else {}
 
     @property
     def total_flops(self) -> float | None:

@@ -55,7 +55,7 @@ def _without_runs(job: JobSpec, source: str | None) -> str:
 def random_token_warnings(job: JobSpec) -> Iterator[str]:
     """Money spent on random tokens is seldom meant."""
     training = training_of(job.task)
-    if job.backend.name != "local" and training is not None and isinstance(training.data, SyntheticData):
+    if not job.backend.runs_here and training is not None and isinstance(training.data, SyntheticData):
         yield (
             f"task.data.format: the job trains on {RANDOM} and costs money. For your own data: task.data.format=rows "
             "task.data.train=s3://bucket/rows"

@@ -142,9 +142,8 @@ def plan_job(
     from sm_llm.spec.loading.references import resolve
 
     job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
-    target = backend(job.backend.name)
     world_size = job.compute.world_size
-    faults = [*target.check(job), *storage_faults(job)]
+    faults = storage_faults(job)
     numbers = _Numbers()
     if isinstance(job.task, TrainTask):
         numbers = _train_numbers(job.task, job.compute, smallest_gpu(job), upstream or {}, faults)
@@ -160,7 +159,6 @@ def plan_job(
         job=job,
         digest=spec_digest(job),
         world_size=world_size,
-        command=target.command(job),
         derived=numbers.derived,
         model=numbers.model,
         rows=numbers.rows,
@@ -170,13 +168,13 @@ def plan_job(
         after=tuple(after),
         origins=dict(origins or {}),
     )
-    review = target.review(plan)
+    checks = backend(job.backend.name).plan_checks(plan)
     follows = isinstance(job.task, TrainTask) and faults and not plan.total_flops
-    if found := [*faults, *(_own(review.faults) if follows else review.faults)]:
+    if found := [*faults, *(_own(checks.faults) if follows else checks.faults)]:
         raise PlanError(found)
     own = (*random_token_warnings(job), *program_warnings(job), *storage_warnings(job))
-    warnings = (*plan.warnings, *own, *review.warnings)
-    return replace(plan, warnings=warnings, facts=review.facts)
+    warnings = (*plan.warnings, *own, *checks.warnings)
+    return replace(plan, warnings=warnings, target=checks.target)
 
 
 def _own(faults: Sequence[Fault]) -> list[Fault]:

@@ -7,6 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, NoReturn
 
 from sm_llm.errors import SubmitError
+from sm_llm.launcher.backends.base import OpensShells
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ def shell_command(run: Run, node: int = 0) -> list[str]:
     attempts = run.attempts
     if not attempts:
         raise SubmitError(f"{run.id} was never started")
-    return run.backend.shell_command(run.home, attempts[-1].native_id, node)
+    target = run.backend
+    if not isinstance(target, OpensShells):
+        raise SubmitError(f"{run.uri}: a run of the backend {target.name} is in no container that a shell could enter")
+    return target.shell_command(run.home, attempts[-1].native_id, node)
 
 
 def shell(run: Run, node: int = 0) -> NoReturn:

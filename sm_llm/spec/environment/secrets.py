@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Fault
 from sm_llm.redaction import HIDDEN, is_token_shaped
 from sm_llm.secret_names import is_secret_name, words
+from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.environment.variables import VARIABLE
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def conceal(tree: Tree) -> list[Fault]:
     and the value of an environment variable whose name marks it as one (``WANDB_API_KEY``).
     """
     faults = []
-    keeper = "ssm" if tree.get(("backend", "name")) == "sagemaker" else "env"
+    options = options_class(tree.get(("backend",)))
+    keeper = options.secret_keeper if options is not None else "env"
     for path, value in list(_leaves(tree.value, ())):
         if problem := _problem(path, value):
             tree.replace(path, HIDDEN)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from sm_llm.errors import Fault, SpecError
-from sm_llm.spec.backends import VpcSpec
+from sm_llm.spec.backends.base import VpcSpec
+from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.loading.tree import Path, Tree
 from sm_llm.spec.loading.user_file import user_config_file
@@ -85,16 +86,19 @@ def _from_variable(path: Path, text: str, origin: str) -> Tree:
 
 
 def with_account(tree: Tree, defaults: Defaults) -> None:
-    """Write role, region, bucket and network into a SageMaker backend that leaves them out, with their origins."""
+    """Write role, region, bucket and network into a backend that has such options and leaves them out, with their
+    origins."""
     backend = tree.value.get("backend")
-    if not isinstance(backend, dict) or backend.get("name") != "sagemaker":
+    options = options_class(backend)
+    if options is None or not options.account_fields:
         return
-    account = defaults.values.model_dump(include={"role", "region", "bucket"}, exclude_none=True)
+    account = defaults.values.model_dump(include={*options.account_fields} - {"vpc"}, exclude_none=True)
     for name, value in account.items():
         if name not in backend:
             backend[name] = value
             tree.origins["backend", name] = defaults.origins[name]
-    for name, value in defaults.values.vpc.model_dump(exclude_defaults=True).items():
+    network = defaults.values.vpc if "vpc" in options.account_fields else VpcSpec()
+    for name, value in network.model_dump(exclude_defaults=True).items():
         own = backend.setdefault("vpc", {})
         if isinstance(own, dict) and name not in own:
             own[name] = value

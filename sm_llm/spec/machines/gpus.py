@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.spec.backends import SageMakerBackend
 from sm_llm.spec.machines.hardware import Instance, instance, instance_bf16_flops
 
 if TYPE_CHECKING:
-    from sm_llm.spec.backends import InstanceGroup
+    from collections.abc import Sequence
+
+    from sm_llm.spec.backends.base import InstanceGroup
     from sm_llm.spec.job import JobSpec
 
 
-def groups(job: JobSpec) -> list[InstanceGroup]:
+def groups(job: JobSpec) -> Sequence[InstanceGroup]:
     """The instance groups of a job; empty where all nodes are of one type."""
-    return job.backend.instance_groups if isinstance(job.backend, SageMakerBackend) else []
+    return job.backend.node_groups
 
 
 def machine_types(job: JobSpec) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.machines.compute import ComputeSpec
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def with_local_gpus(tree: Tree, environ: Mapping[str, str]) -> None:
 
     ``tree`` is a job's or a workflow's, not checked yet. Without a GPU nothing changes: one process is the default.
     """
-    backend = tree.value.get("backend") or {}
-    if not isinstance(backend, Mapping) or backend.get("name", "local") != "local":
+    options = options_class(tree.value.get("backend") or {})
+    if options is None or not options.runs_here:
         return
     steps = tree.value.get("steps")
     holders = [("steps", str(name)) for name in steps] if isinstance(steps, Mapping) else [()]

@@ -29,7 +29,6 @@ from sm_llm.spec.tasks import (
     TrainTokenizer,
     parallelism_of,
 )
-from sm_llm.spec.validation.check_compute import compute_faults
 from sm_llm.spec.validation.check_register import register_faults
 from sm_llm.spec.validation.check_script import script_faults
 from sm_llm.spec.validation.check_strategy import strategy_faults, training_faults
@@ -105,7 +104,7 @@ def _body_faults(job: JobSpec) -> Iterator[Fault]:
     yield from _input_faults(job)
     for path, place in {**sources(job), **_input_uris(job)}.items():
         yield from _place_faults(path, place, hub=not path.endswith("start.checkpoint"))
-    misfits = list(compute_faults(job)) or list(_strategy_faults(job))
+    misfits = list(job.backend.compute_faults(job.compute)) or list(_strategy_faults(job))
     yield from misfits
     compute = None if misfits else job.compute  # what follows from wrong numbers would only repeat the issue
     task = job.task

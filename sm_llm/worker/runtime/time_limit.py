@@ -1,16 +1,14 @@
-"""The job's own watch over SageMaker's time limit: a stop in order, before the service ends everything.
+"""The job's own watch over its time limit: a stop in order, before the platform ends everything.
 
-At the limit SageMaker sends SIGTERM to the container's first process, the toolkit, which passes it on to nobody. The
-service counts from when it has the instances, so downloading inputs is part of it; this process cannot see when that
-was, and leaves time for it.
+At the limit SageMaker, for one, sends SIGTERM to the container's first process, the toolkit, which passes it on to
+nobody. The service counts from when it has the instances, so downloading inputs is part of it; this process cannot see
+when that was, and leaves time for it.
 """
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING
-
-from sm_llm.spec.backends import SageMakerBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,12 +21,8 @@ def start_time_limit(
 ) -> None:
     """Ask for a stop before the backend's time limit, if it has one."""
     backend = context.job.spec.backend
-    if not isinstance(backend, SageMakerBackend) or (until_stop := backend.seconds_until_stop) is None:
+    if (until_stop := backend.seconds_until_stop) is None:
         return
-    limit = backend.max_run_seconds
-    watch = timer(
-        until_stop,
-        lambda: context.requests.warn(f"the time limit of {limit:,} s (backend.max_run_seconds), soon reached"),
-    )
+    watch = timer(until_stop, lambda: context.requests.warn(f"the time limit of {backend.time_limit}, soon reached"))
     watch.daemon = True
     watch.start()

@@ -8,14 +8,14 @@ from sm_llm.contract.entrypoint import TASK_KINDS
 from sm_llm.launcher import runnable
 from sm_llm.launcher.backends.registry import BACKENDS, backend
 from sm_llm.launcher.images.images import IMAGES, MINIMUM_TORCH, rows
-from sm_llm.spec.backends import BackendSpec
+from sm_llm.spec.backends.table import backend_spec
 from sm_llm.spec.reference.schema import tag_values
 from sm_llm.worker.main import WORKERS
 from sm_llm.worker.strategies import registry
 
 
 def test_every_backend_of_the_specification_has_a_class_of_its_name() -> None:
-    assert set(tag_values(BackendSpec)) == set(BACKENDS)
+    assert set(tag_values(backend_spec())) == set(BACKENDS)
     assert {name: backend(name).name for name in BACKENDS} == {name: name for name in BACKENDS}
 
 

@@ -11,33 +11,55 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
-from sm_llm.errors import Fault, SubmitError
-from sm_llm.launcher.backends.base import NativeState, Submission
+from sm_llm.errors import Fault
+from sm_llm.launcher.backends.base import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
 from sm_llm.launcher.backends.local.rehearsal import is_rehearsed, rehearsal_faults
-from sm_llm.launcher.planning.review import Review
+from sm_llm.launcher.planning.plan import Checks
+from sm_llm.launcher.planning.render import rendered
 from sm_llm.launcher.planning.source_faults import local_program_faults
 from sm_llm.optional import missing
 from sm_llm.runs.run_home import local_root
-from sm_llm.runs.run_paths import STEPS, RunPaths
-from sm_llm.spec.backends import LocalBackend as LocalOptions
+from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
+from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.machine import Machine, this_machine
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
-from sm_llm.storage.uri import is_s3
+from sm_llm.storage.uri import is_s3, join
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from sm_llm.contract.job_file import JobFile
+    from sm_llm.launcher.backends.sagemaker.target import SageMakerTarget
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
-    from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.job import JobSpec, WorkflowSpec
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    """What this machine gives a job."""
+
+    command: tuple[tuple[str, ...], ...]
+    devices: tuple[str | None, ...]
+    """Of every node the GPUs, as ``CUDA_VISIBLE_DEVICES`` spells them; None where there is none."""
+    threads: int
+    """CPU threads of each process."""
+    devices_in_words: str | None = None
+    """None for tasks that compute on none."""
+    cloud: SageMakerTarget | None = None
+    """What SageMaker would give it, where SageMaker is emulated."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The devices that the job computes on."""
+        return {"devices": self.devices_in_words} if self.devices_in_words is not None else {}
 
 
 @dataclass(frozen=True)
@@ -50,16 +72,31 @@ class LocalBackend:
     machine: Machine = field(default_factory=this_machine)
     name: str = "local"
 
-    def check(self, job: JobSpec) -> list[Fault]:
-        """What this machine cannot do: more processes than GPUs, trackers that are not installed, a pod's secrets."""
-        own = rehearsal_faults(job) if is_rehearsed(job) else _package_faults(job)
-        return [
+    def plan_checks(self, plan: Plan) -> Checks:
+        """Devices and threads, and what this machine cannot do: more processes than GPUs, trackers that are not
+        installed, a pod's secrets."""
+        job = plan.job
+        cloud, cloud_faults = _emulated(plan) if is_rehearsed(job) else (None, ())
+        faults = (
             *self._device_faults(job),
-            *own,
+            *(rehearsal_faults(job) if is_rehearsed(job) else _package_faults(job)),
             *local_program_faults(job),
             *_secret_faults(job),
             *_platform_faults(job),
-        ]
+            *cloud_faults,
+        )
+        return Checks(self._target(plan, cloud), faults)
+
+    def _target(self, plan: Plan, cloud: SageMakerTarget | None) -> LocalTarget:
+        job, paths = plan.job, RunPaths(Path("<run>"))
+        nodes = range(job.compute.instance_count)
+        return LocalTarget(
+            command=tuple(_torchrun(job, node, "<run>-1", paths.node_dir(1, node)) for node in nodes),
+            devices=tuple(self._devices(job, node) for node in nodes),
+            threads=LocalOptions.of(job).threads_per_process or max(1, self.machine.cpus // job.compute.world_size),
+            devices_in_words=self._devices_in_words(plan) if starts_ranks(job.task) else None,
+            cloud=cloud,
+        )
 
     def _device_faults(self, job: JobSpec) -> list[Fault]:
         """NCCL needs one GPU per process."""
@@ -73,10 +110,6 @@ class LocalBackend:
             " or train on the CPU with environment.CUDA_VISIBLE_DEVICES=''"
         )
         return [Fault("compute", f"{wanted} processes need {wanted} GPUs, this machine has {gpus}", wanted, remedy)]
-
-    def review(self, plan: Plan) -> Review:
-        """Nothing is wrong beyond the job itself. The devices it computes on are a fact to show."""
-        return Review(facts={"devices": self._devices_in_words(plan)} if starts_ranks(plan.job.task) else {})
 
     def _devices_in_words(self, plan: Plan) -> str:
         """``2 of 4 GPUs``, and why, or the CPU."""
@@ -94,37 +127,32 @@ class LocalBackend:
             else f"{used} of {gpus} visible GPU{'s' if gpus > 1 else ''}{why}"
         )
 
-    def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
-        """The command of every node, with ``<run>`` for the folder and id that are generated at launch."""
-        nodes = range(job.compute.instance_count)
-        paths = RunPaths(Path("<run>"))
-        return tuple(_torchrun(job, node, "<run>-1", paths.node_dir(1, node)) for node in nodes)
-
     def render(self, plan: Plan, job: JobFile) -> Submission:
         """One argument list and environment per node; the supervisor runs exactly these."""
-        paths = RunPaths(local_root(job.run_uri))
-        if is_rehearsed(job.spec):
-            return self._rehearsal(plan, job)
+        paths, target = RunPaths(local_root(job.run_uri)), plan.target
+        assert isinstance(target, LocalTarget)
+        if target.cloud is not None:
+            return self._rehearsal(plan, job, target)
         rendezvous = f"{job.run_id}-{job.attempt}"
         nodes = [
             {
                 "argv": list(_torchrun(job.spec, node, rendezvous, paths.node_dir(job.attempt, node))),
-                "env": node_environment(paths, job, node, self._devices(job.spec, node), self._threads(job.spec)),
+                "env": node_environment(paths, job, node, devices, target.threads),
             }
-            for node in range(job.spec.compute.instance_count)
+            for node, devices in enumerate(target.devices)
         ]
         return Submission(self.name, job, {"nodes": nodes, "entrypoint": entrypoint_source(job.spec.task.kind)})
 
-    def _rehearsal(self, plan: Plan, job: JobFile) -> Submission:
+    def _rehearsal(self, plan: Plan, job: JobFile, target: LocalTarget) -> Submission:
         """What SageMaker would be sent, and the toolkit's own command for every host."""
         from sm_llm.launcher.backends.local import rehearsal
         from sm_llm.launcher.backends.sagemaker.render import render
 
-        cloud = rehearsal.as_training_job(replace(plan, job=job.spec))
+        cloud = replace(plan, job=rehearsal.as_training_job(job.spec), target=target.cloud)
         inside = job.model_copy(update={"spec": cloud.job, "channels": {}})
         sent = render(cloud, inside)
         paths = RunPaths(local_root(job.run_uri))
-        own = {RUN_FOLDER_ENVIRONMENT: str(paths.root), "OMP_NUM_THREADS": str(self._threads(job.spec))}
+        own = {RUN_FOLDER_ENVIRONMENT: str(paths.root), "OMP_NUM_THREADS": str(target.threads)}
         nodes = [
             {
                 "argv": rehearsal.command(PORT),
@@ -139,11 +167,6 @@ class LocalBackend:
             return None
         count = job.compute.processes
         return ",".join(self.machine.gpus[node * count : (node + 1) * count])
-
-    def _threads(self, job: JobSpec) -> int:
-        processes = job.compute.world_size
-        assert isinstance(job.backend, LocalOptions)
-        return job.backend.threads_per_process or max(1, self.machine.cpus // processes)
 
     def starting(
         self, home: RunHome, number: int, submission: Submission | None = None
@@ -164,6 +187,15 @@ class LocalBackend:
         from sm_llm.launcher.backends.local.local_run import start_supervisor
 
         return start_supervisor(home, attempt)
+
+    def render_workflow(
+        self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str
+    ) -> list[Submission]:
+        """One submission per step, whose run will lie below the workflow's."""
+        del workflow
+        steps = [str(plan.step) for plan in plans]
+        places = [(step_run_id(run_id, step), join(run_uri, STEPS, step)) for step in steps]
+        return [rendered(plan, *place) for plan, place in zip(plans, places, strict=True)]
 
     def step_home(self, home: RunHome, step: str) -> RunHome:
         """A folder below the workflow's."""
@@ -189,22 +221,29 @@ class LocalBackend:
         pid = attempt.native_id
         stop(home, int(pid) if pid.isascii() and pid.isdigit() else 0, now=now)
 
-    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
-        """None: a local run has no container to enter."""
-        raise SubmitError(f"{home.uri}: a local run is in no container; its processes and files are on this machine")
-
-    def native_uri(self, attempt: Attempt) -> str:
-        """``local://HOST/PROCESS``, of the attempt's supervisor."""
-        return f"{self.name}://{attempt.host or socket.gethostname()}/{attempt.native_id}"
-
-    def find(self, native: str) -> str | None:
-        """The run's address, if its supervisor lives on this machine."""
-        from sm_llm.launcher.backends.local.local_run import supervised_run
-
-        host, _, pid = native.rpartition("/")
-        if host not in ("", "localhost", socket.gethostname()) or not pid.isdigit():
+    def parse_native(self, text: str) -> NativeJob | None:
+        """``local://HOST/PROCESS``, of an attempt's supervisor."""
+        scheme, separator, native = text.partition("://")
+        if not separator or scheme != self.name:
             return None
-        return supervised_run(int(pid))
+        host, _, pid = native.rpartition("/")
+
+        def find_run() -> str | None:
+            from sm_llm.launcher.backends.local.local_run import supervised_run
+
+            is_here = host in ("", "localhost", socket.gethostname())
+            return supervised_run(int(pid)) if is_here and pid.isascii() and pid.isdigit() else None
+
+        return NativeJob(text, find_run)
+
+
+def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Fault, ...]]:
+    """What SageMaker would give the job, and why it would give nothing."""
+    from sm_llm.launcher.backends.local.rehearsal import as_training_job
+    from sm_llm.launcher.backends.sagemaker.target import decide
+
+    decided = decide(replace(plan, job=as_training_job(plan.job)))
+    return decided.target, decided.faults
 
 
 def _package_faults(job: JobSpec) -> list[Fault]:

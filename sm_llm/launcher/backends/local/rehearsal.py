@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,8 @@ from sm_llm.owned import temporary_folder
 from sm_llm.package import PACKAGE
 from sm_llm.runs.liveness import exclusive
 from sm_llm.runs.run_paths import ContainerPaths
-from sm_llm.spec.backends import SageMakerBackend as SageMakerOptions
+from sm_llm.spec.backends.local import LocalOptions
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import S3Input
 from sm_llm.storage.uri import parse
 from sm_llm.terminal import quoted
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.inputs import Input
     from sm_llm.spec.job import JobSpec
 
@@ -65,9 +64,8 @@ def rehearsal_faults(job: JobSpec) -> list[Fault]:
     return [*faults, *channel_faults(job)]
 
 
-def as_training_job(plan: Plan) -> Plan:
-    """The plan of a local job as one of SageMaker, as far as nothing but this machine decides."""
-    job = plan.job
+def as_training_job(job: JobSpec) -> JobSpec:
+    """A local job as one of SageMaker, as far as nothing but this machine decides."""
     compute = job.compute.model_copy(
         update={
             "instance_type": job.compute.instance_type or _STAND_IN_TYPE,
@@ -76,7 +74,7 @@ def as_training_job(plan: Plan) -> Plan:
     )
     inputs = {name: _as_channel(value) for name, value in job.inputs.items()}
     update = {"compute": compute, "backend": SageMakerOptions(**_STAND_IN), "inputs": inputs}
-    return replace(plan, job=job.model_copy(update=update))
+    return job.model_copy(update=update)
 
 
 def _as_channel(value: Input) -> Input:
@@ -249,4 +247,4 @@ def fixed_port(count: int) -> Iterator[None]:
 
 def is_rehearsed(job: JobSpec) -> bool:
     """Whether a job of the local backend runs under SageMaker's contract."""
-    return getattr(job.backend, "contract", "local") == "sagemaker"
+    return LocalOptions.of(job).contract == "sagemaker"

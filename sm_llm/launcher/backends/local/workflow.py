@@ -15,7 +15,7 @@ from sm_llm.launcher.stage import new_record, stage
 from sm_llm.launcher.verdict import Ending
 from sm_llm.runs.locate import remember_launch
 from sm_llm.runs.results import link_result, result_place
-from sm_llm.runs.run_paths import STEPS
+from sm_llm.runs.run_paths import STEPS, step_run_id
 from sm_llm.runs.states import RunState
 from sm_llm.spec.job import WorkflowSpec
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.local.processes import Interrupts
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
-
-
-def step_run_id(run_id: str, step: str) -> str:
-    """A step's own run id."""
-    return f"{run_id}-{step}"
 
 
 def run_workflow(

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import LaunchRefused
+from sm_llm.launcher.backends.base import NativeJob
 from sm_llm.launcher.backends.sagemaker.account import account
+from sm_llm.launcher.backends.sagemaker.plan_checks import plan_checks
 from sm_llm.launcher.backends.sagemaker.render import render
-from sm_llm.launcher.backends.sagemaker.request.rules import job_faults
-from sm_llm.launcher.backends.sagemaker.review import review
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_record import Attempt
-from sm_llm.spec.tasks import starts_ranks
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.errors import Fault
     from sm_llm.launcher.backends.base import NativeState, Submission
     from sm_llm.launcher.backends.sagemaker.account import Account
     from sm_llm.launcher.observe.logs import LogFilter
-    from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.planning.review import Review
+    from sm_llm.launcher.planning.plan import Checks, Plan
     from sm_llm.runs.run_home import RunHome
-    from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.job import WorkflowSpec
 
-_MASTER_PORT = "7777"
-"""The training toolkit's own."""
+_JOB_ARN = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d{12}:training-job/(?P<name>[\w-]+)")
+_EXECUTION_ARN = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:pipeline/[\w-]+/execution/\w+")
 
 
 @dataclass(frozen=True)
@@ -42,24 +40,9 @@ class SageMakerBackend:
     connect: Callable[[str], Account] = account
     """Region -> the account's clients; injected in tests."""
 
-    def check(self, job: JobSpec) -> list[Fault]:
-        """What SageMaker cannot do for the job, whatever account it runs in."""
-        return list(job_faults(job))
-
-    def review(self, plan: Plan) -> Review:
-        """Every fault of the request, with the account's settings and the service's own limits."""
-        return review(plan)
-
-    def command(self, job: JobSpec) -> tuple[tuple[str, ...], ...]:
-        """The command that the training toolkit runs on every node."""
-        nodes = job.compute.instance_count
-        if not starts_ranks(job.task):
-            return tuple(("python", f"{job.task.kind}.py") for _ in range(nodes))
-        first = ("torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(job.compute.processes))
-        place = ("--master_addr", "algo-1", "--master_port", _MASTER_PORT, "--node_rank")
-        return tuple(
-            (*first, *((*place, str(node)) if nodes > 1 else ()), f"{job.task.kind}.py") for node in range(nodes)
-        )
+    def plan_checks(self, plan: Plan) -> Checks:
+        """Account, image, time and processes, and every fault of the request that follows from them."""
+        return plan_checks(plan)
 
     def render(self, plan: Plan, job: JobFile) -> Submission:
         """The CreateTrainingJob request, the code bundle and job.json. Reads files of this machine, nothing else."""
@@ -99,6 +82,15 @@ class SageMakerBackend:
         if record.attempts and not (state := self.describe(home).state).is_final:
             follow = f"Follow it with: sm-llm logs -f {quoted(home.uri)}, or start another run with --new"
             raise LaunchRefused(f"{record.run_id} is {state.value} already ({record.attempts[-1].native_id}). {follow}")
+
+    def render_workflow(
+        self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str
+    ) -> list[Submission]:
+        """The requests of the steps of its pipeline, whose definition places their runs."""
+        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import submissions
+
+        del run_id, run_uri
+        return submissions(workflow, plans)
 
     def step_home(self, home: RunHome, step: str) -> RunHome:
         """Where the pipeline's definition places the step's run."""
@@ -142,16 +134,21 @@ class SageMakerBackend:
         assert_job(home, native_id, "a container")
         return session_command(native_id, node, self.connect)
 
-    def find(self, native: str) -> str | None:
-        """The address of the run of ``REGION/JOB``, by the job's tag."""
-        from sm_llm.launcher.backends.sagemaker.jobs.jobs import run_of
-        from sm_llm.launcher.backends.sagemaker.pipelines.workflows import is_execution
+    def parse_native(self, text: str) -> NativeJob | None:
+        """``sagemaker://REGION/JOB`` or a training job's ARN; of a workflow its execution's, with or without scheme."""
+        native = text.removeprefix(f"{self.name}://")
+        if match := _JOB_ARN.fullmatch(native):
+            native = f"{match['region']}/{match['name']}"
+        is_execution = _EXECUTION_ARN.fullmatch(native) is not None
+        if native == text and not is_execution:
+            return None
 
-        return None if is_execution(native) else run_of(native, self.connect)
+        def find_run() -> str | None:
+            from sm_llm.launcher.backends.sagemaker.jobs.jobs import run_of
 
-    def native_uri(self, attempt: Attempt) -> str:
-        """``sagemaker://REGION/JOB``, of a workflow ``sagemaker://`` and the ARN of its execution."""
-        return f"{self.name}://{attempt.native_id}"
+            return None if is_execution else run_of(native, self.connect)
+
+        return NativeJob(f"{self.name}://{native}", find_run)
 
 
 def region_of(submission: Submission) -> str:

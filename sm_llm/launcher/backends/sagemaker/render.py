@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.base import Submission
 from sm_llm.launcher.backends.sagemaker.request.channels import mounted, seen_from_inside
-from sm_llm.launcher.backends.sagemaker.request.request import Request, training_job
-from sm_llm.launcher.backends.sagemaker.review import decide
-from sm_llm.launcher.bundle import SOURCE_FOLDER, local_source, make_bundle
+from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, training_job
+from sm_llm.launcher.backends.sagemaker.target import SageMakerTarget
+from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.launcher.images.images import line_of
 from sm_llm.launcher.images.locks import lock_text
 from sm_llm.runs.run_paths import JOB_FILE
-from sm_llm.spec.backends import SageMakerBackend as Options
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import input_place
-from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.uri import fill, parse
 
 if TYPE_CHECKING:
@@ -26,14 +24,11 @@ if TYPE_CHECKING:
 
 def render(plan: Plan, job: JobFile) -> Submission:
     """The CreateTrainingJob request, the code bundle and job.json. Reads files of this machine, nothing else."""
-    decided, _, _, faults = decide(plan)
-    if decided is None:
-        raise PlanError(faults)
-    spec = job.spec
-    task = spec.task
-    source = local_source(task.source) if isinstance(task, ScriptTask) else None
+    target = plan.target
+    assert isinstance(target, SageMakerTarget)
+    spec, source = job.spec, target.program
     bundle = make_bundle(source, lock_of(spec))
-    limited = spec.backend.model_copy(update={"max_run_seconds": decided.limit.max_run})  # also where it is derived
+    limited = spec.backend.model_copy(update={"max_run_seconds": target.limit.max_run})  # also where it is derived
     within = spec.model_copy(update={"backend": limited})
     inside = job.model_copy(
         update={
@@ -41,27 +36,23 @@ def render(plan: Plan, job: JobFile) -> Submission:
             "channels": {name: input_place(value) for name, value in mounted(spec).items()},
         }
     )
-    given = Request(
+    given = RunPlace(
         run_id=job.run_id,
         run_uri=job.run_uri,
         attempt=job.attempt,
-        image_uri=decided.image_uri,
         code_uri=f"{code_folder(spec)}/bundles/{bundle.key}",
         job_folder=f"{job.run_uri}/job/attempt-{job.attempt}/",  # closed: attempt-1 is not attempt-10
-        settings=decided.settings,
-        limit=decided.limit,
     )
     uploads = {
         given.code_uri: bundle.archive,
         f"{given.job_folder}{JOB_FILE}": inside.model_dump_json(indent=2).encode() + b"\n",
     }
-    return Submission("sagemaker", inside, training_job(spec, given), uploads)
+    return Submission("sagemaker", inside, training_job(spec, target, given), uploads)
 
 
 def code_folder(job: JobSpec) -> str:
     """Below which address of S3 code bundles are kept, shared by all runs."""
-    options = job.backend
-    assert isinstance(options, Options)
+    options = SageMakerOptions.of(job)
     if options.bucket is not None:
         return f"s3://{options.bucket}/sm_llm"
     return parse(fill(job.storage, run_name=job.name)).uri.rstrip("/")  # an emulated job's folder may be relative
@@ -69,8 +60,7 @@ def code_folder(job: JobSpec) -> str:
 
 def lock_of(job: JobSpec) -> str | None:
     """The packages to install on a stock image; None where the image has all of them."""
-    options = job.backend
-    assert isinstance(options, Options)
+    options = SageMakerOptions.of(job)
     if options.image == "built":
         return None
     return lock_text(line_of(job))

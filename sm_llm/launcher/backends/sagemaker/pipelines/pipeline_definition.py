@@ -28,7 +28,7 @@ from sm_llm.storage.publication.result import RESULT
 from sm_llm.storage.uri import fill, join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -108,12 +108,14 @@ def render(
     variables: Mapping[str, str] | None = None,
     register: Register | None = None,
     cache_days: int | None = 30,
+    plans: Sequence[Plan] | None = None,
 ) -> PipelineDefinition:
     """The pipeline of a workflow on the sagemaker backend. Reads files of this machine, nothing else.
 
     ``variables`` are names of parameters and the dotted paths that they override, ``steps.train.task.max_steps``;
     defaults are the workflow's values. ``cache_days``: how long a finished step stands in for an equal one; None runs
-    every step in every execution, in a run of its own. Raises ``PlanError`` with every fault.
+    every step in every execution, in a run of its own. ``plans`` are the plans of the steps, where they are
+    made already. Raises ``PlanError`` with every fault.
     """
     if workflow.backend.name != "sagemaker":
         remedy = "Set backend.name=sagemaker"
@@ -126,7 +128,7 @@ def render(
     known = variables_of(workflow, variables or {})
     steps: list[PipelineStep] = []
     places: dict[str, list[Any]] = {}
-    for plan in plan_workflow(workflow):
+    for plan in plan_workflow(workflow) if plans is None else plans:
         assert plan.step is not None
         steps.append(_training(workflow, plan, known, places, more=[EXECUTION] if cache_days is None else []))
     if faults := [fault for step in steps for fault in _hyperparameter_faults(step, known)]:

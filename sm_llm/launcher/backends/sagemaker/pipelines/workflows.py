@@ -24,9 +24,10 @@ from sm_llm.spec.job import WorkflowSpec
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sm_llm.launcher.backends.sagemaker.account import Account
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
 
@@ -40,9 +41,10 @@ def is_execution(native_id: str) -> bool:
     return native_id.startswith("arn:")
 
 
-def submissions(workflow: WorkflowSpec) -> list[Submission]:
+def submissions(workflow: WorkflowSpec, plans: Sequence[Plan]) -> list[Submission]:
     """What the steps of a workflow's pipeline are sent, one Submission per step. Touches nothing."""
-    return [Submission("sagemaker", it.job, it.arguments, it.uploads) for it in render(workflow).steps]
+    steps = render(workflow, plans=plans).steps
+    return [Submission("sagemaker", it.job, it.arguments, it.uploads) for it in steps]
 
 
 def start(home: RunHome, attempt: int, connect: Connect) -> str:

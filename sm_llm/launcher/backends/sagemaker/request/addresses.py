@@ -10,7 +10,7 @@ from sm_llm.launcher.backends.sagemaker.jobs.names import base_in_names
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.planning.plan_settings import requirements
 from sm_llm.launcher.planning.source_faults import source_faults
-from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.storage.uri import is_s3, parse
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 def address_faults(job: JobSpec) -> Iterator[Fault]:
     """Addresses that cannot be what they are taken for."""
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     if options.image_uri is not None and not ECR.fullmatch(options.image_uri):
         problem = _image_problem(options.image_uri)
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG; sm-llm image push copies one there"
@@ -72,8 +71,7 @@ def _bucket(address: str) -> str | None:
 
 def address_warnings(job: JobSpec) -> list[str]:
     """Addresses that are possible, but hardly meant."""
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     found = []
     base = options.base_job_name
     if base is not None and (shown := base_in_names(base)) != base:

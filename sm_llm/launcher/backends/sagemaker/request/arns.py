@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Fault
 from sm_llm.launcher.backends.sagemaker.request.limits import fresh_session
 from sm_llm.launcher.images.images import DLC_ACCOUNTS, SMP_ACCOUNT, dns_suffix
-from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.tasks import RegisterTask
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def _account(found: Settings) -> str | None:
 
 
 def _named(job: JobSpec, found: Settings) -> Iterator[_Named]:
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     yield _Named("backend.role", found.role, "iam", in_region=False, is_arn=True)
     yield _Named("backend.output_kms_key_id", found.output_kms_key_id, "kms")
     yield _Named("backend.volume_kms_key_id", found.volume_kms_key_id, "kms")
@@ -132,8 +131,7 @@ def _arn_faults(it: _Named, region: str, partition: str, account: str | None) ->
 
 
 def _images(job: JobSpec) -> Iterator[tuple[str, str | None]]:
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     yield "backend.image_uri", options.image_uri
     if isinstance(job.task, RegisterTask):
         yield "task.image_uri", job.task.image_uri

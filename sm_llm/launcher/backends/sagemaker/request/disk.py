@@ -9,7 +9,7 @@ from sm_llm.launcher.backends.sagemaker.request.request import volume_size_gb
 from sm_llm.launcher.display.lines import size
 from sm_llm.launcher.images.images import line_of
 from sm_llm.launcher.images.locks import packages_of
-from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.machines.gpus import groups, machines
 from sm_llm.spec.tasks import TrainTask
@@ -80,8 +80,7 @@ def _remedy(path: str, most: int) -> str:
 
 def network_warnings(plan: Plan, found: Settings, *, has_requirements: bool) -> Iterator[str]:
     """Packages that a job in a private network could not get."""
-    options = plan.job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(plan.job)
     if not found.subnets or options.wheelhouse is not None:
         return
     line = line_of(plan.job)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from sm_llm.errors import Fault
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, line_of
-from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.machines.gpus import machines
 from sm_llm.spec.tasks import PrecompileTask, RegisterTask, ScriptTask, TrainTask
 
@@ -60,8 +60,7 @@ def aws_image(uri: str) -> AwsImage | None:
 
 def image_faults(job: JobSpec) -> Iterator[Fault]:
     """Images of AWS in which a job cannot run, or not on its machines."""
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     if isinstance(job.task, RegisterTask):
         serving = aws_image(job.task.image_uri)
         if serving is not None and "training" in serving.repository:
@@ -76,8 +75,7 @@ def image_faults(job: JobSpec) -> Iterator[Fault]:
 
 def image_warnings(job: JobSpec) -> Iterator[str]:
     """Images of AWS that work, but hold more than the machines can use."""
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     image, rows = aws_image(options.image_uri or ""), machines(job)
     if image is not None and image.version is None and "@" not in (options.image_uri or ""):
         yield (
@@ -91,7 +89,7 @@ def image_warnings(job: JobSpec) -> Iterator[str]:
         )
 
 
-def _content_problems(job: JobSpec, options: SageMakerBackend, image: AwsImage) -> Iterator[tuple[str, str]]:
+def _content_problems(job: JobSpec, options: SageMakerOptions, image: AwsImage) -> Iterator[tuple[str, str]]:
     """(problem, remedy) of what is in the image."""
     trains = isinstance(job.task, TrainTask | PrecompileTask)
     oldest = MINIMUM_TORCH[line_of(job)]

@@ -9,7 +9,7 @@ from sm_llm.launcher.backends.sagemaker.request.addresses import address_faults
 from sm_llm.launcher.backends.sagemaker.request.image_names import image_faults, image_warnings
 from sm_llm.launcher.backends.sagemaker.request.time_limit import LONGEST_SECONDS
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
-from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.gpus import groups, machine_types, machines
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.sagemaker.request.settings import Settings
     from sm_llm.launcher.backends.sagemaker.request.time_limit import TimeLimit
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.spec.backends import InstanceGroup
+    from sm_llm.spec.backends.base import InstanceGroup
     from sm_llm.spec.job import JobSpec
     from sm_llm.spec.machines.hardware import Instance
     from sm_llm.spec.parallelism.strategies import Parallelism
@@ -37,8 +37,7 @@ _LOCAL_SECRETS = ("env:", "file:", "k8s:")
 
 def job_faults(job: JobSpec) -> Iterator[Fault]:
     """Faults of a job that runs on SageMaker, whatever account it runs in."""
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     yield from _instance_faults(job, options)
     yield from _strategy_faults(job, options)
     yield from _capacity_faults(options)
@@ -79,8 +78,7 @@ def model_faults(plan: Plan) -> Iterator[Fault]:
 
 
 def _limit_faults(job: JobSpec, limit: TimeLimit) -> Iterator[Fault]:
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     if limit.max_run > LONGEST_SECONDS:
         remedy = "The job saves checkpoints: launch it again to continue"
         yield Fault("backend.max_run_seconds", "no training job runs longer than 28 days", limit.max_run, remedy)
@@ -97,7 +95,7 @@ def _limit_faults(job: JobSpec, limit: TimeLimit) -> Iterator[Fault]:
         yield Fault("backend.max_wait_seconds", problem, options.max_wait_seconds, f"Use at least {limit.max_run}")
 
 
-def _instance_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]:
+def _instance_faults(job: JobSpec, options: SageMakerOptions) -> Iterator[Fault]:
     processes = job.compute.processes
     if groups(job):
         yield from _group_faults(job, options.instance_groups)
@@ -136,7 +134,7 @@ def _kind(row: Instance) -> str:
     return "Neuron cores" if row.is_neuron else "GPUs" if row.is_gpu else "no accelerator"
 
 
-def _strategy_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]:
+def _strategy_faults(job: JobSpec, options: SageMakerOptions) -> Iterator[Fault]:
     parallelism = parallelism_of(job.task)
     if parallelism is None:
         return
@@ -145,7 +143,7 @@ def _strategy_faults(job: JobSpec, options: SageMakerBackend) -> Iterator[Fault]
         yield from _row_faults(path, parallelism, row, options)
 
 
-def _row_faults(path: str, parallelism: Parallelism, row: Instance, options: SageMakerBackend) -> Iterator[Fault]:
+def _row_faults(path: str, parallelism: Parallelism, row: Instance, options: SageMakerOptions) -> Iterator[Fault]:
     """Faults of a strategy on one instance type of a job."""
     if row.is_neuron and not isinstance(parallelism, NxdSpec):
         problem = f"{parallelism.strategy} does not run on Trainium"
@@ -156,7 +154,7 @@ def _row_faults(path: str, parallelism: Parallelism, row: Instance, options: Sag
         yield from _smp_faults(path, parallelism, row, options)
 
 
-def _smp_faults(path: str, smp: SmpSpec, row: Instance, options: SageMakerBackend) -> Iterator[Fault]:
+def _smp_faults(path: str, smp: SmpSpec, row: Instance, options: SageMakerOptions) -> Iterator[Fault]:
     """Source: SageMaker Developer Guide, "Supported frameworks, instances and regions" of SMP v2."""
     if row.family not in _SMP_FAMILIES:
         remedy = f"Use one of {', '.join(_SMP_FAMILIES)}, or strategy fsdp"
@@ -174,7 +172,7 @@ def _smp_faults(path: str, smp: SmpSpec, row: Instance, options: SageMakerBacken
         yield Fault("backend.image_uri", "this image does not hold torch.sagemaker", image, remedy)
 
 
-def _capacity_faults(options: SageMakerBackend) -> Iterator[Fault]:
+def _capacity_faults(options: SageMakerOptions) -> Iterator[Fault]:
     if options.spot and options.keep_alive_period_in_seconds is not None:
         problem, seen = "a warm pool cannot be of spot capacity", options.keep_alive_period_in_seconds
         yield Fault("backend.keep_alive_period_in_seconds", problem, seen, "Leave one of the two out")
@@ -215,8 +213,7 @@ def _secret_faults(job: JobSpec) -> Iterator[Fault]:
 
 def job_warnings(job: JobSpec) -> list[str]:
     """What works, but is probably not meant."""
-    options, path = job.backend, "backend.instance_groups" if groups(job) else "compute.instance_type"
-    assert isinstance(options, SageMakerBackend)
+    options, path = SageMakerOptions.of(job), "backend.instance_groups" if groups(job) else "compute.instance_type"
     training = training_of(job.task)
     warnings = list(image_warnings(job))
     for kind in [it for it in machine_types(job) if instance(it) is None]:

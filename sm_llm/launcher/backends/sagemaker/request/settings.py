@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Fault
 from sm_llm.launcher.backends.sagemaker.request.limits import need_aws
 from sm_llm.launcher.backends.sagemaker.request.sdk_defaults import SdkDefaults, read_sdk_defaults
-from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.environment.variables import reserved_faults
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class Settings:
 
 def settings(job: JobSpec, environ: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a job. Raises ``PlanError`` if the SDK's defaults cannot be read."""
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     defaults = read_sdk_defaults(environ)
     own: dict[str, Any] = {
         "role": options.role,

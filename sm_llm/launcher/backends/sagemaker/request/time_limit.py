@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Fault
 from sm_llm.launcher.display.lines import duration
-from sm_llm.spec.backends import SageMakerBackend
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.machines.gpus import machines, slowest_flops
 from sm_llm.spec.tasks import RegisterTask, TrainTask
 
@@ -42,8 +42,7 @@ class TimeLimit:
 
 def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
     """The limits of a job whose whole training is ``total_flops``; a fault where nobody knows."""
-    options = job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(job)
     seconds, reason = options.max_run_seconds, "backend.max_run_seconds"
     if seconds is None and isinstance(job.task, RegisterTask):
         seconds, reason = _HOUR, "one call, and time for the instance to start"
@@ -64,8 +63,7 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
 
 def time_faults(plan: Plan) -> Iterator[Fault]:
     """A stated limit in which no training can save one step, even on hardware at its peak."""
-    options, task = plan.job.backend, plan.job.task
-    assert isinstance(options, SageMakerBackend)
+    options, task = SageMakerOptions.of(plan.job), plan.job.task
     limit, until_stop = options.max_run_seconds, options.seconds_until_stop
     if limit is None or until_stop is None or not isinstance(task, TrainTask):
         return
@@ -85,8 +83,7 @@ def time_faults(plan: Plan) -> Iterator[Fault]:
 
 def time_warnings(plan: Plan) -> Iterator[str]:
     """A stated limit that ends the job before its training can be done, even on hardware at its peak."""
-    options = plan.job.backend
-    assert isinstance(options, SageMakerBackend)
+    options = SageMakerOptions.of(plan.job)
     limit, step, derived = options.max_run_seconds, _step_seconds(plan), plan.derived
     if limit is None or step is None or derived is None or derived.total_steps is None:
         return

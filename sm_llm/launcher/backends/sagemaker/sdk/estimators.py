@@ -140,8 +140,11 @@ class Staged:
         return cls(loaded, plan, record, stage(plan, home, record))
 
     def again(self) -> Staged:
-        """Another run of the same job."""
-        return Staged.next(self._loaded, self.plan, is_pipeline=False)
+        """Another run of the same job, planned anew: the program's files may have changed."""
+        from sm_llm.launcher.planning.planner import plan_loaded
+
+        (plan,) = plan_loaded(self._loaded)
+        return Staged.next(self._loaded, plan, is_pipeline=False)
 
     def reading(self, given: Mapping[str, Any]) -> Staged:
         """The same run of a job that has the inputs ``given`` to ``fit``, in the specification's form, as its own."""

@@ -1,54 +1,31 @@
-"""Where a job runs; one options class per backend."""
+"""Options of the SageMaker backend: training jobs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sm_llm.spec.base import SpecModel
+from sm_llm.errors import Fault
+from sm_llm.spec.backends.base import BackendOptions, InstanceGroup, VpcSpec
 from sm_llm.spec.comparison.classes import PLACEMENT
+from sm_llm.spec.machines.hardware import instance, nearest_instance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sm_llm.spec.machines.compute import ComputeSpec
 
 _DOWNLOAD_SHARE = 0.05
 _DOWNLOAD_SECONDS = 600.0
 """Room for what SageMaker counts before the worker's process begins: a share of the limit, and so much at most."""
 
 
-class VpcSpec(SpecModel):
-    """The network that managed jobs run in: both lists, or neither."""
-
-    subnets: list[str] = Field(default_factory=list, max_length=16)
-    """Subnet ids."""
-    security_group_ids: list[str] = Field(default_factory=list, max_length=5)
-    """Security group ids; for EFA one must allow all traffic to and from itself."""
-
-
-class LocalBackend(SpecModel):
-    """This machine, without docker: the container contract in the run's own folder, under torchrun."""
-
-    name: Annotated[Literal["local"], PLACEMENT] = "local"
-    """The backend."""
-    contract: Annotated[Literal["local", "sagemaker"], PLACEMENT] = "local"
-    """``sagemaker`` emulates SageMaker: the request that it would get runs here under its own training toolkit."""
-    threads_per_process: Annotated[int | None, PLACEMENT] = Field(default=None, ge=1, le=1_024)
-    """CPU threads of each process; null shares the machine's cores out evenly."""
-    stop_seconds: float = Field(default=120.0, gt=0, le=86_400)
-    """Time from a request to stop until what still runs is killed; a checkpoint is begun only if it fits in."""
-
-
-class InstanceGroup(SpecModel):
-    """Some of the nodes of a job of several instance types or reservations."""
-
-    name: str = Field(min_length=1, max_length=64)
-    """Name of the group."""
-    instance_type: str
-    """Machine to rent."""
-    instance_count: int = Field(ge=1, le=10_000)
-    """Nodes of the group; all groups together are compute.instance_count."""
-
-
-class SageMakerBackend(SpecModel):
+class SageMakerOptions(BackendOptions):
     """A SageMaker training job. null takes the user's default, then the defaults file of the SageMaker SDK."""
+
+    secret_keeper: ClassVar[str] = "ssm"
+    account_fields: ClassVar[frozenset[str]] = frozenset({"role", "region", "bucket", "vpc"})
 
     name: Annotated[Literal["sagemaker"], PLACEMENT] = "sagemaker"
     """The backend."""
@@ -106,6 +83,16 @@ class SageMakerBackend(SpecModel):
         return 120.0
 
     @property
+    def time_limit(self) -> str:
+        """The value of ``max_run_seconds`` and its path."""
+        return f"{self.max_run_seconds:,} s (backend.max_run_seconds)" if self.max_run_seconds is not None else ""
+
+    @property
+    def node_groups(self) -> Sequence[InstanceGroup]:
+        """``instance_groups``."""
+        return self.instance_groups
+
+    @property
     def seconds_until_stop(self) -> float | None:
         """When the worker stops in order because of ``max_run_seconds``, in seconds from the start of its process.
 
@@ -118,5 +105,30 @@ class SageMakerBackend(SpecModel):
         room = self.stop_seconds + min(_DOWNLOAD_SECONDS, _DOWNLOAD_SHARE * limit)
         return max(limit - room, limit / 2)
 
+    def compute_faults(self, compute: ComputeSpec) -> Iterator[Fault]:
+        """Faults of the instance type, and of those of all groups. The number of processes follows from it."""
+        path, name = "compute.instance_type", compute.instance_type
+        if name is None:
+            own = [group.instance_type for group in self.instance_groups]
+            remedy = f"Write {own[0]}, a type of backend.instance_groups" if own else "For example ml.p5.48xlarge"
+            yield Fault(path, "no instance type", None, remedy)
+        else:
+            yield from _type_faults(path, name, compute.processes_per_instance)
+        for index, group in enumerate(self.instance_groups):
+            where = f"backend.instance_groups.{index}.instance_type"
+            yield from _type_faults(where, group.instance_type, compute.processes_per_instance)
 
-BackendSpec = Annotated[LocalBackend | SageMakerBackend, Field(discriminator="name")]
+
+def _type_faults(path: str, name: str, processes: int | None) -> Iterator[Fault]:
+    meant = nearest_instance(name)
+    if name in ("local", "local_gpu"):
+        problem = "is the local mode of the SDK, which is not supported"
+        remedy = "Emulate the training job here: backend.name=local backend.contract=sagemaker; or write an ml. type"
+        yield Fault(path, problem, name, remedy)
+    elif not name.startswith("ml."):
+        yield Fault(path, "SageMaker's names begin with ml.", name, f"Write {meant.name if meant else f'ml.{name}'}")
+    elif instance(name) is None and processes is None:
+        problem = "is not in the table of instance types, so it is not known how many processes a node runs"
+        known = "give compute.processes_per_instance: its accelerators, or 1 if it has none"
+        remedy = f"Did you mean {meant.name}? If not, {known}" if meant else f"If it is right, {known}"
+        yield Fault(path, problem, name, remedy)

@@ -1,0 +1,132 @@
+"""What is decided for a training job before its request is formatted: account, image, time, processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import Fault, PlanError
+from sm_llm.launcher.backends.sagemaker.request.distribution import Distribution, distribution
+from sm_llm.launcher.backends.sagemaker.request.settings import Settings, setting_faults, settings
+from sm_llm.launcher.backends.sagemaker.request.time_limit import TimeLimit, time_limit
+from sm_llm.launcher.bundle import local_source
+from sm_llm.launcher.display.lines import duration
+from sm_llm.launcher.images import images
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
+from sm_llm.spec.tasks import ScriptTask, starts_ranks
+
+if TYPE_CHECKING:
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.source_tree import SourceTree
+    from sm_llm.spec.job import JobSpec
+
+_ANY_ROLE = "arn:aws:iam::123456789012:role/any"
+_ANY_REGION = "us-east-1"
+_MASTER_PORT = "7777"
+"""The training toolkit's own."""
+
+
+@dataclass(frozen=True)
+class SageMakerTarget:
+    """Everything that a request takes from outside the job's own fields."""
+
+    settings: Settings
+    image_uri: str
+    image: images.Image | None
+    """The row of the table of images; None where the specification names an address."""
+    is_stock: bool
+    """Whether what the image lacks is installed on every node."""
+    limit: TimeLimit
+    distribution: Distribution
+    command: tuple[tuple[str, ...], ...]
+    program: SourceTree | None = None
+    """The files of the user's program, where they are on this machine."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The decisions in words."""
+        limit = self.limit
+        wait = f", waiting included {duration(limit.max_wait)}" if limit.max_wait is not None else ""
+        facts = {
+            "image": self.image_uri,
+            "image mode": "stock (what it lacks is installed once per node)" if self.is_stock else "built",
+            "time limit": f"{duration(limit.max_run)}{wait} ({limit.reason})",
+            "role": str(self.settings.role),
+            "region": str(self.settings.region),
+        }
+        if self.image is not None and self.image.note:
+            facts["image note"] = self.image.note
+        if self.image is not None and self.image.patched_until is not None:
+            facts["image patches"] = f"until {self.image.patched_until} (table of {images.TABLE_DATE})"
+        if self.program is not None:
+            out = f", {len(self.program.left_out)} entries left out" if self.program.left_out else ""
+            facts["program"] = f"{len(self.program.files)} files, {self.program.bytes / 1e6:.1f} MB{out}"
+        return facts | {f"{name} from": origin for name, origin in self.settings.origins.items()}
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The decisions of a job, as far as they can be made, and every fault on the way."""
+
+    target: SageMakerTarget | None
+    """None with any fault."""
+    assumed: SageMakerTarget | None
+    """The same with stand-ins for what cannot be decided, so that the rest of a request is checked all the same; None
+    where the defaults of the SDK cannot be read."""
+    settings: Settings | None
+    limit: TimeLimit | None
+    program: SourceTree | None
+    faults: tuple[Fault, ...]
+
+
+def decide(plan: Plan) -> Decisions:
+    """The decisions of a plan; the only place that makes them."""
+    job = plan.job
+    options = SageMakerOptions.of(job)
+    program = local_source(job.task.source) if isinstance(job.task, ScriptTask) else None
+    try:
+        found = settings(job)
+    except PlanError as error:
+        return Decisions(None, None, None, None, program, error.faults)
+    faults = setting_faults(found)
+    image, address = _image(job, found.region or _ANY_REGION, faults)
+    limit = time_limit(job, plan.total_flops)
+    known = limit if isinstance(limit, TimeLimit) else None
+    assumed = SageMakerTarget(
+        settings=replace(found, role=found.role or _ANY_ROLE, region=found.region or _ANY_REGION),
+        image_uri=address or "image",
+        image=image,
+        is_stock=options.image == "stock",
+        limit=known or TimeLimit(1, None, ""),
+        distribution=distribution(job),
+        command=_command(job),
+        program=program,
+    )
+    if isinstance(limit, Fault):
+        told = plan.total_flops is not None and any(options.compute_faults(job.compute))  # its type gives the time
+        faults += [] if told else [limit]
+    is_whole = not faults and address is not None and known is not None
+    return Decisions(assumed if is_whole else None, assumed, found, known, program, tuple(faults))
+
+
+def _image(job: JobSpec, region: str, faults: list[Fault]) -> tuple[images.Image | None, str | None]:
+    """The row of the table, if it is one of the table's, and the address."""
+    options = SageMakerOptions.of(job)
+    if options.image_uri is not None:
+        return None, options.image_uri
+    row = images.choose(job, options.image_version)
+    address = row if isinstance(row, Fault) else images.uri(row, region)
+    if isinstance(row, Fault) or isinstance(address, Fault):
+        faults += [it for it in (row, address) if isinstance(it, Fault)][:1]
+        return None, None
+    return row, address
+
+
+def _command(job: JobSpec) -> tuple[tuple[str, ...], ...]:
+    """The command that the training toolkit runs on every node."""
+    nodes = job.compute.instance_count
+    if not starts_ranks(job.task):
+        return tuple(("python", f"{job.task.kind}.py") for _ in range(nodes))
+    first = ("torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(job.compute.processes))
+    place = ("--master_addr", "algo-1", "--master_port", _MASTER_PORT, "--node_rank")
+    return tuple((*first, *((*place, str(node)) if nodes > 1 else ()), f"{job.task.kind}.py") for node in range(nodes))
