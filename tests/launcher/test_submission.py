@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from sm_llm.launcher.backends.base import Submission
     from sm_llm.runs.run_home import RunHome
 
 SPEC = {"backend": {"name": "local"}, "task": {"kind": "train"}}
@@ -47,6 +48,13 @@ class Place:
         self.holds = True
         yield Attempt.claim(number, self.known_id)
         self.holds = False
+
+
+    def render_workflow(self, *_: object) -> list[Submission]:
+        raise NotImplementedError
+
+    def step_home(self, home: RunHome, step: str) -> RunHome:
+        raise NotImplementedError
 
 
 def submit(home: RunHome, place: Any, change: Change | None = None) -> str:
