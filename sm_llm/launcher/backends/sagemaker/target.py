@@ -103,7 +103,7 @@ def decide(plan: Plan) -> Decisions:
         program=program,
     )
     if isinstance(limit, Fault):
-        is_implied = plan.total_flops is not None and any(options.compute_faults(job.compute))  # its type gives the time
+        is_implied = plan.total_flops is not None and any(options.compute_faults(job.compute))
         faults += [] if is_implied else [limit]
     is_whole = not faults and address is not None and known is not None
     return Decisions(assumed if is_whole else None, assumed, found, known, program, tuple(faults))
