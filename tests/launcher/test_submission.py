@@ -49,7 +49,6 @@ class Place:
         yield Attempt.claim(number, self.known_id)
         self.holds = False
 
-
     def render_workflow(self, *_: object) -> list[Submission]:
         raise NotImplementedError
 
