@@ -3,7 +3,7 @@
 ::
 
     SmLlmError
-    ├── SpecError        the specification is wrong (all faults at once)
+    ├── SpecError        the specification is wrong (all issues at once)
     ├── PlanError        the specification is well-formed, but cannot be planned
     ├── SubmitError      a backend refused or could not start the job
     │   ├── LaunchRefused    what was asked for does not fit the run as it is: nothing was started
@@ -21,8 +21,10 @@ these without a traceback; any other exception is our own mistake.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.redaction import redact
 from sm_llm.terminal import clean
@@ -32,27 +34,71 @@ if TYPE_CHECKING:
 
 _UNSET: Any = object()
 _MOST_SHOWN = 30
-"""Faults that a message lists; an error holds all of them."""
+"""Issues that a message lists; an error holds all of them."""
 
 
 @dataclass(frozen=True, repr=False)
-class Fault:
-    """One thing that is wrong: ``path`` (dotted), what is wrong, the value seen, what to do, where it was written."""
+class Issue:
+    """One thing that is wrong with what the user gave, or (a warning) probably not meant."""
 
+    code: str
+    """Its stable name, e.g. ``batch-not-divisible``; what has to recognise an issue reads this, never its text."""
     path: str
-    problem: str
-    seen: Any = _UNSET
+    """Where it is: a dotted path of the specification, an option or a file."""
+    message: str
+    value: Any = _UNSET
+    """What was given there."""
     remedy: str = ""
     origin: str = ""
+    """Where the value was written: a file and its line, the command line."""
+    severity: Literal["error", "warning"] = "error"
+    blocked_by: tuple[str, ...] = ()
+    """Codes and dotted paths: an earlier error of one of these leaves nothing to report here."""
+
+    @property
+    def has_value(self) -> bool:
+        """Whether it shows what was given."""
+        return self.value is not _UNSET
+
+    @property
+    def text(self) -> str:
+        """What is wrong, the value and the remedy, without the path: the whole of a warning, whose text names it."""
+        value = f" (got {_shorten(repr(self.value))})" if self.has_value else ""
+        remedy = f". {self.remedy}" if self.remedy else ""
+        return redact(f"{self.message}{value}{remedy}")
 
     def __str__(self) -> str:
         origin = f" ({self.origin})" if self.origin else ""
-        seen = "" if self.seen is _UNSET else f" (got {_shorten(repr(self.seen))})"
-        remedy = f". {self.remedy}" if self.remedy else ""
-        return redact(f"{self.path}{origin}: {self.problem}{seen}{remedy}")
+        return redact(f"{self.path}{origin}: {self.text}")
 
     def __repr__(self) -> str:
-        return f"Fault({self})"
+        return f"Issue({self.code}: {self})"
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values without anything that has the format of a credential; ``value`` only where one was given."""
+        texts = {"code": self.code, "severity": self.severity, "path": self.path, "message": self.message}
+        value = {"value": _plain(self.value)} if self.has_value else {}
+        origin = {"origin": clean(redact(self.origin))} if self.origin else {}
+        shown = {name: clean(redact(text)) for name, text in texts.items()}
+        return shown | value | {"remedy": clean(redact(self.remedy))} | origin
+
+
+def warning(code: str, path: str, message: str, value: Any = _UNSET, remedy: str = "") -> Issue:
+    """An issue that stops nothing: what was given works, but is probably not meant."""
+    return Issue(code, path, message, value, remedy, severity="warning")
+
+
+def _plain(value: Any) -> Any:
+    """JSON values for whatever a user may have given."""
+    if isinstance(value, bool | int | None):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {clean(redact(str(key))): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return clean(redact(value if isinstance(value, str) else repr(value)))
 
 
 def _shorten(text: str, longest: int = 120) -> str:
@@ -70,28 +116,28 @@ class SmLlmError(Exception):
         return clean(redact(super().__str__()))
 
 
-class _FaultyError(SmLlmError):
-    """An error that carries all faults found, not only the first."""
+class _ErrorWithIssues(SmLlmError):
+    """An error that carries all issues found, not only the first."""
 
-    def __init__(self, faults: Sequence[Fault] | str) -> None:
-        self.faults: tuple[Fault, ...] = () if isinstance(faults, str) else tuple(faults)
-        super().__init__(faults if isinstance(faults, str) else _list_faults(self.faults))
-
-
-def _list_faults(faults: Sequence[Fault]) -> str:
-    if len(faults) == 1:
-        return str(faults[0])
-    lines = [f"  - {fault}" for fault in faults[:_MOST_SHOWN]]
-    if len(faults) > _MOST_SHOWN:
-        lines.append(f"  … and {len(faults) - _MOST_SHOWN} more")
-    return "\n".join([f"{len(faults)} faults:", *lines])
+    def __init__(self, issues: Sequence[Issue] | str) -> None:
+        self.issues: tuple[Issue, ...] = () if isinstance(issues, str) else tuple(issues)
+        super().__init__(issues if isinstance(issues, str) else _list_issues(self.issues))
 
 
-class SpecError(_FaultyError):
+def _list_issues(issues: Sequence[Issue]) -> str:
+    if len(issues) == 1:
+        return str(issues[0])
+    lines = [f"  - {issue}" for issue in issues[:_MOST_SHOWN]]
+    if len(issues) > _MOST_SHOWN:
+        lines.append(f"  … and {len(issues) - _MOST_SHOWN} more")
+    return "\n".join([f"{len(issues)} issues:", *lines])
+
+
+class SpecError(_ErrorWithIssues):
     """The specification itself is wrong."""
 
 
-class PlanError(_FaultyError):
+class PlanError(_ErrorWithIssues):
     """The specification is well-formed but cannot be carried out as it stands."""
 
 
@@ -119,7 +165,7 @@ class CheckpointError(SmLlmError):
     """No usable checkpoint where one was required, or one that does not fit the job."""
 
 
-class ConversionError(_FaultyError):
+class ConversionError(_ErrorWithIssues):
     """A checkpoint could not be converted without loss."""
 
 

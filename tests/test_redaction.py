@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sm_llm.errors import Fault, RunFailed, SpecError, StorageError
+from sm_llm.errors import Issue, RunFailed, SpecError, StorageError
 from sm_llm.redaction import HIDDEN, SHORTEST, Hidden, is_token_shaped, redact, redact_assignments
 from sm_llm.secret_names import is_secret_name
 
@@ -57,7 +57,7 @@ def test_what_only_looks_a_little_like_one_stays(text: str) -> None:
 
 def test_a_fault_shows_no_token_not_even_half_of_one() -> None:
     token = SHAPES[0]
-    text = str(SpecError([Fault("a.b", "is odd", "x" * 100 + " " + token), Fault(token, f"see {token}")]))
+    text = str(SpecError([Issue("a-b", "a.b", "is odd", "x" * 100 + " " + token), Issue("a-c", token, f"see {token}")]))
     assert "hf_" not in text
     assert HIDDEN in text
 

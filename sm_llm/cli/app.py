@@ -120,7 +120,7 @@ def whole(
 
 
 def main() -> NoReturn:
-    """Entry point of ``sm-llm``: the user's faults become one message and an exit code, never a traceback."""
+    """Entry point of ``sm-llm``: the user's issues become one message and an exit code, never a traceback."""
     clean_streams()
     gc.set_threshold(100_000)  # modules that are being loaded are not garbage: the search for it takes 5% of `plan`
     try:

@@ -8,7 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, Overrides, Spec, print_json
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ Execution = Annotated[str, typer.Argument(metavar="EXECUTION", help="ARN of an e
 def _pairs(texts: Sequence[str] | None, form: str) -> dict[str, str]:
     """NAME=… texts as a mapping; ``form`` shows one. Raises ``SpecError``."""
     found: dict[str, str] = {}
-    faults = []
+    issues = []
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not (name and equals):
-            faults.append(Fault(text, f"is not written {form}"))
+            issues.append(Issue("pipeline-argument-malformed", text, f"is not written {form}"))
         elif name in found:
-            faults.append(Fault(name, "is given twice", value, "Keep one"))
+            issues.append(Issue("pipeline-argument-repeated", name, "is given twice", value, "Keep one"))
         found[name] = value
-    if faults:
-        raise SpecError(faults)
+    if issues:
+        raise SpecError(issues)
     return found
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.loading.yaml_text import to_yaml
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def applied(job: JobFile, hyperparameters: Mapping[str, str]) -> tuple[JobFile, 
     try:
         return job.changed(changes), changes
     except SpecError as error:
-        refused = [fault.path for fault in error.faults]
+        refused = [issue.path for issue in error.issues]
         again = [_unquoted(it) if _is_about(it.partition("=")[0], refused) else it for it in changes]
         if again == changes:
             raise
@@ -95,7 +95,9 @@ def _of_file(path: Path) -> dict[str, str]:
     try:
         return _texts(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, AttributeError, RecursionError) as error:
-        raise SpecError([Fault(str(path), f"is not a JSON object of hyperparameters: {error}")]) from error
+        raise SpecError(
+            [Issue("hyperparameters-file-invalid", str(path), f"is not a JSON object of hyperparameters: {error}")]
+        ) from error
 
 
 def _of_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -111,7 +113,7 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 def of_arguments(argv: Sequence[str]) -> dict[str, str]:
     """Names and texts of ``--key value``, ``--key=value`` and ``key=value``. Raises ``SpecError`` for anything else."""
     found: dict[str, str] = {}
-    faults = []
+    issues = []
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -122,7 +124,7 @@ def of_arguments(argv: Sequence[str]) -> dict[str, str]:
             found[word.removeprefix("--")] = rest.pop(0)
         else:
             remedy = "Write --key.path value, for example --task.max_steps 100"
-            faults.append(Fault(word, "is not an override", remedy=remedy))
-    if faults:
-        raise SpecError(faults)
+            issues.append(Issue("argument-not-an-override", word, "is not an override", remedy=remedy))
+    if issues:
+        raise SpecError(issues)
     return found

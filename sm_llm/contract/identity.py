@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.comparison.leaves import Difference, leaves
 from sm_llm.spec.loading.yaml_text import to_typed
@@ -157,23 +157,23 @@ def refusals(
     is_own: bool,
     allow_other_data: bool,
     is_stated: bool,
-) -> list[Fault]:
-    """Why a checkpoint of ``step`` cannot be continued with these differences; each fault with the ways out.
+) -> list[Issue]:
+    """Why a checkpoint of ``step`` cannot be continued with these differences; each issue with the ways out.
 
     ``is_own``: by the run that saved it. Its schedule may change its length only where ``task.optim.schedule_steps``
     states it (``is_stated``). ``allow_other_data``: as ``start.allow_other_data`` asks.
     """
     listed = list(found)
-    faults = [_model_fault(it, step, ways, is_own=is_own) for it in listed if it.field_class is FieldClass.MODEL]
+    issues = [_model_issue(it, step, ways, is_own=is_own) for it in listed if it.field_class is FieldClass.MODEL]
     if is_own or not allow_other_data:
         order = [it for it in listed if it.field_class is FieldClass.ORDER]
-        faults += [_order_fault(it, step, ways, is_own=is_own) for it in order]
-    if is_own and not is_stated and (fault := _schedule_fault(listed, now, step)) is not None:
-        faults.append(fault)
-    return faults
+        issues += [_order_issue(it, step, ways, is_own=is_own) for it in order]
+    if is_own and not is_stated and (issue := _schedule_issue(listed, now, step)) is not None:
+        issues.append(issue)
+    return issues
 
 
-def length_fault(task: TrainTask, total_steps: int | None, step: int, *, may_equal: bool) -> Fault | None:
+def length_issue(task: TrainTask, total_steps: int | None, step: int, *, may_equal: bool) -> Issue | None:
     """Why a checkpoint of ``step`` leaves nothing to do for a training of ``total_steps`` in all; None if it does not.
 
     ``may_equal``: a checkpoint of the very last step is good, its model is published as it is.
@@ -186,10 +186,10 @@ def length_fault(task: TrainTask, total_steps: int | None, step: int, *, may_equ
     longer = -(-2 * step * value // total_steps)  # at least twice what is done
     steps = "" if name == "max_steps" else f", which gives more than {step} steps"
     remedy = f"Ask for more, counted from step 0: task.{name}={longer}{steps}; or begin with an earlier checkpoint"
-    return Fault(f"task.{name}", problem, value, remedy)
+    return Issue("checkpoint-already-at-length", f"task.{name}", problem, value, remedy)
 
 
-def _model_fault(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Fault:
+def _model_issue(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Issue:
     of = f"was {to_typed(it.before)} when the checkpoint was saved"
     if is_own:
         problem = f"{of} (step {step} of {ways.run}): it is a state of another model"
@@ -197,20 +197,20 @@ def _model_fault(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> F
     else:
         problem = f"{of} that this run starts from (step {step} of {ways.run}): it is a state of another model"
         anew = "begin without it: task.start=scratch, or task.start.pretrained=FOLDER with published weights"
-    return Fault(it.name, problem, it.now, f"Set it to {to_typed(it.before)}, or {anew}")
+    return Issue("checkpoint-of-another-model", it.name, problem, it.now, f"Set it to {to_typed(it.before)}, or {anew}")
 
 
-def _order_fault(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Fault:
+def _order_issue(it: Difference, step: int, ways: WaysOut, *, is_own: bool) -> Issue:
     of = f"was {to_typed(it.before)} when the checkpoint was saved (step {step} of {ways.run})"
     is_content = it.name in (DATA_CONTENT, TOKENIZER_CONTENT, ROWS)
     back = "Continue with the same data" if is_content else f"Set it to {to_typed(it.before)}"
     other = f"in a new run: {ways.with_other_data}" if is_own else "with task.start.allow_other_data=true"
     anew = ways.anew if is_own else "task.start=scratch"
     remedy = f"{back}, or train on with other data {other}, or begin from step 0: {anew}"
-    return Fault(it.name, f"{of}: samples would be repeated or left out", it.now, remedy)
+    return Issue("data-order-changed", it.name, f"{of}: samples would be repeated or left out", it.now, remedy)
 
 
-def _schedule_fault(found: list[Difference], now: Identity, step: int) -> Fault | None:
+def _schedule_issue(found: list[Difference], now: Identity, step: int) -> Issue | None:
     changed = {it.name: it for it in found}
     schedule = now.get(FieldClass.SCHEDULE, {}).get(_SCHEDULE)
     if SCHEDULE_STEPS not in changed or (schedule in _UNBOUNDED and WARMUP_STEPS not in changed):
@@ -218,7 +218,7 @@ def _schedule_fault(found: list[Difference], now: Identity, step: int) -> Fault 
     before, after = changed[SCHEDULE_STEPS].before, changed[SCHEDULE_STEPS].now
     problem = f"the {schedule} schedule spanned {before} steps and would now span {after}: the rate would jump"
     remedy = f"State {SCHEDULE_STEPS}={before} to keep its course after step {step}, or {SCHEDULE_STEPS}={after}"
-    return Fault(SCHEDULE_STEPS, problem, remedy=f"{remedy} for the new one")
+    return Issue("schedule-length-changed", SCHEDULE_STEPS, problem, remedy=f"{remedy} for the new one")
 
 
 def is_partial(meta: Mapping[str, Any]) -> bool:

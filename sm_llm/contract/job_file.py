@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.runs.run_home import RunHome, home_of
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.load import changed
@@ -40,11 +40,13 @@ def _is_below(path: str, field: str) -> bool:
     return f"{path}.".startswith(f"{field}.")
 
 
-def settled_fault(path: str) -> Fault | None:
-    """The fault of changing a field that the request, the code bundle or the channels were made from."""
+def settled_issue(path: str) -> Issue | None:
+    """The issue of changing a field that the request, the code bundle or the channels were made from."""
     if not any(_is_below(path, it) for it in _SETTLED):
         return None
-    return Fault(path, "is settled once a job has been started", remedy="Set it before the launch")
+    return Issue(
+        "field-fixed-at-launch", path, "is settled once a job has been started", remedy="Set it before the launch"
+    )
 
 
 class JobFile(BaseModel):
@@ -74,7 +76,7 @@ class JobFile(BaseModel):
         """
         if not overrides:
             return self
-        if late := [fault for text in overrides if (fault := settled_fault(text.partition("=")[0]))]:
+        if late := [issue for text in overrides if (issue := settled_issue(text.partition("=")[0]))]:
             raise SpecError(late)
         loaded = changed(self.spec, overrides)
         return self.model_copy(update={"spec": loaded.spec, "spec_digest": loaded.digest})

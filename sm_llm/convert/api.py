@@ -23,7 +23,7 @@ from sm_llm.convert.report import (
 from sm_llm.convert.to_hf import index_json
 from sm_llm.convert.verify import verify_hf, verify_nxd
 from sm_llm.convert.work import DESTINATION, MANIFEST, SHARDS, Journal, run_units, write_whole
-from sm_llm.errors import ConversionError, ConversionRefused, Fault
+from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import INDEX_FILE
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def convert(
         None if config is None else Path(config).expanduser(),
     )
     if to not in ("nxd", "hf"):
-        raise ConversionRefused([Fault("to (--to)", "must be nxd or hf", to)])
+        raise ConversionRefused([Issue("conversion-target-unknown", "to (--to)", "must be nxd or hf", to)])
     folder, target, count = local_folder(source, SOURCE), _target(destination), _workers(workers)
     try:
         job = (job_to_nxd if to == "nxd" else job_to_hf)(folder, target, given)
@@ -89,7 +89,9 @@ def convert(
 def _target(destination: str | Path) -> Path:
     if "://" in str(destination):
         remedy = "Name a folder, and copy it with sm-llm sync"
-        raise ConversionRefused([Fault(DESTINATION, "must be a local folder", str(destination), remedy)])
+        raise ConversionRefused(
+            [Issue("destination-not-local", DESTINATION, "must be a local folder", str(destination), remedy)]
+        )
     return Path(destination).expanduser().absolute()
 
 
@@ -97,7 +99,9 @@ def _workers(workers: int | None) -> int:
     if workers is None:
         return min(8, 2 * (os.cpu_count() or 1))  # while one waits for the disk, another computes
     if isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
-        raise ConversionRefused([Fault("workers (--workers)", f"must be from 1 to {MOST_WORKERS}", workers)])
+        raise ConversionRefused(
+            [Issue("workers-out-of-range", "workers (--workers)", f"must be from 1 to {MOST_WORKERS}", workers)]
+        )
     return workers
 
 

@@ -15,7 +15,7 @@ from sm_llm.convert.files.torch_file import Frozen, read_torch_file
 from sm_llm.convert.files.views import FORMATS, Slice, View, chunks, same, whole
 from sm_llm.convert.hf_source import SOURCE, clean_names
 from sm_llm.convert.rules import EMBEDDING, HEAD
-from sm_llm.errors import ConversionError, ConversionRefused, Fault
+from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.file_names import name_fault
 
 if TYPE_CHECKING:
@@ -78,20 +78,29 @@ class DcpTensors:
 
     def __init__(self, folder: Path, plan: ShardPlan, buffers: str) -> None:
         entries = _read_metadata(folder)
-        cleaned, faults = clean_names(entries, SOURCE)
-        if faults:
-            raise ConversionRefused(faults)
+        cleaned, issues = clean_names(entries, SOURCE)
+        if issues:
+            raise ConversionRefused(issues)
         prefix = _prefix(plan.shapes, cleaned)
         held = {name.removeprefix(prefix): it for name, it in cleaned.items() if name.startswith(prefix)}
         self._entries = {name: held[name] for name in plan.shapes}
         extra = [it for it in held if it not in plan.shapes and it.startswith(("model.", "lm_head."))]
         self.unread = tuple(name for name in extra if re.search(buffers, name))
         others = [name for name in extra if name not in self.unread and not (plan.is_tied and name == HEAD)]
-        if faults := [*_extra_faults(others), *self._faults(plan.shapes)]:
-            raise ConversionRefused(faults)
+        if issues := [*_extra_issues(others), *self._issues(plan.shapes)]:
+            raise ConversionRefused(issues)
         if plan.is_tied and HEAD in held and not _equal(held[HEAD], self._entries[EMBEDDING]):
             problem = f"{HEAD} differs from {EMBEDDING}, but the config ties the two"
-            raise ConversionRefused([Fault(SOURCE, problem, remedy="Set tie_word_embeddings: false in the config")])
+            raise ConversionRefused(
+                [
+                    Issue(
+                        "dcp-tied-weights-differ",
+                        SOURCE,
+                        problem,
+                        remedy="Set tie_word_embeddings: false in the config",
+                    )
+                ]
+            )
 
     @property
     def files(self) -> list[Path]:
@@ -113,18 +122,28 @@ class DcpTensors:
         for row in _rows(it) or ():
             yield from chunks([_whole(it, chunk) for chunk in row], 1 if len(row) > 1 else 0)
 
-    def _faults(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Fault]:
+    def _issues(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Issue]:
         if missing := [path.name for path in self.files if not path.is_file()]:
             problem = f"{METADATA} names files that are missing: {', '.join(missing[:_SHOWN])}"
-            yield Fault(SOURCE, problem, remedy="Copy the whole checkpoint")
+            yield Issue("dcp-files-missing", SOURCE, problem, remedy="Copy the whole checkpoint")
         for name, it in self._entries.items():
             if it.shape != shapes[name]:
                 problem = f"{name} has shape {list(it.shape)}, the config makes it {list(shapes[name])}"
-                yield Fault(SOURCE, problem, remedy="Give the config that this model was trained with")
+                yield Issue(
+                    "dcp-shape-mismatch", SOURCE, problem, remedy="Give the config that this model was trained with"
+                )
             elif it.dtype not in FORMATS:
-                yield Fault(SOURCE, f"{name} is stored as {it.dtype}; weights must be one of {', '.join(FORMATS)}")
+                yield Issue(
+                    "dcp-dtype-unsupported",
+                    SOURCE,
+                    f"{name} is stored as {it.dtype}; weights must be one of {', '.join(FORMATS)}",
+                )
             elif _rows(it) is None:
-                yield Fault(SOURCE, f"{name} is not cut into rows and columns that make up the whole of it")
+                yield Issue(
+                    "dcp-tensor-incomplete",
+                    SOURCE,
+                    f"{name} is not cut into rows and columns that make up the whole of it",
+                )
 
 
 def _read_metadata(folder: Path) -> dict[str, _Entry]:
@@ -185,18 +204,26 @@ def _prefix(shapes: Mapping[str, Any], entries: Mapping[str, Any]) -> str:
         return fitting[0]
     if fitting:
         problem = f"holds several models, under {', '.join(repr(it) for it in fitting)}"
-        raise ConversionRefused([Fault(SOURCE, problem, remedy="Save the one that is meant by itself")])
+        raise ConversionRefused(
+            [Issue("dcp-several-models", SOURCE, problem, remedy="Save the one that is meant by itself")]
+        )
     missing = [name for name in shapes if not any(it + name in entries for it in candidates or [""])]
     problem = f"the checkpoint lacks {', '.join(missing[:_SHOWN]) or 'a complete model'}"
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-    raise ConversionRefused([Fault(SOURCE, problem + more, remedy="Give the config that this model was trained with")])
+    raise ConversionRefused(
+        [
+            Issue(
+                "dcp-tensors-missing", SOURCE, problem + more, remedy="Give the config that this model was trained with"
+            )
+        ]
+    )
 
 
-def _extra_faults(names: Sequence[str]) -> list[Fault]:
+def _extra_issues(names: Sequence[str]) -> list[Issue]:
     if not names:
         return []
     problem = f"holds {', '.join(names[:_SHOWN])}, which the model of this config does not have"
-    return [Fault(SOURCE, problem, remedy="Give the config that this model was trained with")]
+    return [Issue("dcp-tensors-unknown", SOURCE, problem, remedy="Give the config that this model was trained with")]
 
 
 def _rows(entry: _Entry) -> list[list[_Chunk]] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sm_llm.convert.files.torch_file import OtherTensor, read_torch_file
 from sm_llm.convert.files.views import FORMATS, View, contiguous_strides
 from sm_llm.convert.layout import decoder
-from sm_llm.errors import ConversionError, ConversionRefused, Fault, SpecError
+from sm_llm.errors import ConversionError, ConversionRefused, Issue, SpecError
 from sm_llm.models.config import normalise
 from sm_llm.models.read import read_config
 from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILES, Stored, stored_tensors
@@ -56,10 +56,10 @@ def local_folder(address: str | Path, where: str) -> Path:
     text = str(address)
     if "://" in text:
         remedy = f"Copy it first: sm-llm {'fetch' if text.startswith('hf:') else 'sync'} {quoted(text)} FOLDER"
-        raise ConversionRefused([Fault(where, "must be a local folder", text, remedy)])
+        raise ConversionRefused([Issue("source-not-local", where, "must be a local folder", text, remedy)])
     folder = Path(text).expanduser()
     if not folder.is_dir():
-        raise ConversionRefused([Fault(where, "must be a folder", text, "Check the path")])
+        raise ConversionRefused([Issue("source-not-a-folder", where, "must be a folder", text, "Check the path")])
     return folder
 
 
@@ -72,12 +72,12 @@ def read_model_config(path: Path) -> dict[str, Any]:
         return normalise(written)
     except SpecError as error:
         prefix = "task.model.config."
-        faults = [replace(it, path=f"{path}: {it.path.removeprefix(prefix)}") for it in error.faults]
-        raise ConversionRefused(faults) from None
+        issues = [replace(it, path=f"{path}: {it.path.removeprefix(prefix)}") for it in error.issues]
+        raise ConversionRefused(issues) from None
 
 
 def open_hf(folder: Path) -> HfSource:
-    """Raises ``ConversionRefused`` with every fault of config, files, names, shapes and number formats."""
+    """Raises ``ConversionRefused`` with every issue of config, files, names, shapes and number formats."""
     config = read_model_config(folder)
     kind = decoder(config)
     stored, views, damage = _tensors(folder)
@@ -86,12 +86,12 @@ def open_hf(folder: Path) -> HfSource:
     checked = compare_stored(
         folder, cleaned, [*damage, *collisions], kind.tensors(config), tied=kind.tied_head(config), buffers=kind.buffers
     )
-    if checked.faults:
-        raise ConversionRefused([replace(it, path=SOURCE) for it in checked.faults])
+    if checked.issues:
+        raise ConversionRefused([replace(it, path=SOURCE) for it in checked.issues])
     return HfSource(folder, config, {name: views[name] for name in checked.tensors}, checked.unread)
 
 
-def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Fault]]:
+def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Issue]]:
     """Name -> place in a file, twice: as the checks take it and as it is read."""
     kinds = [(INDEX_FILE, SINGLE_FILE), (BIN_INDEX, BIN_FILE)]
     has_safetensors, has_bin = (any((folder / name).is_file() for name in names) for names in kinds)
@@ -99,11 +99,22 @@ def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Fau
         names = ", ".join(name for pair in kinds for name in pair)
         found = ", ".join(sorted(it.name for it in folder.iterdir())[:_SHOWN]) or "nothing"
         problem = f"{folder} has no weights of a Hugging Face model ({found}); they must be in one of {names}"
-        return {}, {}, [Fault(SOURCE, problem, remedy="Save the model with save_pretrained, or name another folder")]
+        return (
+            {},
+            {},
+            [
+                Issue(
+                    "source-without-weights",
+                    SOURCE,
+                    problem,
+                    remedy="Save the model with save_pretrained, or name another folder",
+                )
+            ],
+        )
     if not has_safetensors:
         return _bin_tensors(folder)
-    stored, faults = stored_tensors(folder)
-    return stored, {name: mapped(it) for name, it in stored.items() if it.dtype in FORMATS}, faults
+    stored, issues = stored_tensors(folder)
+    return stored, {name: mapped(it) for name, it in stored.items() if it.dtype in FORMATS}, issues
 
 
 def mapped(stored: Stored) -> View:
@@ -111,27 +122,33 @@ def mapped(stored: Stored) -> View:
     return View(stored.file, stored.dtype, stored.shape, contiguous_strides(stored.shape), stored.begin)
 
 
-def _bin_tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Fault]]:
+def _bin_tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Issue]]:
     stored: dict[str, Stored] = {}
     views: dict[str, View] = {}
-    faults: list[Fault] = []
+    issues: list[Issue] = []
     try:
         files = _bin_files(folder)
     except ConversionError as error:
-        return {}, {}, list(error.faults) or [Fault(SOURCE, str(error))]
+        return {}, {}, list(error.issues) or [Issue("bin-file-list-invalid", SOURCE, str(error))]
     for path in files:
         try:
             held = read_torch_file(path)
         except ConversionError as error:
-            faults.append(Fault(SOURCE, str(error)))
+            issues.append(Issue("bin-file-unreadable", SOURCE, str(error)))
             continue
         for name, entry in _state(held).items():
             if name in stored:
-                faults.append(Fault(SOURCE, f"{name} is in several files: {stored[name].file.name}, {path.name}"))
+                issues.append(
+                    Issue(
+                        "bin-tensor-repeated",
+                        SOURCE,
+                        f"{name} is in several files: {stored[name].file.name}, {path.name}",
+                    )
+                )
             stored[name] = _as_stored(path, entry)
             if isinstance(entry, View):
                 views[name] = entry
-    return stored, views, faults
+    return stored, views, issues
 
 
 def _state(held: Any) -> dict[str, View | OtherTensor]:
@@ -153,19 +170,23 @@ def _bin_files(folder: Path) -> list[Path]:
         return [single]
     if single.is_file():
         problem = f"{folder} holds {BIN_FILE} beside {BIN_INDEX}: two sets of weights"
-        raise ConversionRefused([Fault(SOURCE, problem, remedy="Remove the one that is not meant")])
+        raise ConversionRefused(
+            [Issue("bin-weights-ambiguous", SOURCE, problem, remedy="Remove the one that is not meant")]
+        )
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return _existing(folder, sorted({str(it) for it in names.values()}), index)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConversionRefused([Fault(SOURCE, f"{index} is not a usable index ({error})")]) from None
+        raise ConversionRefused(
+            [Issue("bin-index-invalid", SOURCE, f"{index} is not a usable index ({error})")]
+        ) from None
 
 
 def _existing(folder: Path, names: Sequence[str], index: Path) -> list[Path]:
     files = [path_below(folder, name, origin=str(index)) for name in names]
     if missing := [path.name for path in files if not path.is_file()]:
         problem = f"{index.name} names files that are missing: {', '.join(missing)}"
-        raise ConversionRefused([Fault(SOURCE, problem, remedy="Fetch the whole folder again")])
+        raise ConversionRefused([Issue("bin-files-missing", SOURCE, problem, remedy="Fetch the whole folder again")])
     return files
 
 
@@ -187,14 +208,19 @@ def clean_name(name: str) -> str:
     return ".".join(parts)
 
 
-def clean_names(entries: Mapping[str, _Entry], where: str) -> tuple[dict[str, _Entry], list[Fault]]:
-    """The same entries under clean names, and a fault for every two that would get the same one."""
+def clean_names(entries: Mapping[str, _Entry], where: str) -> tuple[dict[str, _Entry], list[Issue]]:
+    """The same entries under clean names, and a issue for every two that would get the same one."""
     origins: dict[str, list[str]] = {}
     for name in entries:
         origins.setdefault(clean_name(name), []).append(name)
-    faults = [
-        Fault(where, f"{' and '.join(names)} are the same tensor {name} without the names of wrappers", remedy=_ONE)
+    issues = [
+        Issue(
+            "tensor-names-collide",
+            where,
+            f"{' and '.join(names)} are the same tensor {name} without the names of wrappers",
+            remedy=_ONE,
+        )
         for name, names in origins.items()
         if len(names) > 1
     ]
-    return {name: entries[names[0]] for name, names in origins.items()}, faults
+    return {name: entries[names[0]] for name, names in origins.items()}, issues

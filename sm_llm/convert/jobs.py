@@ -15,7 +15,7 @@ from sm_llm.convert.rules import ShardPlan, parts_by_source, primary_and_copies
 from sm_llm.convert.to_hf import Joined, hf_units
 from sm_llm.convert.to_nxd import mixed_formats, nxd_units
 from sm_llm.convert.work import MANIFEST
-from sm_llm.errors import ConversionRefused, Fault
+from sm_llm.errors import ConversionRefused, Issue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,12 +75,16 @@ class Job:
 
 
 def job_to_nxd(folder: Path, target: Path, given: Given) -> Job:
-    """Shards of the Hugging Face model in ``folder``. Raises ``ConversionRefused`` with every fault."""
+    """Shards of the Hugging Face model in ``folder``. Raises ``ConversionRefused`` with every issue."""
     if given.config is not None:
         remedy = "The config.json in the folder of the weights counts"
-        raise ConversionRefused([Fault(CONFIG, "has no effect with --to nxd", str(given.config), remedy)])
+        raise ConversionRefused(
+            [Issue("config-without-effect", CONFIG, "has no effect with --to nxd", str(given.config), remedy)]
+        )
     if given.tensor is None:
-        raise ConversionRefused([Fault(TENSOR, "is required with --to nxd", remedy="Give for example --tp 8")])
+        raise ConversionRefused(
+            [Issue("tensor-degree-required", TENSOR, "is required with --to nxd", remedy="Give for example --tp 8")]
+        )
     source = open_hf(folder)
     degrees = resolve(
         source.config,
@@ -92,8 +96,8 @@ def job_to_nxd(folder: Path, target: Path, given: Given) -> Job:
         layout=given.layout or "trn1",
     )
     plan = ShardPlan(source.config, degrees)
-    if faults := mixed_formats(plan, source.views):
-        raise ConversionRefused(faults)
+    if issues := mixed_formats(plan, source.views):
+        raise ConversionRefused(issues)
     is_xser = given.xser is not False
     return Job(
         "nxd",
@@ -113,10 +117,12 @@ def job_to_nxd(folder: Path, target: Path, given: Given) -> Job:
 def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
     """The Hugging Face model of the shards, or of the distributed checkpoint, in ``folder``.
 
-    Raises ``ConversionRefused`` with every fault.
+    Raises ``ConversionRefused`` with every issue.
     """
     if given.xser is not None:
-        raise ConversionRefused([Fault("xser (--xser)", "has no effect with --to hf", given.xser, "Leave it out")])
+        raise ConversionRefused(
+            [Issue("xser-without-effect", "xser (--xser)", "has no effect with --to hf", given.xser, "Leave it out")]
+        )
     if (folder / METADATA).is_file():
         return _job_of_dcp(folder, target, given)
     found = find_shards(folder)
@@ -124,8 +130,8 @@ def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
     config = read_model_config(at)
     _check_manifest(found, config, given)
     degrees = _degrees(found, config, given)
-    if faults := check_ranks(found, degrees.tensor, degrees.pipeline):
-        raise ConversionRefused(faults)
+    if issues := check_ranks(found, degrees.tensor, degrees.pipeline):
+        raise ConversionRefused(issues)
     shards = open_shards(found, decoder(config).buffers)
     plan = ShardPlan(config, _with_form(found, degrees, shards, given))
     joined = Joined(plan, shards)
@@ -172,7 +178,7 @@ def _job_of_dcp(folder: Path, target: Path, given: Given) -> Job:
     for path, value in _options(given).items():
         if value is not None:
             problem = "has no effect: a distributed checkpoint of torch knows its own shards"
-            raise ConversionRefused([Fault(path, problem, value, "Leave it out")])
+            raise ConversionRefused([Issue("layout-option-without-effect", path, problem, value, "Leave it out")])
     at = _config_file(folder, given.config)
     config = read_model_config(at)
     plan = ShardPlan(config, Degrees(1))
@@ -220,12 +226,16 @@ def _config_file(root: Path, given: Path | None) -> Path:
     if given is not None:
         path = given / "config.json" if given.is_dir() else given
         if not path.is_file():
-            raise ConversionRefused([Fault(CONFIG, "must be a config.json or a folder with one", str(given))])
+            raise ConversionRefused(
+                [Issue("config-not-found", CONFIG, "must be a config.json or a folder with one", str(given))]
+            )
         return path
     path = root / "config.json"
     if not path.is_file():
         problem = f"{root} has no config.json, which names heads, widths and layers"
-        raise ConversionRefused([Fault(SOURCE, problem, remedy="Give the model's own with --config")])
+        raise ConversionRefused(
+            [Issue("source-without-config", SOURCE, problem, remedy="Give the model's own with --config")]
+        )
     return path
 
 
@@ -235,20 +245,20 @@ def _check_manifest(found: NxdSource, config: Mapping[str, Any], given: Given) -
     if recorded is None:
         return
     where = found.root / MANIFEST
-    faults = []
+    issues = []
     if recorded.get("to") != "nxd":
-        faults.append(Fault(SOURCE, f"{where} is not the manifest of shards"))
+        issues.append(Issue("shards-manifest-invalid", SOURCE, f"{where} is not the manifest of shards"))
     if recorded.get("model_type") != config["model_type"]:
         problem = (
             f"{where} was written for a {recorded.get('model_type')} model, the config is of {config['model_type']}"
         )
-        faults.append(Fault(SOURCE, problem, remedy="Give the config of these shards"))
+        issues.append(Issue("shards-of-another-family", SOURCE, problem, remedy="Give the config of these shards"))
     for (path, value), name in zip(_options(given).items(), degrees_json(Degrees(1)), strict=True):
         if value is not None and value != recorded.get(name):
             problem = f"contradicts {where}, which has {recorded.get(name)}"
-            faults.append(Fault(path, problem, value, "Leave it out"))
-    if faults:
-        raise ConversionRefused(faults)
+            issues.append(Issue("layout-option-contradicts-manifest", path, problem, value, "Leave it out"))
+    if issues:
+        raise ConversionRefused(issues)
 
 
 def _degrees(found: NxdSource, config: Mapping[str, Any], given: Given) -> Degrees:
@@ -260,7 +270,9 @@ def _degrees(found: NxdSource, config: Mapping[str, Any], given: Given) -> Degre
         return resolve(config, **values)  # type: ignore[arg-type]
     if given.virtual is not None:
         problem = "has no effect here: names of layers are global"
-        raise ConversionRefused([Fault(VIRTUAL, problem, given.virtual, "Leave it out")])
+        raise ConversionRefused(
+            [Issue("virtual-degree-without-effect", VIRTUAL, problem, given.virtual, "Leave it out")]
+        )
     return resolve(
         config,
         tensor=found.tensor if given.tensor is None else given.tensor,
@@ -278,10 +290,10 @@ def _with_form(found: NxdSource, degrees: Degrees, shards: Shards, given: Given)
     if len(shown) != 1:
         problem = f"holds query weights in {len(shown)} forms ({', '.join(shown) or 'none known'})"
         remedy = f"Each layer must have one of {', '.join(f'*{it}' for it in _FORMS.values())}"
-        raise ConversionRefused([Fault(SOURCE, problem, remedy=remedy)])
+        raise ConversionRefused([Issue("query-form-ambiguous", SOURCE, problem, remedy=remedy)])
     (form,) = shown
     expected = degrees.qkv if found.manifest is not None else given.qkv
     if expected not in (None, form):
         problem = f"the tensors of {found.root} are {form}"
-        raise ConversionRefused([Fault(QKV, problem, expected, "Leave it out")])
+        raise ConversionRefused([Issue("query-form-contradicts-shards", QKV, problem, expected, "Leave it out")])
     return replace(degrees, qkv=form)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from sm_llm.errors import ConversionRefused, Fault
+from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.models.families.gated import GatedDecoder
 from sm_llm.models.families.registry import FAMILIES
-from sm_llm.models.parallel_nxd import copy_faults, kv_copies
+from sm_llm.models.parallel_nxd import copy_issues, kv_copies
 
 if TYPE_CHECKING:
     from sm_llm.models.families.family import Config
@@ -54,8 +54,14 @@ def decoder(config: Config) -> GatedDecoder:
     kind = FAMILIES.get(str(config.get("model_type")))
     if not isinstance(kind, GatedDecoder) or kind.model_type not in MODEL_TYPES:
         remedy = f"Supported: {', '.join(MODEL_TYPES)}"
-        fault = Fault("model_type", "has no layout for neuronx-distributed", config.get("model_type"), remedy)
-        raise ConversionRefused([fault])
+        issue = Issue(
+            "family-without-nxd-layout",
+            "model_type",
+            "has no layout for neuronx-distributed",
+            config.get("model_type"),
+            remedy,
+        )
+        raise ConversionRefused([issue])
     return kind
 
 
@@ -120,20 +126,20 @@ def resolve(
 ) -> Degrees:
     """Checked degrees for a canonical ``config``; ``kv_multiplier`` None derives it.
 
-    Raises ``ConversionRefused`` with every fault, its arithmetic and the values that work.
+    Raises ``ConversionRefused`` with every issue, its arithmetic and the values that work.
     """
     counts = {TENSOR: tensor, PIPELINE: pipeline, VIRTUAL: virtual, MULTIPLIER: kv_multiplier}
-    faults = [fault for path, value in counts.items() if (fault := _count_fault(path, value))]
-    faults += _choice_faults(QKV, qkv, get_args(Qkv)) + _choice_faults(LAYOUT, layout, get_args(Layout))
+    issues = [issue for path, value in counts.items() if (issue := _count_issue(path, value))]
+    issues += _choice_issues(QKV, qkv, get_args(Qkv)) + _choice_issues(LAYOUT, layout, get_args(Layout))
     heads = heads_of(config)
-    if faults:
-        raise ConversionRefused(faults)
-    faults = [*_tensor_faults(config, heads, tensor), *_qkv_faults(heads, tensor, qkv)]
-    if not faults:
-        faults += copy_faults(heads.kv, tensor, kv_multiplier, tensor_path=TENSOR, multiplier_path=MULTIPLIER)
-    faults += _stage_faults(int(config["num_hidden_layers"]), pipeline, virtual)
-    if faults:
-        raise ConversionRefused(faults)
+    if issues:
+        raise ConversionRefused(issues)
+    issues = [*_tensor_issues(config, heads, tensor), *_qkv_issues(heads, tensor, qkv)]
+    if not issues:
+        issues += copy_issues(heads.kv, tensor, kv_multiplier, tensor_path=TENSOR, multiplier_path=MULTIPLIER)
+    issues += _stage_issues(int(config["num_hidden_layers"]), pipeline, virtual)
+    if issues:
+        raise ConversionRefused(issues)
     form, order = cast("Qkv", qkv), cast("Layout", layout)
     return Degrees(tensor, pipeline, virtual, kv_copies(heads.kv, tensor), form, order)
 
@@ -144,16 +150,20 @@ def fitting_degrees(config: Config) -> list[int]:
     return [it for it in range(1, min(heads.query, _MOST_RANKS) + 1) if not _remainders(config, heads, it)]
 
 
-def _count_fault(path: str, value: int | None) -> Fault | None:
+def _count_issue(path: str, value: int | None) -> Issue | None:
     if value is None and path == MULTIPLIER:
         return None
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 65_536:
         return None
-    return Fault(path, "must be a whole number from 1 to 65,536", value)
+    return Issue("layout-count-invalid", path, "must be a whole number from 1 to 65,536", value)
 
 
-def _choice_faults(path: str, value: str, choices: tuple[str, ...]) -> list[Fault]:
-    return [] if value in choices else [Fault(path, f"must be one of {', '.join(choices)}", value)]
+def _choice_issues(path: str, value: str, choices: tuple[str, ...]) -> list[Issue]:
+    return (
+        []
+        if value in choices
+        else [Issue("layout-choice-invalid", path, f"must be one of {', '.join(choices)}", value)]
+    )
 
 
 def _remainders(config: Config, heads: Heads, tensor: int) -> list[str]:
@@ -165,29 +175,41 @@ def _remainders(config: Config, heads: Heads, tensor: int) -> list[str]:
     return wrong
 
 
-def _tensor_faults(config: Config, heads: Heads, tensor: int) -> list[Fault]:
+def _tensor_issues(config: Config, heads: Heads, tensor: int) -> list[Issue]:
     if wrong := _remainders(config, heads, tensor):
         fits = ", ".join(map(str, fitting_degrees(config)))
-        return [Fault(TENSOR, f"does not divide the model: {'; '.join(wrong)}", tensor, f"Use one of {fits}")]
+        return [
+            Issue(
+                "layout-tensor-degree-indivisible",
+                TENSOR,
+                f"does not divide the model: {'; '.join(wrong)}",
+                tensor,
+                f"Use one of {fits}",
+            )
+        ]
     return []
 
 
-def _qkv_faults(heads: Heads, tensor: int, qkv: str) -> list[Fault]:
+def _qkv_issues(heads: Heads, tensor: int, qkv: str) -> list[Issue]:
     copies = kv_copies(heads.kv, tensor)
     if qkv == "coalesced" and heads.query != heads.kv:
         problem = f"needs as many query heads as key/value heads, the model has {heads.query} and {heads.kv}"
-        return [Fault(QKV, problem, qkv, "Use linear or fused")]
+        return [Issue("qkv-needs-equal-heads", QKV, problem, qkv, "Use linear or fused")]
     if qkv == "split" and copies > 1:
         problem = f"cannot copy key/value heads, and {heads.kv} heads x {copies} = {tensor} ranks need copies"
-        return [Fault(QKV, problem, qkv, f"Use linear or fused, or a degree of at most {heads.kv}")]
+        return [
+            Issue("qkv-cannot-copy-heads", QKV, problem, qkv, f"Use linear or fused, or a degree of at most {heads.kv}")
+        ]
     return []
 
 
-def _stage_faults(layers: int, pipeline: int, virtual: int) -> list[Fault]:
+def _stage_issues(layers: int, pipeline: int, virtual: int) -> list[Issue]:
     parts = pipeline * virtual
     if parts <= layers:
         return []
     problem = f"{pipeline} stages x {virtual} virtual = {parts} parts of {layers} layers"
     if virtual > layers:
-        return [Fault(VIRTUAL, problem, virtual, f"Use at most {layers}, with 1 stage")]
-    return [Fault(PIPELINE, problem, pipeline, f"Use at most {layers // virtual}")]
+        return [
+            Issue("layout-virtual-degree-too-large", VIRTUAL, problem, virtual, f"Use at most {layers}, with 1 stage")
+        ]
+    return [Issue("layout-pipeline-degree-too-large", PIPELINE, problem, pipeline, f"Use at most {layers // virtual}")]

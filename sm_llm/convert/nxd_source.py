@@ -11,7 +11,7 @@ from sm_llm.convert.files.views import View
 from sm_llm.convert.hf_source import SOURCE, clean_names
 from sm_llm.convert.report import read_manifest
 from sm_llm.convert.work import MANIFEST, SHARDS
-from sm_llm.errors import ConversionError, ConversionRefused, Fault
+from sm_llm.errors import ConversionError, ConversionRefused, Issue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -69,29 +69,49 @@ def find_shards(folder: Path) -> NxdSource:
     if len(found) > 1:
         shown = "; ".join(f"{naming} ({len(ranks)} files)" for naming, ranks in found.items())
         remedy = "Keep the files of one checkpoint, and move the others to a folder of their own"
-        raise ConversionRefused([Fault(SOURCE, f"{model} holds shards of several namings: {shown}", remedy=remedy)])
+        raise ConversionRefused(
+            [
+                Issue(
+                    "shards-naming-ambiguous",
+                    SOURCE,
+                    f"{model} holds shards of several namings: {shown}",
+                    remedy=remedy,
+                )
+            ]
+        )
     (ranks,) = found.values()
     try:
         manifest = read_manifest(root / MANIFEST)
     except ValueError as error:
         problem = f"{root / MANIFEST} cannot be read: {error}"
-        raise ConversionRefused([Fault(SOURCE, problem, remedy="Remove it and give the degrees as options")]) from None
+        raise ConversionRefused(
+            [Issue("shards-manifest-unreadable", SOURCE, problem, remedy="Remove it and give the degrees as options")]
+        ) from None
     tensor, pipeline = (1 + max(it[place] for it in ranks) for place in (0, 1))
     return NxdSource(root, ranks, manifest, tensor, pipeline)
 
 
-def check_ranks(source: NxdSource, tensor: int, pipeline: int) -> list[Fault]:
+def check_ranks(source: NxdSource, tensor: int, pipeline: int) -> list[Issue]:
     """Whether the files are those of ``tensor`` x ``pipeline`` ranks, no fewer and no more."""
     wanted = {(tp, pp) for pp in range(pipeline) for tp in range(tensor)}
     missing, extra = sorted(wanted - source.files.keys()), sorted(source.files.keys() - wanted)
-    faults = []
+    issues = []
     if missing:
         problem = f"{len(missing)} of {len(wanted)} ranks are missing: {_ranks(missing)}"
-        faults.append(Fault(SOURCE, problem, remedy="Copy the whole checkpoint, or give the degrees it was saved with"))
+        issues.append(
+            Issue(
+                "shards-ranks-missing",
+                SOURCE,
+                problem,
+                remedy="Copy the whole checkpoint, or give the degrees it was saved with",
+            )
+        )
     if extra:
         problem = f"holds ranks beyond tp {tensor} x pp {pipeline}: {_ranks(extra)}"
-        faults.append(Fault(SOURCE, problem, remedy="Give the degrees it was saved with"))
-    return faults
+        issues.append(
+            Issue("shards-ranks-beyond-degrees", SOURCE, problem, remedy="Give the degrees it was saved with")
+        )
+    return issues
 
 
 def open_shards(source: NxdSource, buffers: str) -> Shards:
@@ -100,21 +120,33 @@ def open_shards(source: NxdSource, buffers: str) -> Shards:
     Raises ``ConversionRefused`` where ranks of a stage differ in their names, or ``ConversionError`` for a bad file.
     """
     views: dict[Rank, dict[str, View]] = {}
-    faults: list[Fault] = []
+    issues: list[Issue] = []
     kinds = set()
     for (tp, pp), path in sorted(source.files.items(), key=lambda it: (it[0][1], it[0][0])):
         held, kind = read_rank(path)
         cleaned, collisions = clean_names(held, str(path))
         views[tp, pp] = {name: it for name, it in cleaned.items() if not re.search(buffers, name)}
         kinds.add(kind)
-        faults += collisions
+        issues += collisions
         if tp and (tp - 1, pp) in views and views[tp, pp].keys() != views[tp - 1, pp].keys():
             apart = sorted(views[tp, pp].keys() ^ views[tp - 1, pp].keys())
-            faults.append(Fault(SOURCE, f"{path.name} and the rank before it differ in {', '.join(apart[:_SHOWN])}"))
+            issues.append(
+                Issue(
+                    "shards-ranks-differ",
+                    SOURCE,
+                    f"{path.name} and the rank before it differ in {', '.join(apart[:_SHOWN])}",
+                )
+            )
     if len(kinds) > 1:
-        faults.append(Fault(SOURCE, "some ranks are xser and some hold their tensors: two checkpoints are mixed"))
-    if faults:
-        raise ConversionRefused(faults)
+        issues.append(
+            Issue(
+                "shards-xser-mixed",
+                SOURCE,
+                "some ranks are xser and some hold their tensors: two checkpoints are mixed",
+            )
+        )
+    if issues:
+        raise ConversionRefused(issues)
     stages: dict[str, int] = {}
     for (_, pp), names in views.items():
         for name in names:
@@ -135,17 +167,19 @@ def _rank_files(model: Path) -> Iterator[tuple[str, dict[Rank, Path]]]:
                 kind = "data" if numbers.get("dp", 0) else "expert"
                 problem = f"{path} is of {kind}-parallel rank {numbers.get('dp') or numbers.get('ep')}"
                 remedy = "Weights are saved by data-parallel rank 0 alone; experts have no conversion"
-                raise ConversionRefused([Fault(SOURCE, problem, remedy=remedy)])
+                raise ConversionRefused([Issue("shards-rank-kind-unsupported", SOURCE, problem, remedy=remedy)])
             rank = numbers["tp"], numbers["pp"]
             if rank in ranks:
                 problem = f"{ranks[rank].name} and {path.name} are the same rank"
-                raise ConversionRefused([Fault(SOURCE, problem, remedy="Remove the one that is not meant")])
+                raise ConversionRefused(
+                    [Issue("shards-rank-repeated", SOURCE, problem, remedy="Remove the one that is not meant")]
+                )
             ranks[rank] = path / _OLD_FILE if path.is_dir() else path
         if ranks:
             yield naming, ranks
 
 
-def _nothing(folder: Path) -> Fault:
+def _nothing(folder: Path) -> Issue:
     """Why a folder holds no shards: several checkpoints, one that is being chosen by the user, or other files."""
     tags = sorted(it.name for it in folder.iterdir() if (it / SHARDS).is_dir() and any(_rank_files(it / SHARDS)))
     if tags:
@@ -153,19 +187,22 @@ def _nothing(folder: Path) -> Fault:
         steps = sorted((int(match[1]), it) for it in done if (match := re.fullmatch(r"step_(\d+)", it)))
         newest = f"; the latest complete one is {steps[-1][1]}" if steps else ""
         problem = f"{folder} holds {len(tags)} checkpoints: {', '.join(tags[:_SHOWN])}{newest}"
-        return Fault(
-            SOURCE, problem, remedy=f"Name one of them, such as {folder / (steps[-1][1] if steps else tags[0])}"
+        return Issue(
+            "several-shard-checkpoints",
+            SOURCE,
+            problem,
+            remedy=f"Name one of them, such as {folder / (steps[-1][1] if steps else tags[0])}",
         )
     found = ", ".join(sorted(it.name for it in folder.iterdir())[:_SHOWN]) or "nothing"
     problem = f"{folder} holds no shards ({found})"
-    return Fault(SOURCE, problem, remedy=f"Expected in it or its model/: {', '.join(_NAMINGS)}")
+    return Issue("shards-not-found", SOURCE, problem, remedy=f"Expected in it or its model/: {', '.join(_NAMINGS)}")
 
 
 def _check_marker(root: Path) -> None:
     """NxD writes ``checkpoint`` first and ``done`` last; shards of a converter have neither."""
     if (root / "checkpoint").exists() and not (root / "done").exists():
         problem = f"{root} is an incomplete checkpoint: it has the marker checkpoint and no done"
-        raise ConversionRefused([Fault(SOURCE, problem, remedy="Name a complete checkpoint")])
+        raise ConversionRefused([Issue("shards-incomplete", SOURCE, problem, remedy="Name a complete checkpoint")])
 
 
 def read_rank(path: Path) -> tuple[dict[str, View], str]:

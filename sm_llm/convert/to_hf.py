@@ -11,7 +11,7 @@ from sm_llm.convert.files.views import FORMATS, Slice, chunks, same, whole
 from sm_llm.convert.hf_source import SOURCE, mapped
 from sm_llm.convert.rules import HEAD, gaps, parts_by_source, primary_and_copies
 from sm_llm.convert.work import PARTIAL, Unit
-from sm_llm.errors import ConversionError, ConversionRefused, Fault
+from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import SINGLE_FILE, read_header
 from sm_llm.storage.checksum import Crc64
 from sm_llm.storage.files import drop_cache
@@ -51,8 +51,8 @@ class Joined:
     def __init__(self, plan: ShardPlan, shards: Shards) -> None:
         self._plan, self._shards = plan, shards
         tensors = {tp: plan.rank(tp, plan.everything()) for tp in range(plan.degrees.tensor)}
-        if faults := [*_name_faults(plan, tensors[0], shards), *self._shape_faults(tensors)]:
-            raise ConversionRefused(faults)
+        if issues := [*_name_issues(plan, tensors[0], shards), *self._shape_issues(tensors)]:
+            raise ConversionRefused(issues)
         present = {tp: [it for it in held if it.name in shards.stages] for tp, held in tensors.items()}
         self._parts = parts_by_source(present)
         for name, shape in plan.shapes.items():
@@ -85,7 +85,7 @@ class Joined:
     def _cut(self, part: Part) -> Slice:
         return Slice(self._view(part), part.tensor.axis, part.at, part.at + part.end - part.begin)
 
-    def _unequal(self, name: str, first: Part, other: Part) -> Fault:
+    def _unequal(self, name: str, first: Part, other: Part) -> Issue:
         places = f"{first.tensor.name} of tp rank {first.rank} and {other.tensor.name} of tp rank {other.rank}"
         problem = f"{places} must be copies of the same part of {name}, and they differ"
         if first.tensor.name != other.tensor.name:
@@ -95,9 +95,9 @@ class Joined:
             remedy = f"Give the layout they were written in: --layout {'trn2' if layout == 'trn1' else 'trn1'}"
         else:
             remedy = "Name a checkpoint whose ranks agree"
-        return Fault(SOURCE, problem, remedy=remedy)
+        return Issue("shard-copies-differ", SOURCE, problem, remedy=remedy)
 
-    def _shape_faults(self, tensors: Mapping[int, Sequence[ShardTensor]]) -> Iterator[Fault]:
+    def _shape_issues(self, tensors: Mapping[int, Sequence[ShardTensor]]) -> Iterator[Issue]:
         wrong = []
         formats: dict[str, set[str]] = {}
         for tp, held in tensors.items():
@@ -112,9 +112,11 @@ class Joined:
         if wrong:
             yield self._wrong_shape(wrong)
         if mixed := [name for name, found in formats.items() if len(found) > 1]:
-            yield Fault(SOURCE, f"ranks differ in the number format of {', '.join(mixed[:_SHOWN])}")
+            yield Issue(
+                "shard-dtypes-differ", SOURCE, f"ranks differ in the number format of {', '.join(mixed[:_SHOWN])}"
+            )
 
-    def _wrong_shape(self, wrong: Sequence[tuple[int, ShardTensor, View]]) -> Fault:
+    def _wrong_shape(self, wrong: Sequence[tuple[int, ShardTensor, View]]) -> Issue:
         tp, tensor, view = wrong[0]
         degrees = self._plan.degrees
         made = f"the config makes it {list(tensor.shape)} with tp {degrees.tensor}"
@@ -125,20 +127,30 @@ class Joined:
             problem += f"; it is 1/{whole // held} of the whole, so these may be files of tp {whole // held}"
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         remedy = "Give the config.json that these shards were made with (--config), and copy all ranks"
-        return Fault(SOURCE, problem + more, remedy=remedy)
+        return Issue("shard-shape-mismatch", SOURCE, problem + more, remedy=remedy)
 
 
-def _name_faults(plan: ShardPlan, tensors: Sequence[ShardTensor], shards: Shards) -> Iterator[Fault]:
+def _name_issues(plan: ShardPlan, tensors: Sequence[ShardTensor], shards: Shards) -> Iterator[Issue]:
     wanted = {it.name for it in tensors}
     missing, extra = sorted(wanted - shards.stages.keys()), sorted(shards.stages.keys() - wanted)
     if plan.is_tied and missing == [HEAD]:
         missing = []  # a tied head that nobody wrote is the embedding
     if missing:
         problem = f"lacks {_some(missing)}, which the model of this config has"
-        yield Fault(SOURCE, problem, remedy="Copy the whole checkpoint, or give its own config.json (--config)")
+        yield Issue(
+            "shards-lack-tensors",
+            SOURCE,
+            problem,
+            remedy="Copy the whole checkpoint, or give its own config.json (--config)",
+        )
     if extra:
         problem = f"holds {_some(extra)}, which the model of this config does not have"
-        yield Fault(SOURCE, problem, remedy="Give the config.json that these shards were made with (--config)")
+        yield Issue(
+            "shards-hold-unknown-tensors",
+            SOURCE,
+            problem,
+            remedy="Give the config.json that these shards were made with (--config)",
+        )
 
 
 def _some(names: Sequence[str]) -> str:

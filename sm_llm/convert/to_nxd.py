@@ -19,7 +19,7 @@ from sm_llm.convert.hf_source import SOURCE
 from sm_llm.convert.nxd_source import read_rank
 from sm_llm.convert.rules import EMBEDDING
 from sm_llm.convert.work import PARTIAL, SHARDS, Unit, checksum
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.storage.checksum import Crc64
 
 if TYPE_CHECKING:
@@ -76,15 +76,15 @@ def shard_chunks(tensor: ShardTensor, views: Mapping[str, View]) -> Iterator[mem
     return chunks(parts, tensor.axis)
 
 
-def mixed_formats(plan: ShardPlan, views: Mapping[str, View]) -> list[Fault]:
+def mixed_formats(plan: ShardPlan, views: Mapping[str, View]) -> list[Issue]:
     """Tensors that a rank holds as one, but whose sources differ in their number format."""
-    faults = []
+    issues = []
     for tensor in plan.rank(0, plan.everything()):
         formats = {piece.source: views[piece.source].dtype for piece in tensor.pieces if piece.source}
         if len(set(formats.values())) > 1:
             problem = f"{tensor.name} joins {', '.join(f'{name} ({dtype})' for name, dtype in formats.items())}"
-            faults.append(Fault(SOURCE, problem, remedy="Save the model in one number format"))
-    return faults
+            issues.append(Issue("joined-dtypes-differ", SOURCE, problem, remedy="Save the model in one number format"))
+    return issues
 
 
 def _plain(tensor: ShardTensor, views: Mapping[str, View]) -> Plain:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import ConversionError, ConversionRefused, Fault
+from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.storage.checksum import Crc64
 from sm_llm.storage.files import fsync_path
 
@@ -129,18 +129,24 @@ class Journal:
         if not self.destination.exists():
             return
         if not self.destination.is_dir():
-            raise ConversionRefused([Fault(DESTINATION, "must be a folder", str(self.destination))])
+            raise ConversionRefused(
+                [Issue("destination-not-a-folder", DESTINATION, "must be a folder", str(self.destination))]
+            )
         if self._path.exists() or not (found := sorted(it.name for it in self.destination.iterdir())):
             return
         problem = f"{self.destination} is not empty ({', '.join(found[:4])}{' …' if len(found) > 4 else ''})"
-        raise ConversionRefused([Fault(DESTINATION, problem, remedy="Name a new folder, or remove this one")])
+        raise ConversionRefused(
+            [Issue("destination-not-empty", DESTINATION, problem, remedy="Name a new folder, or remove this one")]
+        )
 
     def _claim(self) -> None:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             problem = f"{self.destination} is being written by another process"
-            raise ConversionRefused([Fault(DESTINATION, problem, remedy="Wait for it, or name another")]) from None
+            raise ConversionRefused(
+                [Issue("destination-in-use", DESTINATION, problem, remedy="Wait for it, or name another")]
+            ) from None
         self._is_mine = True
         lines = [it for it in self._path.read_text(encoding="utf-8").split("\n")[:-1] if it]
         if not lines:
@@ -150,7 +156,16 @@ class Journal:
         if not entries or entries[0].get("identity") != self._digest:
             self._is_mine = False
             problem = f"{self.destination} holds an unfinished conversion of other weights or with other settings"
-            raise ConversionRefused([Fault(DESTINATION, problem, remedy="Name a new folder, or remove this one")])
+            raise ConversionRefused(
+                [
+                    Issue(
+                        "destination-of-another-conversion",
+                        DESTINATION,
+                        problem,
+                        remedy="Name a new folder, or remove this one",
+                    )
+                ]
+            )
         self._done = {str(it["unit"]): it["result"] for it in entries[1:] if "unit" in it}
         # A line that was cut off must not swallow the next one.
         os.write(self._descriptor, b"\n")
@@ -246,7 +261,9 @@ def check_space(destination: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if needed and free < needed + _SPARE_BYTES:
         problem = f"no space: {place} has {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB are needed"
-        raise ConversionRefused([Fault(DESTINATION, problem, remedy="Free some space, or name another disk")])
+        raise ConversionRefused(
+            [Issue("destination-without-space", DESTINATION, problem, remedy="Free some space, or name another disk")]
+        )
 
 
 def write_whole(path: Path, body: bytes) -> None:

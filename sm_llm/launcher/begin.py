@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.errors import CheckpointError, Fault, LaunchRefused, PlanError, StorageError
+from sm_llm.errors import CheckpointError, Issue, LaunchRefused, PlanError, StorageError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
 from sm_llm.launcher.observe.status import status_of
@@ -210,7 +210,7 @@ def _assert_has_effect(run: RunHandle, loaded: Loaded, given: Sequence[str]) -> 
     found = [*spec_differences(before, loaded.spec), *spec_differences(before, loaded.spec, only_free=True)]
     done = tuple(f"steps.{name}." for name, step in run.steps.items() if step.result is not None)
     anew = f"Leave it out, or begin another run: sm-llm rerun {quoted(run.uri, *given)}"
-    faults = []
+    issues = []
     for it in found:
         if not it.is_settable:
             continue  # what it was before goes with the value that takes its place
@@ -222,9 +222,11 @@ def _assert_has_effect(run: RunHandle, loaded: Loaded, given: Sequence[str]) -> 
             problem = "has no effect: this step has its result"
         else:
             continue
-        faults.append(Fault(it.name, problem, it.now, anew, loaded.origins.get(it.name, "")))
-    if faults:
-        raise PlanError(faults)
+        issues.append(
+            Issue("argument-without-effect-on-run", it.name, problem, it.now, anew, loaded.origins.get(it.name, ""))
+        )
+    if issues:
+        raise PlanError(issues)
 
 
 def _assert_begun(workflow: RunHandle) -> None:

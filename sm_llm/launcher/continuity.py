@@ -11,7 +11,7 @@ from sm_llm.contract.identity import (
     WaysOut,
     differences,
     identity,
-    length_fault,
+    length_issue,
     recorded_identity,
     refusals,
 )
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sm_llm.contract.identity import Identity
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.spec.data import DataSpec
@@ -46,37 +46,37 @@ def assert_continues(
     """
     ways = WaysOut(run.uri, changes, by_fit)
     own = run.steps
-    faults: list[Fault] = []
+    issues: list[Issue] = []
     for plan in plans:
         job = run if plan.step is None else own.get(plan.step)
         if job is not None:
-            found = _faults(plan, job.home.store, job.id, step, ways, is_own=True)
+            found = _issues(plan, job.home.store, job.id, step, ways, is_own=True)
             prefix = f"steps.{plan.step}." if plan.step else ""
-            faults += [replace(fault, path=f"{prefix}{fault.path}") for fault in found]
-    _refuse(faults, plans)
+            issues += [replace(issue, path=f"{prefix}{issue.path}") for issue in found]
+    _refuse(issues, plans)
 
 
 def assert_starts(plans: Iterable[Plan]) -> None:
     """The same for checkpoints of other runs that jobs start from (``task.start.checkpoint``)."""
-    faults: list[Fault] = []
+    issues: list[Issue] = []
     for plan in plans:
         task = plan.job.task
         if isinstance(task, TrainTask) and isinstance(task.start, CheckpointStart):
             place, step = run_and_step(task.start.checkpoint)
             store = open_store(place, plan.job.storage_options.model_dump())
-            faults += _faults(plan, store, None, step, WaysOut(place), is_own=False)
-    _refuse(faults, plans)
+            issues += _issues(plan, store, None, step, WaysOut(place), is_own=False)
+    _refuse(issues, plans)
 
 
-def _refuse(faults: list[Fault], plans: Iterable[Plan]) -> None:
+def _refuse(issues: list[Issue], plans: Iterable[Plan]) -> None:
     origins = {path: origin for plan in plans for path, origin in plan.origins.items()}
-    if faults:
-        raise PlanError([replace(it, origin=origins.get(it.path, it.origin)) for it in faults])
+    if issues:
+        raise PlanError([replace(it, origin=origins.get(it.path, it.origin)) for it in issues])
 
 
-def _faults(
+def _issues(
     plan: Plan, store: Store, run_id: str | None, step: int | None, ways: WaysOut, *, is_own: bool
-) -> list[Fault]:
+) -> list[Issue]:
     task = plan.job.task
     if not isinstance(task, TrainTask):
         return []
@@ -93,9 +93,9 @@ def _faults(
     if found and not plan.job.backend.runs_here:  # of a local run the worker's own notice is seen at once
         say(f"continues with changes: {'; '.join(map(str, found))}", err=True)
     total = None if plan.derived is None else plan.derived.total_steps
-    if (too_short := length_fault(task, total, meta[0], may_equal=is_own)) is not None:
+    if (too_short := length_issue(task, total, meta[0], may_equal=is_own)) is not None:
         found = [it for it in found if it.field_class is not FieldClass.SCHEDULE]
-    faults = refusals(
+    issues = refusals(
         found,
         now,
         meta[0],
@@ -104,7 +104,7 @@ def _faults(
         allow_other_data=isinstance(task.start, CheckpointStart) and task.start.allow_other_data,
         is_stated=task.optim.schedule_steps is not None,
     )
-    return [too_short, *faults] if too_short else faults
+    return [too_short, *issues] if too_short else issues
 
 
 def _meta(store: Store, run_id: str | None, step: int | None) -> tuple[int, dict[str, object]] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned, normalised
 from sm_llm.contract.program_tree import ProgramTree
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.redaction import is_token_shaped, redact
 
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
             yield first, whole
 
 
-def requirement_faults(
+def requirement_issues(
     file: Path, image: Image | None, files: Mapping[str, Path] | None = None, name: str = REQUIREMENTS
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     """Requirements that pip could not read or find in the job, and such as would replace what the image owns.
 
     ``files`` are those that go with the program, by name; without them those that the program's tree in the folder of
     ``file`` holds. ``name`` is the file's own among them. Files that it names are read as well.
     """
-    yield from _Program(image, file.parent, files).faults(name, file, ())
+    yield from _Program(image, file.parent, files).issues(name, file, ())
 
 
 class _Program:
@@ -99,64 +99,80 @@ class _Program:
             return any(it.startswith(f"{name}/") for it in self._files)
         return (self._tree.root / name).is_dir() and not self._tree.leaves_out(name)
 
-    def faults(self, name: str, file: Path, above: tuple[str, ...]) -> Iterator[Fault]:
+    def issues(self, name: str, file: Path, above: tuple[str, ...]) -> Iterator[Issue]:
         path = f"task.source/{name}"
         try:
             text = file.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            yield Fault(path, f"cannot be read: {error}", str(file), "Write it as UTF-8 text")
+            yield Issue(
+                "requirements-unreadable", path, f"cannot be read: {error}", str(file), "Write it as UTF-8 text"
+            )
             return
         for number, line in logical_lines(text):
             if is_token_shaped(_VARIABLE.sub("", line)):
                 problem = f"line {number} holds a token or password, and programs and plans are stored and shown"
                 remedy = "Set secrets.NAME to where it is kept and write ${NAME}, or set secrets.PIP_INDEX_URL"
-                yield Fault(path, problem, redact(line), remedy)
+                yield Issue("requirement-holds-secret", path, problem, redact(line), remedy)
             elif line.startswith("-"):
                 yield from self._option(name, number, line, (*above, name))
             else:
                 yield from self._requirement(path, number, _TRAILING_OPTIONS.split(line)[0].strip())
 
-    def _option(self, name: str, number: int, line: str, above: tuple[str, ...]) -> Iterator[Fault]:
+    def _option(self, name: str, number: int, line: str, above: tuple[str, ...]) -> Iterator[Issue]:
         path, (option, value) = f"task.source/{name}", _split(line)
         if option in _FILES:
             yield from self._named(name, number, option, value, above)
         elif option == _EDITABLE:
-            check = self._requirement if "://" in value else self._place_faults
+            check = self._requirement if "://" in value else self._place_issues
             yield from check(path, number, value)
         elif option not in _OTHER:
             problem = f"line {number} has an option that pip does not take in such a file"
-            yield Fault(path, problem, line, f"Leave it out; known are {', '.join((*_FILES, _EDITABLE, *_OTHER))}")
+            yield Issue(
+                "requirement-option-unknown",
+                path,
+                problem,
+                line,
+                f"Leave it out; known are {', '.join((*_FILES, _EDITABLE, *_OTHER))}",
+            )
 
-    def _named(self, name: str, number: int, option: str, value: str, above: tuple[str, ...]) -> Iterator[Fault]:
-        """Faults of a file that is named by another; constraints are no requirements, and install nothing."""
+    def _named(self, name: str, number: int, option: str, value: str, above: tuple[str, ...]) -> Iterator[Issue]:
+        """Issues of a file that is named by another; constraints are no requirements, and install nothing."""
         if "://" in value or "${" in value or value.startswith("/"):
             return
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(name), value))
         file = self._file(wanted)
         if file is None:
             problem = f"line {number} names a file that does not go with the program"
-            yield Fault(f"task.source/{name}", problem, value, "Put it into task.source, or leave the line out")
+            yield Issue(
+                "requirement-file-outside-program",
+                f"task.source/{name}",
+                problem,
+                value,
+                "Put it into task.source, or leave the line out",
+            )
         elif option == "--requirement" and wanted not in above:
-            yield from self.faults(wanted, file, above)
+            yield from self.issues(wanted, file, above)
 
-    def _requirement(self, path: str, number: int, line: str) -> Iterator[Fault]:
+    def _requirement(self, path: str, number: int, line: str) -> Iterator[Issue]:
         package, image = _package(line), self._image
         if (place := _file_url(line)) is not None:
-            yield from self._place_faults(path, number, place)
+            yield from self._place_issues(path, number, place)
         elif _is_local(line):
-            yield from self._place_faults(path, number, line)
+            yield from self._place_issues(path, number, line)
         elif not _is_requirement(line):
-            yield Fault(path, f"line {number} is no requirement", line, "Write for example einops>=0.8")
+            yield Issue(
+                "requirement-malformed", path, f"line {number} is no requirement", line, "Write for example einops>=0.8"
+            )
             return
         if is_owned(package, image.line if image else None) and not _is_met(line, package, image):
             held = f" ({package} {image.torch})" if image and package == "torch" else ""
             problem = f"line {number} asks for {line}, which belongs to the image{held}"
             remedy = "Leave it out, or choose another image (backend.image_version, image_uri)"
-            yield Fault(path, problem, line, remedy)
+            yield Issue("requirement-of-the-image", path, problem, line, remedy)
         else:
             yield from self._conflicts(path, number, line)
 
-    def _conflicts(self, path: str, number: int, line: str) -> Iterator[Fault]:
+    def _conflicts(self, path: str, number: int, line: str) -> Iterator[Issue]:
         """A version that another line rules out: pip installs nothing of such a file."""
         requirement = _parsed(line)
         if requirement is None or requirement.marker is not None or requirement.url is not None:
@@ -165,30 +181,54 @@ class _Program:
         for other, earlier in own:
             if not _agree(requirement, earlier) or not _agree(earlier, requirement):
                 problem = f"line {number} asks for another version of {requirement.name} than line {other}, {earlier}"
-                yield Fault(path, problem, line, "Keep one of the two")
+                yield Issue("requirement-given-twice", path, problem, line, "Keep one of the two")
                 return
         own.append((number, requirement))
 
-    def _place_faults(self, path: str, number: int, line: str) -> Iterator[Fault]:
-        """Faults of a folder or archive, relative to the program's folder, where pip runs."""
+    def _place_issues(self, path: str, number: int, line: str) -> Iterator[Issue]:
+        """Issues of a folder or archive, relative to the program's folder, where pip runs."""
         place = posixpath.normpath(re.sub(r"\[[^\]]*\]$", "", line.removeprefix("file:")))
         if "${" in place:
             return
         if place.startswith("/"):
             if self._image is not None:  # an image of one's own may hold it
                 problem = f"line {number} names a file of this machine, which {self._image.name} does not hold"
-                yield Fault(path, problem, line, "Put it into task.source, and name it relative to it")
+                yield Issue(
+                    "requirement-path-absolute",
+                    path,
+                    problem,
+                    line,
+                    "Put it into task.source, and name it relative to it",
+                )
             return
         if place.endswith(_ARCHIVES):
             if self._file(place) is None:
                 problem = f"line {number} names an archive that does not go with the program"
-                yield Fault(path, problem, line, "Put it into task.source, or name the package")
+                yield Issue(
+                    "requirement-archive-outside-program",
+                    path,
+                    problem,
+                    line,
+                    "Put it into task.source, or name the package",
+                )
         elif not self._has_folder(place):
             problem = f"line {number} names a folder that does not go with the program"
-            yield Fault(path, problem, line, "Put it into task.source, or name the package")
+            yield Issue(
+                "requirement-folder-outside-program",
+                path,
+                problem,
+                line,
+                "Put it into task.source, or name the package",
+            )
         elif not any(self._file(posixpath.normpath(f"{place}/{it}")) for it in _PROJECTS):
             problem = f"line {number} asks pip to install a folder that has no {' and no '.join(_PROJECTS)}"
-            yield Fault(path, problem, line, "Write one, or leave the line out: the program finds its own modules")
+            yield Issue(
+                "requirement-folder-without-project",
+                path,
+                problem,
+                line,
+                "Write one, or leave the line out: the program finds its own modules",
+            )
 
 
 def _split(line: str) -> tuple[str, str]:

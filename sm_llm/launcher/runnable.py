@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault, SpecError, SubmitError
+from sm_llm.errors import Issue, SpecError, SubmitError
 from sm_llm.optional import missing
 from sm_llm.spec.tasks import parallelism_of
 
@@ -25,23 +25,31 @@ def assert_runnable(plans: Sequence[Plan]) -> None:
 
     Raises ``SubmitError`` where workers that would run in this very environment lack packages.
     """
-    faults = [fault for plan in plans for fault in _faults(plan)]
-    if faults:
-        raise SpecError(faults)
+    issues = [issue for plan in plans for issue in _issues(plan)]
+    if issues:
+        raise SpecError(issues)
     kinds = [plan.job.task.kind for plan in plans if plan.job.backend.runs_here]
     needed = dict.fromkeys(module for kind in kinds for module in ("torch", *_PACKAGES.get(kind, ())))
     if (lack := missing(*needed)) is not None:
         raise SubmitError(f"a local run cannot start: {lack}")
 
 
-def _faults(plan: Plan) -> Iterator[Fault]:
+def _issues(plan: Plan) -> Iterator[Issue]:
     task = plan.job.task
     prefix = f"steps.{plan.step}." if plan.step else ""
     remedy = "This version plans and renders it (the verb plan, and fit with --dry-run), but cannot run it"
     if task.kind not in TASKS:
-        yield Fault(f"{prefix}task.kind", f"there is no worker for {task.kind} tasks yet", task.kind, remedy)
+        yield Issue(
+            "task-kind-without-worker",
+            f"{prefix}task.kind",
+            f"there is no worker for {task.kind} tasks yet",
+            task.kind,
+            remedy,
+        )
         return
     strategy = parallelism.strategy if (parallelism := parallelism_of(task)) else None
     if task.kind == "train" and strategy not in STRATEGIES:
         path = f"{prefix}task.parallelism.strategy"
-        yield Fault(path, f"there is no worker for the strategy {strategy} yet", strategy, remedy)
+        yield Issue(
+            "strategy-without-worker", path, f"there is no worker for the strategy {strategy} yet", strategy, remedy
+        )

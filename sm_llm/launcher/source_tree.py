@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.spec.environment.secret_files import secret_by_content, secret_by_name
 
 _NO_DISKS = ("proc", "sys", "dev")
@@ -23,7 +23,7 @@ class SourceTree:
     """Files of a folder: name in the bundle ("/" between parts) -> file on this machine."""
 
     files: dict[str, Path] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    issues: list[Issue] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """Names that were left out, folders with a closing "/"."""
@@ -35,25 +35,47 @@ class SourceTree:
 
 
 def source_tree(root: Path, where: str = "task.source") -> SourceTree:
-    """Walk ``root``. Faults and warnings name ``where``; files are searched for secrets, by name and by content."""
+    """Walk ``root``. Issues and warnings name ``where``; files are searched for secrets, by name and by content."""
     tree = SourceTree()
     if root.resolve() in (Path("/"), Path.home().resolve()):
-        tree.faults.append(Fault(where, "is not a program folder", str(root), "Give the folder that holds the program"))
+        tree.issues.append(
+            Issue(
+                "program-folder-invalid",
+                where,
+                "is not a program folder",
+                str(root),
+                "Give the folder that holds the program",
+            )
+        )
         return tree
     try:
         _walk(root, "", root.resolve(), (), ProgramTree(root), tree, where)
     except (OSError, ValueError) as error:
         unread = str(getattr(error, "filename", None) or root / IGNORE_FILE)
         remedy = f"Fix it, or list it in {IGNORE_FILE}"
-        return SourceTree(faults=[*tree.faults, Fault(where, f"cannot be read: {error}", unread, remedy)])
+        return SourceTree(
+            issues=[*tree.issues, Issue("program-folder-unreadable", where, f"cannot be read: {error}", unread, remedy)]
+        )
     tree.files = dict(sorted(tree.files.items()))
     if len(tree.files) > MOST_FILES:
         remedy = f"List in {IGNORE_FILE} what the program does not need"
-        tree.faults.append(Fault(where, f"{len(tree.files):,} files are too many for a bundle", str(root), remedy))
+        tree.issues.append(
+            Issue(
+                "program-files-too-many",
+                where,
+                f"{len(tree.files):,} files are too many for a bundle",
+                str(root),
+                remedy,
+            )
+        )
     total = tree.bytes
     remedy = f"List in {IGNORE_FILE} what the program does not need; data and weights are read from S3"
     if total > LARGEST_TREE:
-        tree.faults.append(Fault(where, f"{total / 1e6:,.0f} MB are too much for a code bundle", str(root), remedy))
+        tree.issues.append(
+            Issue(
+                "program-too-large", where, f"{total / 1e6:,.0f} MB are too much for a code bundle", str(root), remedy
+            )
+        )
     elif total > WARN_TREE:
         tree.warnings.append(f"{where}: the code bundle holds {total / 1e6:,.0f} MB of {root}. {remedy}")
     return tree
@@ -65,7 +87,9 @@ def _walk(
     here = folder.resolve()
     if here in above:
         problem = f"the link {prefix.rstrip('/')} leads back to a folder that holds it"
-        tree.faults.append(Fault(where, problem, str(folder), f"Remove it, or list it in {IGNORE_FILE}"))
+        tree.issues.append(
+            Issue("program-link-cycle", where, problem, str(folder), f"Remove it, or list it in {IGNORE_FILE}")
+        )
         return
     for entry in sorted(os.scandir(folder), key=lambda it: it.name):
         name = f"{prefix}{entry.name}"
@@ -88,11 +112,13 @@ def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) 
     if target.parts[1:2] and target.parts[1] in _NO_DISKS:
         remedy = f"Remove it, or list it in {IGNORE_FILE}"
         problem = f"the link {name} leads to {target}, which is not a file on a disk"
-        tree.faults.append(Fault(where, problem, os.readlink(path), remedy))
+        tree.issues.append(Issue("program-link-unusable", where, problem, os.readlink(path), remedy))
         return False
     if not target.exists():
         remedy = f"Fix or remove it, or list it in {IGNORE_FILE}"
-        tree.faults.append(Fault(where, f"the link {name} leads nowhere", os.readlink(path), remedy))
+        tree.issues.append(
+            Issue("program-link-broken", where, f"the link {name} leads nowhere", os.readlink(path), remedy)
+        )
     elif not target.is_relative_to(root):
         tree.warnings.append(f"{where}: {name} is a link out of the folder; what it leads to is packed ({target})")
     return True
@@ -100,15 +126,27 @@ def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) 
 
 def _add(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> None:
     if not os.access(path, os.R_OK):
-        tree.faults.append(Fault(where, f"{name} cannot be read", str(path), f"Fix it, or list it in {IGNORE_FILE}"))
+        tree.issues.append(
+            Issue(
+                "program-file-unreadable",
+                where,
+                f"{name} cannot be read",
+                str(path),
+                f"Fix it, or list it in {IGNORE_FILE}",
+            )
+        )
     elif reason := secret_by_name(name) or _secret_target(path, root) or secret_by_content(path):
         line = name.replace("*", r"\*").replace("?", r"\?").replace("[", r"\[")
         way_out = "the worker gets secrets by reference (secrets.NAME=…)"
         remedy = f"Add the line /{line} to {IGNORE_FILE} to leave it out; {way_out}"
-        tree.faults.append(Fault(where, f"{name} {reason}", str(path), remedy))
+        tree.issues.append(Issue("program-file-secret", where, f"{name} {reason}", str(path), remedy))
     elif (size := path.stat().st_size) > _LARGEST_FILE:
         remedy = f"List it in {IGNORE_FILE} and read it from S3"
-        tree.faults.append(Fault(where, f"{name} is not code: it has {size / 1e6:,.0f} MB", str(path), remedy))
+        tree.issues.append(
+            Issue(
+                "program-file-too-large", where, f"{name} is not code: it has {size / 1e6:,.0f} MB", str(path), remedy
+            )
+        )
     else:
         tree.files[name] = path
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.models import rope
 from sm_llm.models.families.registry import family
 from sm_llm.models.presets import preset as find_preset
@@ -43,17 +43,19 @@ def model_config(
     elif pretrained is not None:
         config = read_config(pretrained, where="task.start.pretrained")
     else:
-        raise SpecError([Fault("task.model", "names no model", remedy="Give preset, path or start.pretrained.")])
+        raise SpecError(
+            [Issue("model-unnamed", "task.model", "names no model", remedy="Give preset, path or start.pretrained.")]
+        )
     found = override(config, overrides, pretrained=pretrained is not None)
     named = "task.model.path" if path is not None else "task.model.preset" if preset is not None else None
     if named is not None and pretrained is not None and (Path(pretrained).expanduser() / "config.json").is_file():
         own = override(read_config(pretrained, where="task.start.pretrained"), overrides, pretrained=True)
-        if faults := list(_other_function(named, found, own, pretrained)):
-            raise SpecError(faults)
+        if issues := list(_other_function(named, found, own, pretrained)):
+            raise SpecError(issues)
     return found
 
 
-def _other_function(named: str, config: Config, own: Config, folder: str) -> Iterator[Fault]:
+def _other_function(named: str, config: Config, own: Config, folder: str) -> Iterator[Issue]:
     """Fields that no tensor shows (heads, rotary positions, norms) and in which a config is not that of the weights."""
     kind = family(own)
     compared = {"model_type", "rope_parameters", *(name for name, it in kind.fields.items() if not it.safe)}
@@ -61,20 +63,20 @@ def _other_function(named: str, config: Config, own: Config, folder: str) -> Ite
         if config.get(name) != own.get(name):
             problem = f"has {name} {config.get(name)!r}, but the config.json beside the weights in {folder} has"
             remedy = f"Leave {named} out, so that the weights' own config counts, or correct that config.json"
-            yield Fault(named, f"{problem} {own.get(name)!r}", remedy=remedy)
+            yield Issue("model-field-contradicts", named, f"{problem} {own.get(name)!r}", remedy=remedy)
 
 
 def normalise(config: Config) -> dict[str, Any]:
     """The canonical form: every field of the family with defaults filled in, each under one name.
 
     Rotary positions are ``rope_parameters`` (with ``rope_type`` and ``rope_theta``), the number format is ``dtype``.
-    Fields the family does not know are kept. Raises ``SpecError`` with every fault. Idempotent.
+    Fields the family does not know are kept. Raises ``SpecError`` with every issue. Idempotent.
     """
     kind = family(config)
     config = kind.one_spelling(config)
-    faults = [*kind.field_faults(config), *rope.faults(config), *_identity_faults(kind, config)]
-    if faults:
-        raise _spec_error(faults)
+    issues = [*kind.field_issues(config), *rope.issues(config), *_identity_issues(kind, config)]
+    if issues:
+        raise _spec_error(issues)
     spelt_twice = {*rope.SPELLINGS, *_DTYPES}
     extras = {
         name: value for name, value in config.items() if name not in spelt_twice | _FORGOTTEN | kind.fields.keys()
@@ -84,8 +86,8 @@ def normalise(config: Config) -> dict[str, Any]:
     found["rope_parameters"] = rope.canonical(config, kind.default_rope_theta, kind.max_position_embeddings(fields))
     if dtype := _dtype(config):
         found["dtype"] = dtype
-    if faults := kind.check(found):
-        raise _spec_error(faults)
+    if issues := kind.check(found):
+        raise _spec_error(issues)
     return dict(sorted(found.items()))
 
 
@@ -130,9 +132,9 @@ def override(config: Config, overrides: Mapping[str, Any], pretrained: bool) -> 
     scaling. Raises ``SpecError`` for unknown fields, with the nearest name, for unsafe and for wrong ones.
     """
     kind = family(config)
-    faults = [f for name in overrides if (f := _override_fault(kind, config, name, overrides[name], pretrained))]
-    if faults:
-        raise _spec_error(faults)
+    issues = [f for name in overrides if (f := _override_issue(kind, config, name, overrides[name], pretrained))]
+    if issues:
+        raise _spec_error(issues)
     merged = {**config, **overrides}
     if not overrides.keys().isdisjoint(rope.SPELLINGS):
         for name in rope.SPELLINGS:
@@ -143,55 +145,78 @@ def override(config: Config, overrides: Mapping[str, Any], pretrained: bool) -> 
             merged.pop(name, None)
         merged.update({name: overrides[name] for name in _DTYPES if name in overrides})
     found = normalise(merged)
-    if faults := list(_token_faults(found, overrides)):
-        raise _spec_error(faults)
+    if issues := list(_token_issues(found, overrides)):
+        raise _spec_error(issues)
     return found
 
 
-def _token_faults(config: Config, overrides: Mapping[str, Any]) -> Iterator[Fault]:
+def _token_issues(config: Config, overrides: Mapping[str, Any]) -> Iterator[Issue]:
     """Token ids that are given and that the vocabulary does not have; a preset's own may outlive a smaller one."""
     vocab = int(config["vocab_size"])
     for name in [it for it in overrides if it.endswith("_token_id")]:
         ids = config[name] if isinstance(config[name], list) else [config[name]]
         if any(it is not None and it >= vocab for it in ids):
-            yield Fault(name, f"must be null or below vocab_size ({vocab})", config[name])
+            yield Issue("token-id-beyond-vocabulary", name, f"must be null or below vocab_size ({vocab})", config[name])
 
 
-def _override_fault(kind: Family, config: Config, name: str, value: Any, pretrained: bool) -> Fault | None:
+def _override_issue(kind: Family, config: Config, name: str, value: Any, pretrained: bool) -> Issue | None:
     known = {*kind.fields, *_SAFE, "architectures"}
     if name not in known:
         near = difflib.get_close_matches(name, sorted(known), n=1)
         remedy = f"Did you mean {near[0]}?" if near else f"Fields: {', '.join(sorted(known))}."
-        return Fault(name, f"is not a config field of {kind.model_type} models", value, remedy)
-    if fault := _value_fault(kind, name, value):
-        return fault
+        return Issue("model-field-unknown", name, f"is not a config field of {kind.model_type} models", value, remedy)
+    if issue := _value_issue(kind, name, value):
+        return issue
     is_safe = name in _SAFE or (name in kind.fields and kind.fields[name].safe)
     if not pretrained or is_safe or (name in kind.fields and kind.value(config, name) == value):
         return None
     allowed = sorted({*_SAFE, *(field for field, facts in kind.fields.items() if facts.safe)})
-    return Fault(name, "cannot change with pretrained weights", value, f"These can: {', '.join(allowed)}.")
+    return Issue(
+        "model-field-fixed-by-weights",
+        name,
+        "cannot change with pretrained weights",
+        value,
+        f"These can: {', '.join(allowed)}.",
+    )
 
 
-def _value_fault(kind: Family, name: str, value: Any) -> Fault | None:
+def _value_issue(kind: Family, name: str, value: Any) -> Issue | None:
     if name in ("rope_parameters", "rope_scaling") and not _is_map(value):
-        return Fault(name, "must be a map or null", value)
-    return kind.fields[name].fault(name, value) if name in kind.fields else None
+        return Issue("model-field-not-a-map", name, "must be a map or null", value)
+    return kind.fields[name].issue(name, value) if name in kind.fields else None
 
 
-def _identity_faults(kind: Family, config: Config) -> list[Fault]:
-    faults = []
+def _identity_issues(kind: Family, config: Config) -> list[Issue]:
+    issues = []
     classes = config.get("architectures")
     if classes and kind.architecture not in classes:
-        faults.append(Fault("architectures", f"must name the language model {kind.architecture}", classes))
+        issues.append(
+            Issue(
+                "architecture-unsupported",
+                "architectures",
+                f"must name the language model {kind.architecture}",
+                classes,
+            )
+        )
     if config.get("quantization_config"):
         method = config["quantization_config"]
-        faults.append(Fault("quantization_config", "quantised weights cannot be trained", method, "Use the original."))
+        issues.append(
+            Issue(
+                "quantized-weights-unsupported",
+                "quantization_config",
+                "quantised weights cannot be trained",
+                method,
+                "Use the original.",
+            )
+        )
     if (dtype := _dtype(config)) is not None and dtype not in _FLOATS:
-        faults.append(Fault("dtype", f"must be one of {', '.join(_FLOATS)}", dtype))
+        issues.append(Issue("model-dtype-unsupported", "dtype", f"must be one of {', '.join(_FLOATS)}", dtype))
     spelt = {_plain_dtype(config[name]) for name in _DTYPES if config.get(name) is not None}
     if len(spelt) > 1:
-        faults.append(Fault("dtype", "contradicts torch_dtype", sorted(spelt), "Keep one of them."))
-    return faults
+        issues.append(
+            Issue("model-dtype-contradicts", "dtype", "contradicts torch_dtype", sorted(spelt), "Keep one of them.")
+        )
+    return issues
 
 
 def _dtype(config: Config) -> str | None:
@@ -207,5 +232,5 @@ def _is_map(value: Any) -> bool:
     return value is None or isinstance(value, Mapping)
 
 
-def _spec_error(faults: Iterable[Fault]) -> SpecError:
-    return SpecError([replace(fault, path=f"{WHERE}.{fault.path}") for fault in faults])
+def _spec_error(issues: Iterable[Issue]) -> SpecError:
+    return SpecError([replace(issue, path=f"{WHERE}.{issue.path}") for issue in issues])

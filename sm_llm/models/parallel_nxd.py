@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.models.families.registry import family
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def kv_heads(config: Config) -> int:
     return int(config.get("num_key_value_heads") or config["num_attention_heads"])
 
 
-def nxd_faults(config: Config, *, tensor: int, pipeline: int, virtual: int, multiplier: int | None) -> list[Fault]:
+def nxd_issues(config: Config, *, tensor: int, pipeline: int, virtual: int, multiplier: int | None) -> list[Issue]:
     """Why NxD cannot train a canonical ``config``: T divides heads, vocabulary and widths, and K x m = T where m > 1.
 
     Sources: NxD's parallel layers and ``modules/qkv_linear.py``; optimum-neuron's rule m = max(1, T / K).
@@ -29,44 +29,77 @@ def nxd_faults(config: Config, *, tensor: int, pipeline: int, virtual: int, mult
     kind = family(config).model_type
     if kind not in FAMILIES:
         return [
-            Fault(f"{_WHERE}.strategy", f"has no support for {kind} models", "nxd", f"It has for {', '.join(FAMILIES)}")
+            Issue(
+                "nxd-family-unsupported",
+                f"{_WHERE}.strategy",
+                f"has no support for {kind} models",
+                "nxd",
+                f"It has for {', '.join(FAMILIES)}",
+            )
         ]
     names = ("num_attention_heads", "vocab_size", "intermediate_size")
     wrong = [
         f"{name} {size} / {tensor} leaves {size % tensor}" for name in names if (size := int(config[name])) % tensor
     ]
-    faults = [Fault(_TENSOR, f"does not divide the model: {'; '.join(wrong)}", tensor)] if wrong else []
-    faults += copy_faults(kv_heads(config), tensor, multiplier)
+    issues = (
+        [
+            Issue(
+                "nxd-tensor-degree-does-not-divide-model",
+                _TENSOR,
+                f"does not divide the model: {'; '.join(wrong)}",
+                tensor,
+            )
+        ]
+        if wrong
+        else []
+    )
+    issues += copy_issues(kv_heads(config), tensor, multiplier)
     stages, layers = pipeline * virtual, int(config["num_hidden_layers"])
     if stages > layers:
         problem = f"pipeline x virtual = {stages} parts of {layers} layers"
-        faults.append(
-            Fault(f"{_WHERE}.pipeline_parallel_degree", problem, pipeline, f"Use at most {layers // virtual}")
+        issues.append(
+            Issue(
+                "nxd-pipeline-degree-too-large",
+                f"{_WHERE}.pipeline_parallel_degree",
+                problem,
+                pipeline,
+                f"Use at most {layers // virtual}",
+            )
         )
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     if config.get("head_dim") not in (None, hidden // heads):
         problem = (
             f"NxD takes head_dim for hidden_size / heads = {hidden // heads}, this model's is {config['head_dim']}"
         )
-        faults.append(Fault("task.model", problem, config["head_dim"]))
-    return faults
+        issues.append(Issue("nxd-head-size-unsupported", "task.model", problem, config["head_dim"]))
+    return issues
 
 
-def copy_faults(
+def copy_issues(
     heads: int, tensor: int, multiplier: int | None, *, tensor_path: str = _TENSOR, multiplier_path: str = _KV
-) -> list[Fault]:
-    """K x m must be T where heads are copied; without copies T divides K. Paths name the settings in the faults."""
+) -> list[Issue]:
+    """K x m must be T where heads are copied; without copies T divides K. Paths name the settings in the issues."""
     if tensor % heads and heads % tensor:
         problem = f"neither divides the model's {heads} key/value heads nor is a multiple of them"
         fits = [it for it in range(1, 65) if it % heads == 0 or heads % it == 0]
-        return [Fault(tensor_path, problem, tensor, f"Use one of {', '.join(map(str, fits))}")]
+        return [
+            Issue(
+                "nxd-tensor-degree-does-not-fit-heads",
+                tensor_path,
+                problem,
+                tensor,
+                f"Use one of {', '.join(map(str, fits))}",
+            )
+        ]
     needed = kv_copies(heads, tensor)
     if multiplier is None or multiplier == needed:
         return []
     problem = f"{heads} key/value heads x {multiplier} must be the tensor-parallel degree of {tensor}"
     if needed == 1:
         problem = f"the tensor-parallel degree of {tensor} divides the {heads} key/value heads: nothing is copied"
-    return [Fault(multiplier_path, problem, multiplier, f"Use {needed}, or leave it out")]
+    return [
+        Issue("nxd-kv-multiplier-does-not-fit", multiplier_path, problem, multiplier, f"Use {needed}, or leave it out")
+    ]
 
 
 def kv_copies(heads: int, tensor: int) -> int:

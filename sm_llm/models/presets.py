@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Any
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 
 
 @dataclass(frozen=True)
@@ -189,4 +189,4 @@ def preset(name: str) -> Preset:
     near = difflib.get_close_matches(name.lower(), PRESETS, n=1)
     hint = f"Did you mean {near[0]}? " if near else ""
     remedy = f"{hint}Presets: {', '.join(PRESETS)}."
-    raise SpecError([Fault("task.model.preset", "is not a built-in model", name, remedy)])
+    raise SpecError([Issue("preset-unknown", "task.model.preset", "is not a built-in model", name, remedy)])

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 
 Config = Mapping[str, Any]
 SPELLINGS = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -33,7 +33,7 @@ _WITH_LENGTH = ("llama3", "yarn", "longrope")
 
 
 def canonical(config: Config, default_theta: float, max_positions: int) -> dict[str, Any]:
-    """``rope_parameters`` of a config in either spelling; call after ``faults`` came back empty.
+    """``rope_parameters`` of a config in either spelling; call after ``issues`` came back empty.
 
     ``max_positions`` (tokens) stands in for an absent original_max_position_embeddings, as in transformers 5.
     """
@@ -77,41 +77,76 @@ def override(config: Config, overrides: Config, default_theta: float) -> dict[st
     return {**scaling, "rope_theta": theta if own_theta is None else own_theta}
 
 
-def faults(config: Config) -> list[Fault]:
+def issues(config: Config) -> list[Issue]:
     """What is wrong with a config's rotary fields, in whichever spelling they are; paths are bare field names."""
     found = [
-        Fault(name, "must be a map or null", config[name]) for name in SPELLINGS[1:] if not _is_map(config.get(name))
+        Issue("rope-field-not-a-map", name, "must be a map or null", config[name])
+        for name in SPELLINGS[1:]
+        if not _is_map(config.get(name))
     ]
     if found:
         return found
     thetas = {float(t) for t in _thetas(config) if _is_number(t)}
     if any(not _is_number(theta) or theta <= 0 for theta in _thetas(config)):
-        found.append(Fault("rope_theta", "must be a positive number", _thetas(config)[0]))
+        found.append(Issue("rope-theta-not-positive", "rope_theta", "must be a positive number", _thetas(config)[0]))
     if len(thetas) > 1:
-        found.append(Fault("rope_theta", "differs between its two spellings", sorted(thetas), "Keep one of them."))
+        found.append(
+            Issue(
+                "rope-theta-contradicts",
+                "rope_theta",
+                "differs between its two spellings",
+                sorted(thetas),
+                "Keep one of them.",
+            )
+        )
     if config.get("rope_scaling") and config.get("rope_parameters"):
         both = [_without_theta(config[name]) for name in SPELLINGS[1:]]
         if both[0] != both[1]:
             found.append(
-                Fault("rope_scaling", "contradicts rope_parameters", config["rope_scaling"], "Keep one of them.")
+                Issue(
+                    "rope-scaling-contradicts",
+                    "rope_scaling",
+                    "contradicts rope_parameters",
+                    config["rope_scaling"],
+                    "Keep one of them.",
+                )
             )
-    return found or _scaling_faults(_scaling(config))
+    return found or _scaling_issues(_scaling(config))
 
 
-def _scaling_faults(scaling: Mapping[str, Any]) -> list[Fault]:
+def _scaling_issues(scaling: Mapping[str, Any]) -> list[Issue]:
     kind = scaling.get("rope_type", "default")
     if kind not in _KEYS:
-        return [Fault("rope_scaling.rope_type", "is not a known type", kind, f"Known: {', '.join(_KEYS)}.")]
+        return [
+            Issue(
+                "rope-type-unknown",
+                "rope_scaling.rope_type",
+                "is not a known type",
+                kind,
+                f"Known: {', '.join(_KEYS)}.",
+            )
+        ]
     required, optional = _KEYS[kind]
     keys = {key for key, value in scaling.items() if value is not None} - {"rope_type"}
     allowed = ", ".join(sorted(required | optional)) or "nothing else"
-    found = [Fault(f"rope_scaling.{key}", f"is missing for rope_type {kind}") for key in sorted(required - keys)]
+    found = [
+        Issue("rope-scaling-field-missing", f"rope_scaling.{key}", f"is missing for rope_type {kind}")
+        for key in sorted(required - keys)
+    ]
     for key in sorted(keys):
         if key not in required | optional:
             remedy = f"It takes {allowed}."
-            found.append(Fault(f"rope_scaling.{key}", f"is unknown for rope_type {kind}", scaling[key], remedy))
+            found.append(
+                Issue(
+                    "rope-scaling-field-unknown",
+                    f"rope_scaling.{key}",
+                    f"is unknown for rope_type {kind}",
+                    scaling[key],
+                    remedy,
+                )
+            )
         elif problem := _value_problem(key, scaling[key]):
-            found.append(Fault(f"rope_scaling.{key}", problem, scaling[key]))
+            found.append(Issue("rope-scaling-field-invalid", f"rope_scaling.{key}", problem, scaling[key]))
     return found
 
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.file_names import name_fault
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Stored:
     end: int
 
 
-def stored_tensors(folder: Path) -> tuple[dict[str, Stored], list[Fault]]:
-    """Name -> tensor of a Hugging Face model folder, and every fault of its files and its index.
+def stored_tensors(folder: Path) -> tuple[dict[str, Stored], list[Issue]]:
+    """Name -> tensor of a Hugging Face model folder, and every issue of its files and its index.
 
     The index decides which files belong to the model, whatever their names. A tensor whose file is damaged is absent.
     """
@@ -59,12 +59,12 @@ def stored_tensors(folder: Path) -> tuple[dict[str, Stored], list[Fault]]:
     if index.is_file():
         return _indexed(folder, index)
     if single.is_file():
-        tensors, faults = _read([single])
-        return tensors.get(single, {}), faults
+        tensors, issues = _read([single])
+        return tensors.get(single, {}), issues
     found = sorted(path.name for path in folder.glob("*") if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
     problem = f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE} (weights found: {', '.join(found[:5]) or 'none'})"
     remedy = "Save the model with save_pretrained (safetensors), or name another folder. Pickled weights (.bin, .pt)"
-    return {}, [Fault(START, problem, remedy=f"{remedy} are not read")]
+    return {}, [Issue("weights-not-found", START, problem, remedy=f"{remedy} are not read")]
 
 
 def read_header(path: Path) -> dict[str, Stored]:
@@ -106,40 +106,47 @@ def _check_layout(tensors: Mapping[str, Stored], data: int, size: int) -> None:
         raise ValueError(f"has {size - place:,} trailing bytes that belong to no tensor")
 
 
-def _read(files: Sequence[Path]) -> tuple[dict[Path, dict[str, Stored]], list[Fault]]:
-    found, faults = {}, []
+def _read(files: Sequence[Path]) -> tuple[dict[Path, dict[str, Stored]], list[Issue]]:
+    found, issues = {}, []
     for path in files:
         try:
             found[path] = read_header(path)
         except FileNotFoundError:
-            faults.append(Fault(START, f"{path} is missing, but {INDEX_FILE} names it", remedy=_REWRITE))
+            issues.append(
+                Issue("weights-file-missing", START, f"{path} is missing, but {INDEX_FILE} names it", remedy=_REWRITE)
+            )
         except (OSError, ValueError) as error:
-            faults.append(Fault(START, f"{path} {_short(error)}", remedy=_AGAIN))
-    return found, faults
+            issues.append(Issue("weights-file-unreadable", START, f"{path} {_short(error)}", remedy=_AGAIN))
+    return found, issues
 
 
-def _indexed(folder: Path, index: Path) -> tuple[dict[str, Stored], list[Fault]]:
+def _indexed(folder: Path, index: Path) -> tuple[dict[str, Stored], list[Issue]]:
     try:
         names, total = _read_index(index)
     except (OSError, OverflowError, ValueError, RecursionError) as error:
-        return {}, [Fault(START, f"{index} is not a usable index ({_short(error)})", remedy=_REWRITE)]
-    outside = {name: fault for name in sorted(set(names.values())) if (fault := name_fault(name))}
+        return {}, [
+            Issue("weights-index-invalid", START, f"{index} is not a usable index ({_short(error)})", remedy=_REWRITE)
+        ]
+    outside = {name: issue for name in sorted(set(names.values())) if (issue := name_fault(name))}
     if outside:
         remedy = "Put the files beside the index and correct the names there, or fetch the whole folder again"
         problem = f"{index} names files outside of its folder, or by names that no file has"
-        return {}, [Fault(START, f"{problem}: {fault}", name, remedy) for name, fault in outside.items()]
+        return {}, [
+            Issue("weights-index-names-outside", START, f"{problem}: {issue}", name, remedy)
+            for name, issue in outside.items()
+        ]
     shards = {name: folder / name for name in dict.fromkeys(names.values())}
-    held, faults = _read(list(shards.values()))
-    faults += _ambiguous(folder, index, set(shards))
-    faults += _misplaced(index, names, {name: held[path] for name, path in shards.items() if path in held})
+    held, issues = _read(list(shards.values()))
+    issues += _ambiguous(folder, index, set(shards))
+    issues += _misplaced(index, names, {name: held[path] for name, path in shards.items() if path in held})
     tensors = {name: held[shards[file]][name] for name, file in names.items() if name in held.get(shards[file], {})}
     # What a shard holds beyond the index is not read either: the caller judges it like any tensor without a place.
     extra = {name: entry for part in held.values() for name, entry in part.items() if name not in names}
     sizes = [entry.end - entry.begin for part in held.values() for entry in part.values()]
-    if not faults and total is not None and not _is_total(total, sizes):
+    if not issues and total is not None and not _is_total(total, sizes):
         problem = f"{index}: metadata.total_size is {total:,}, the files hold {sum(sizes):,} bytes of tensors"
-        faults.append(Fault(START, problem, remedy=_REWRITE))
-    return {**extra, **tensors}, faults
+        issues.append(Issue("weights-size-mismatch", START, problem, remedy=_REWRITE))
+    return {**extra, **tensors}, issues
 
 
 def _is_total(total: int, sizes: Sequence[int]) -> bool:
@@ -165,22 +172,26 @@ def _read_index(index: Path) -> tuple[dict[str, str], int | None]:
     return names, None if total is None else int(total)
 
 
-def _ambiguous(folder: Path, index: Path, named: set[str]) -> Iterator[Fault]:
+def _ambiguous(folder: Path, index: Path, named: set[str]) -> Iterator[Issue]:
     if (folder / SINGLE_FILE).is_file() and SINGLE_FILE not in named:
         problem = f"{folder} holds {SINGLE_FILE} beside {index.name}, which does not name it: two sets of weights"
-        yield Fault(START, problem, remedy="Remove the one that is not meant, or name another folder")
+        yield Issue(
+            "weights-ambiguous", START, problem, remedy="Remove the one that is not meant, or name another folder"
+        )
 
 
-def _misplaced(index: Path, names: Mapping[str, str], held: Mapping[str, Mapping[str, Stored]]) -> Iterator[Fault]:
+def _misplaced(index: Path, names: Mapping[str, str], held: Mapping[str, Mapping[str, Stored]]) -> Iterator[Issue]:
     """Tensors that are not in the file that the index names, or in several files."""
     for name, file in names.items():
         places = [shard for shard, part in held.items() if name in part]
         if len(places) > 1:
-            yield Fault(START, f"{name} is in several files: {', '.join(places)}", remedy=_REWRITE)
+            yield Issue(
+                "weights-tensor-repeated", START, f"{name} is in several files: {', '.join(places)}", remedy=_REWRITE
+            )
         elif file in held and places != [file]:
             elsewhere = f"; it is in {places[0]}" if places else ""
             problem = f"{index.parent / file} does not hold {name}, which {index.name} places there{elsewhere}"
-            yield Fault(START, problem, remedy=_REWRITE)
+            yield Issue("weights-tensor-misplaced", START, problem, remedy=_REWRITE)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.models.families.registry import family
 from sm_llm.models.safetensors_folder import START, Stored, stored_tensors
 
@@ -26,11 +26,11 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """What a folder holds: the tensors that the model reads, the buffers that it computes itself, and all faults."""
+    """What a folder holds: the tensors that the model reads, the buffers that it computes itself, and all issues."""
 
     tensors: Mapping[str, Stored]
     unread: tuple[str, ...]
-    faults: tuple[Fault, ...]
+    issues: tuple[Issue, ...]
 
 
 def check_weights(folder: Path, config: Config) -> CheckedWeights:
@@ -52,25 +52,25 @@ def compare_weights(
 def compare_stored(
     folder: Path,
     stored: Mapping[str, Stored],
-    damage: Sequence[Fault],
+    damage: Sequence[Issue],
     tensors: Mapping[str, Tensor],
     *,
     tied: tuple[str, str] | None,
     buffers: str,
 ) -> CheckedWeights:
     """The same for tensors that were found already; ``damage`` is what was wrong with their files."""
-    faults = [*_adapters(folder), *damage]
+    issues = [*_adapters(folder), *damage]
     unread = tuple(name for name in stored if name not in tensors and re.search(buffers, name))
     extra = [name for name in stored if name not in tensors and name not in unread]
     if tied is not None and tied[0] in extra:
         extra.remove(tied[0])
-        faults += _head_faults(stored, *tied)
+        issues += _head_issues(stored, *tied)
     if not damage:
-        faults += _missing(folder, tensors, stored, extra)
-    faults += _unused(folder, tensors, stored, extra)
-    faults += _shapes(tensors, stored)
-    faults += _formats(tensors, stored)
-    return CheckedWeights({name: stored[name] for name in tensors if name in stored}, unread, tuple(faults))
+        issues += _missing(folder, tensors, stored, extra)
+    issues += _unused(folder, tensors, stored, extra)
+    issues += _shapes(tensors, stored)
+    issues += _formats(tensors, stored)
+    return CheckedWeights({name: stored[name] for name in tensors if name in stored}, unread, tuple(issues))
 
 
 def unread_sentence(names: Sequence[str]) -> str:
@@ -78,14 +78,16 @@ def unread_sentence(names: Sequence[str]) -> str:
     return f"{START}: {len(names)} buffers in the files are computed by the model and not read: {_some(names)}"
 
 
-def _adapters(folder: Path) -> Iterator[Fault]:
+def _adapters(folder: Path) -> Iterator[Issue]:
     found = [name for name in ("adapter_config.json", "adapter_model.safetensors") if (folder / name).is_file()]
     if found:
         remedy = "Merge it into its model first (merge_and_unload of peft), or name a folder without it"
-        yield Fault(START, f"{folder / found[0]} is an adapter, which is not read", remedy=remedy)
+        yield Issue(
+            "weights-are-an-adapter", START, f"{folder / found[0]} is an adapter, which is not read", remedy=remedy
+        )
 
 
-def _head_faults(stored: Mapping[str, Stored], head: str, embedding: str) -> Iterator[Fault]:
+def _head_issues(stored: Mapping[str, Stored], head: str, embedding: str) -> Iterator[Issue]:
     """A head beside a config that ties it to the embedding: a copy is harmless, another matrix would be lost."""
     if embedding in stored and _same(stored[head], stored[embedding]):
         return
@@ -94,7 +96,7 @@ def _head_faults(stored: Mapping[str, Stored], head: str, embedding: str) -> Ite
         "Set tie_word_embeddings: false in the config.json beside the weights, to train this head; "
         f"or remove {head} from the file, to train {embedding} as the head"
     )
-    yield Fault(START, problem, remedy=remedy)
+    yield Issue("weights-tied-differ", START, problem, remedy=remedy)
 
 
 def _same(first: Stored, second: Stored) -> bool:
@@ -114,43 +116,43 @@ def _same(first: Stored, second: Stored) -> bool:
 
 def _missing(
     folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Stored], extra: Sequence[str]
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     absent = [name for name in tensors if name not in stored]
     if absent:
         problem = f"{folder} lacks {_some(absent)}, which the model needs{_depth(tensors, stored)}"
         remedy = "Give the config that these weights were saved with, or fetch the complete weights"
-        yield Fault(START, problem + _renamed(absent[0], extra), remedy=remedy)
+        yield Issue("weights-lack-tensors", START, problem + _renamed(absent[0], extra), remedy=remedy)
 
 
 def _unused(
     folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Stored], extra: Sequence[str]
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     for file in dict.fromkeys(stored[name].file for name in extra):
         names = [name for name in extra if stored[name].file == file]
         remedy = "Give the config that these weights were saved with, or write the file without these tensors"
         if any(_ADAPTER.search(name) for name in names):
             remedy = "Merge the adapter into its model first (merge_and_unload of peft), or name a folder without it"
         problem = f"{file} holds {_some(names)}, which the model of this config does not have{_depth(tensors, stored)}"
-        yield Fault(START, problem, remedy=remedy)
+        yield Issue("weights-hold-unknown-tensors", START, problem, remedy=remedy)
 
 
-def _shapes(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iterator[Fault]:
+def _shapes(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iterator[Issue]:
     wrong = [name for name, tensor in tensors.items() if name in stored and stored[name].shape != tensor.shape]
     for name in wrong[:_SHOWN]:
         more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN and name == wrong[_SHOWN - 1] else ""
         problem = f"{stored[name].file}: {name} has shape {list(stored[name].shape)}, the config makes it "
         remedy = "Give the config that these weights were saved with, or name weights of this config"
-        yield Fault(START, f"{problem}{list(tensors[name].shape)}{more}", remedy=remedy)
+        yield Issue("weights-shape-mismatch", START, f"{problem}{list(tensors[name].shape)}{more}", remedy=remedy)
 
 
-def _formats(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iterator[Fault]:
+def _formats(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iterator[Issue]:
     wrong = [name for name in tensors if name in stored and stored[name].dtype not in FORMATS]
     for dtype in dict.fromkeys(stored[name].dtype for name in wrong):
         names = [name for name in wrong if stored[name].dtype == dtype]
         file = stored[names[0]].file
         problem = f"{file}: {_some(names)} is stored as {dtype}; weights must be one of {', '.join(FORMATS)}"
         remedy = "Name the original weights, or convert these to bf16 or fp32 with the tool that quantised them"
-        yield Fault(START, problem, remedy=remedy)
+        yield Issue("weights-dtype-unsupported", START, problem, remedy=remedy)
 
 
 def _depth(tensors: Iterable[str], stored: Iterable[str]) -> str:

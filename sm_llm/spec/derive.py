@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.data import SyntheticData
-from sm_llm.spec.parallelism.layout import divisors, layout, listed, option_faults, sequence_faults
+from sm_llm.spec.parallelism.layout import divisors, layout, listed, option_issues, sequence_issues
 from sm_llm.spec.parallelism.strategies import FsdpSpec
 
 if TYPE_CHECKING:
@@ -92,16 +92,16 @@ def derive(
     ``ceil(max_tokens / tokens_per_step)``, or ``max(1, floor(max_epochs rows / g))``.
 
     Raises:
-        SpecError: every fault found, each with the arithmetic and values that would work.
+        SpecError: every issue found, each with the arithmetic and values that would work.
     """
     degree = data_parallel_degree or world_size
     batch = degree * micro_batch_size if global_batch_size is None else global_batch_size
-    faults = _batch_faults(batch, micro_batch_size, degree)
+    issues = _batch_issues(batch, micro_batch_size, degree)
     steps = _total_steps(batch, batch * seq_length, max_steps, max_tokens, max_epochs, rows)
     span = steps if schedule_steps is None else schedule_steps
-    faults += _warmup_faults(warmup_steps, span)
-    if faults:
-        raise SpecError(faults)
+    issues += _warmup_issues(warmup_steps, span)
+    if issues:
+        raise SpecError(issues)
     return Derived(
         world_size=world_size,
         data_parallel_degree=degree,
@@ -124,13 +124,13 @@ def _data_parallel_degree(task: TrainTask, world_size: int, node_size: int | Non
     """Raises ``SpecError``: nothing else can be derived where the degrees do not fit."""
     parallelism = task.parallelism
     if isinstance(parallelism, FsdpSpec):
-        faults = [*option_faults(parallelism), *sequence_faults(parallelism, task.data.seq_length)]
+        issues = [*option_issues(parallelism), *sequence_issues(parallelism, task.data.seq_length)]
         try:
             degree = layout(parallelism, world_size, node_size).data
         except SpecError as error:
-            raise SpecError([*faults, *error.faults]) from None
-        if faults:
-            raise SpecError(faults)
+            raise SpecError([*issues, *error.issues]) from None
+        if issues:
+            raise SpecError(issues)
         return degree
     shared = parallelism.ranks_per_batch
     if world_size % shared:
@@ -139,7 +139,7 @@ def _data_parallel_degree(task: TrainTask, world_size: int, node_size: int | Non
             f"{world_size} / {shared} leaves {world_size % shared}"
         )
         remedy = f"Use degrees whose product is one of {listed(divisors(world_size))}"
-        raise SpecError([Fault("task.parallelism", problem, shared, remedy)])
+        raise SpecError([Issue("degrees-do-not-divide-world-size", "task.parallelism", problem, shared, remedy)])
     return world_size // shared
 
 
@@ -175,7 +175,7 @@ def _interval(every: int | None, steps: int | None) -> int | None:
     return math.ceil(steps / _INTERVALS_PER_RUN)
 
 
-def _batch_faults(batch: int, micro_batch_size: int, degree: int) -> list[Fault]:
+def _batch_issues(batch: int, micro_batch_size: int, degree: int) -> list[Issue]:
     unit = micro_batch_size * degree
     if batch % unit == 0:
         return []
@@ -188,11 +188,19 @@ def _batch_faults(batch: int, micro_batch_size: int, degree: int) -> list[Fault]
         f"not divisible by micro_batch_size x data_parallel_degree = {micro_batch_size} x {degree} = {unit}: "
         f"{batch} / {unit} leaves {batch % unit}"
     )
-    return [Fault("task.global_batch_size", problem, batch, remedy)]
+    return [Issue("batch-not-divisible", "task.global_batch_size", problem, batch, remedy)]
 
 
-def _warmup_faults(warmup_steps: int | None, steps: int | None) -> list[Fault]:
+def _warmup_issues(warmup_steps: int | None, steps: int | None) -> list[Issue]:
     if warmup_steps is None or steps is None or warmup_steps <= steps:
         return []
     problem = f"warm-up is longer than the {steps} steps of the schedule"
-    return [Fault("task.optim.warmup_steps", problem, warmup_steps, f"Use at most {steps}, or warmup_fraction")]
+    return [
+        Issue(
+            "warmup-longer-than-schedule",
+            "task.optim.warmup_steps",
+            problem,
+            warmup_steps,
+            f"Use at most {steps}, or warmup_fraction",
+        )
+    ]

@@ -27,7 +27,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 def fault(source: str, override: Any) -> str:
     with pytest.raises(SpecError) as raised:
         plan(source, override)
-    assert len(raised.value.faults) == 1, str(raised.value)
+    assert len(raised.value.issues) == 1, str(raised.value)
     return str(raised.value)
 
 

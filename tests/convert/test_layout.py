@@ -150,7 +150,7 @@ def test_NX04_degrees_that_do_not_fit_are_refused_with_their_arithmetic(degrees:
 def test_every_fault_at_once() -> None:
     with pytest.raises(ConversionRefused) as found:
         resolve(config(), tensor=3, pipeline=3, qkv="coalesced")
-    assert len(found.value.faults) == 3
+    assert len(found.value.issues) == 3
 
 
 def test_SF05_CV10_the_vocabulary_is_padded() -> None:

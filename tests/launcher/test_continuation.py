@@ -182,7 +182,7 @@ def test_A1_fewer_steps_than_the_checkpoint_has_done_are_refused_at_launch_with_
     for steps, launch in asked:
         with pytest.raises(PlanError) as told:
             launch()
-        (fault,) = told.value.faults
+        (fault,) = told.value.issues
         assert fault.path == "task.max_steps"
         assert f"asks for {steps} steps in all, and the checkpoint has done 6" in str(fault)
         assert "task.max_steps=12" in fault.remedy

@@ -139,7 +139,7 @@ def test_f06_a_pipeline_variable_as_a_name_is_refused_in_words() -> None:
 def test_f06_degrees_as_hyperparameters_are_refused_where_the_request_starts_with_them() -> None:
     smp = {"task.parallelism.tensor_parallel_degree": 4, "task.parallelism.hybrid_shard_degree": 32}
     error = refused(lambda: estimator("llama-2-70b-smp", *SMP, hyperparameters=smp), "settled at launch")
-    assert "hyperparameters.task.parallelism.hybrid_shard_degree" in {fault.path for fault in error.faults}
+    assert "hyperparameters.task.parallelism.hybrid_shard_degree" in {fault.path for fault in error.issues}
 
 
 def test_C8_degrees_as_pipeline_variables_are_refused_where_the_request_starts_with_them() -> None:

@@ -104,7 +104,7 @@ def test_a_secret_that_is_not_there_is_told_before_anything_is_started(planted: 
     missing = planted.parent / "token"
     with pytest.raises(PlanError) as caught:
         api.launch(job(planted, secrets={"HF_TOKEN": "env:NOWHERE", "OTHER": f"file:{missing}"}))
-    assert [(fault.path, fault.seen) for fault in caught.value.faults] == [
+    assert [(fault.path, fault.value) for fault in caught.value.issues] == [
         ("secrets.HF_TOKEN", "env:NOWHERE"),
         ("secrets.OTHER", f"file:{missing}"),
     ]

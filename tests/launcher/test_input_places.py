@@ -113,9 +113,9 @@ def test_E20_plan_reports_a_bucket_that_is_not_there_once(s3_server: Any, base: 
     task["start"] = {"checkpoint": "s3://no-such-bucket/run@3"}
     result = plan_of(task, s3_server.endpoint, "storage=s3://no-such-bucket/runs")
     assert isinstance(result.exception, PlanError)
-    (fault,) = result.exception.faults
+    (fault,) = result.exception.issues
     assert (fault.path, fault.origin) == ("storage", "command line")
-    assert "the bucket does not exist" in fault.problem
+    assert "the bucket does not exist" in fault.message
 
 
 @pytest.mark.usefixtures("here")
@@ -162,8 +162,8 @@ def test_E20_a_checkpoint_to_start_from_is_read_by_the_plan(tmp_path: Path) -> N
             continue
         with pytest.raises(PlanError) as raised:
             plan(spec)
-        (fault,) = raised.value.faults
-        assert (fault.path, problem in fault.problem) == ("task.start.checkpoint", True), place
+        (fault,) = raised.value.issues
+        assert (fault.path, problem in fault.message) == ("task.start.checkpoint", True), place
 
 
 def test_what_cannot_be_looked_at_from_here_is_left_to_the_job(

@@ -204,7 +204,7 @@ def test_a_program_that_is_not_there_is_told_by_the_plan(tmp_path: Path) -> None
     ):
         with pytest.raises(PlanError) as caught:
             plan({"name": "own", "task": {"kind": "script", "entry": entry, "source": str(source)}})
-        assert [fault.path for fault in caught.value.faults] == [path]
+        assert [fault.path for fault in caught.value.issues] == [path]
     assert plan({"name": "own", "task": {"kind": "script", "entry": "-m train", "source": str(tmp_path)}})
 
 

@@ -11,7 +11,7 @@ from sm_llm.contract.hyperparameters import overrides
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import PlanError, StorageError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, value_faults
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, value_issues
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import Register, definition
 
 ROLE = "arn:aws:iam::111122223333:role/train"
@@ -166,10 +166,10 @@ def test_what_all_steps_share_is_told_once_and_by_the_name_that_the_user_gave() 
     flow["backend"] = {**flow["backend"], "role": "train", "max_run_seconds": None}
     with pytest.raises(PlanError) as caught:
         definition(flow)
-    found = {fault.path: fault for fault in caught.value.faults}
+    found = {fault.path: fault for fault in caught.value.issues}
     assert set(found) == {"storage", "backend.role", "backend.max_run_seconds"}
-    assert len(caught.value.faults) == 3
-    assert found["backend.max_run_seconds"].problem.endswith("(step fetch, prepare)")
+    assert len(caught.value.issues) == 3
+    assert found["backend.max_run_seconds"].message.endswith("(step fetch, prepare)")
 
 
 def test_HP08_variables_that_make_too_many_hyperparameters_or_too_long_ones_are_told() -> None:
@@ -382,7 +382,7 @@ def test_C8_a_step_of_somebody_else_or_a_file_out_of_reach_leaves_the_check_to_t
         "Arguments": {"IfSteps": [{"Type": "Training", "Arguments": other}], "ElseSteps": []},
     }
     shown = {"Parameters": [{"Name": "N", "Type": "Integer"}], "Steps": [branch, {"Type": "Fail", "Arguments": {}}]}
-    assert list(value_faults(shown, {"N": 5}, refuse)) == []
+    assert list(value_issues(shown, {"N": 5}, refuse)) == []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sm_llm.storage.uri.open_store", refuse)
         assert job_in("s3://bucket/job/") is None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.data.describe import RowsInfo
-from sm_llm.errors import Fault, PlanError, SpecError
+from sm_llm.errors import Issue, PlanError, SpecError
 from sm_llm.launcher.backends import registry
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.planning.planner import plan
@@ -39,10 +39,10 @@ def one(*overrides: str, **fields: Any) -> Plan:
     return only
 
 
-def faults(*arguments: Any, **fields: Any) -> dict[str, Fault]:
+def faults(*arguments: Any, **fields: Any) -> dict[str, Issue]:
     with pytest.raises(PlanError) as caught:
         plan(*arguments, **fields)
-    return {fault.path: fault for fault in caught.value.faults}
+    return {fault.path: fault for fault in caught.value.issues}
 
 
 def rows_folder(folder: Path, seq_length: int = 64, rows: int = 100, vocab_size: int | None = 300) -> Path:
@@ -95,8 +95,8 @@ def test_python_fields_and_command_line_overrides_make_the_same_plan() -> None:
 def test_a_sequence_longer_than_the_model_is_refused() -> None:
     found = faults({**TRAIN, "task": {**TRAIN["task"], "model": {"preset": "llama-2-7b"}}}, "task.data.seq_length=8192")
     fault = found["task.data.seq_length"]
-    assert "4096" in fault.problem
-    assert fault.seen == 8192
+    assert "4096" in fault.message
+    assert fault.value == 8192
     assert "max_position_embeddings" in fault.remedy
 
 
@@ -108,9 +108,9 @@ def test_rows_of_another_length_or_vocabulary_are_refused_all_at_once(tmp_path: 
     (tokenizer / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": added}))
     found = faults(train_on(folder, tokenizer=str(tokenizer)))
     assert set(found) == {"task.data.seq_length", "task.data.train", "task.tokenizer"}
-    assert "128 tokens each" in found["task.data.seq_length"].problem
-    assert "50000" in found["task.data.train"].problem
-    assert "60001" in found["task.tokenizer"].problem
+    assert "128 tokens each" in found["task.data.seq_length"].message
+    assert "50000" in found["task.data.train"].message
+    assert "60001" in found["task.tokenizer"].message
     assert "at least 60001" in found["task.tokenizer"].remedy
 
 
@@ -144,7 +144,7 @@ def test_E19_a_source_without_text_is_refused_by_the_plan(tmp_path: Path, conten
         (texts / "runs" / "x" / "run.json").write_text('{"run_id": "x"}')
         (texts / "runs" / "x" / "events" / "a.jsonl").write_text('{"text": "x"}')
     job = {"name": "p", "task": {"kind": "prepare", "sources": ["builtin:python-docs", str(texts)], "seq_length": 16}}
-    assert "has no text to read" in faults(job)["task.sources.1"].problem
+    assert "has no text to read" in faults(job)["task.sources.1"].message
     (texts / "b.txt").write_text("some text")
     plan(job)
 
@@ -166,7 +166,7 @@ def test_faults_of_the_arithmetic_come_with_those_of_the_data_and_say_where_they
     job = train_on(rows_folder(tmp_path / "rows", seq_length=128, rows=105), optim={"warmup_steps": 50})
     found = faults(job, "task.data.seq_length=32")
     assert set(found) == {"task.optim.warmup_steps", "task.data.seq_length"}
-    assert "21 steps" in found["task.optim.warmup_steps"].problem
+    assert "21 steps" in found["task.optim.warmup_steps"].message
     assert found["task.data.seq_length"].origin == "override"
 
 
@@ -183,13 +183,13 @@ def test_a_workflow_has_one_plan_per_step_and_knows_what_an_earlier_step_will_wr
     assert second.job.name == "flow-two"
     found = faults(workflow(), "steps.one.task.seq_length=32")
     assert set(found) == {"steps.two.task.data.seq_length", "steps.two.task.data.train"}
-    assert "32 tokens each" in found["steps.two.task.data.seq_length"].problem
-    assert "32000" in found["steps.two.task.data.train"].problem  # the tokenizer of step one against preset tiny
+    assert "32 tokens each" in found["steps.two.task.data.seq_length"].message
+    assert "32000" in found["steps.two.task.data.train"].message  # the tokenizer of step one against preset tiny
 
 
 def test_validation_rows_of_a_step_that_holds_none_out_are_refused() -> None:
     job = workflow(data={**workflow()["steps"]["two"]["task"]["data"], "validation": "steps.one.output/validation"})
-    assert "holds no rows out" in faults(job)["steps.two.task.data.validation"].problem
+    assert "holds no rows out" in faults(job)["steps.two.task.data.validation"].message
 
 
 def test_CK19_a_save_interval_longer_than_the_run_is_warned_of_and_the_default_fits_the_run() -> None:
@@ -211,7 +211,7 @@ def test_more_processes_than_gpus_are_refused_with_the_ways_out(monkeypatch: pyt
     machine = local.Machine(cpus=8, gpus=("0", "1"))
     monkeypatch.setattr(registry, "backend", lambda name: local.LocalBackend(machine))
     fault = faults(TRAIN)["compute"]
-    assert "4 GPUs, this machine has 2" in fault.problem
+    assert "4 GPUs, this machine has 2" in fault.message
     assert "processes_per_instance=1" in fault.remedy
     one("environment.CUDA_VISIBLE_DEVICES=''")
     one("compute.processes_per_instance=1")
@@ -237,4 +237,4 @@ def test_a_wrong_degree_is_one_fault_without_what_follows_from_it(recipe: str, o
     shards = ("task.parallelism.hybrid_shard_degree=4",) if recipe == "mixtral-8x7b-smp" else ()
     with pytest.raises((SpecError, PlanError)) as caught:
         plan(recipe, *account, *shards, override)
-    assert [fault.path for fault in caught.value.faults] == [path]
+    assert [fault.path for fault in caught.value.issues] == [path]

@@ -29,7 +29,7 @@ def test_A3_a_resume_refuses_what_has_no_effect_on_a_run_that_exists(fakes: Any,
         with pytest.raises(PlanError, match="has no effect on a run that") as raised:
             run.resume(change)
         path = change.partition("=")[0]
-        assert [it.path for it in raised.value.faults] == [path]
+        assert [it.path for it in raised.value.issues] == [path]
         assert f"sm-llm rerun {run.uri} {change}" in str(raised.value)
     assert run.record == before
 
@@ -55,7 +55,7 @@ def test_B4_an_ordinary_run_is_repeated_with_another_model(fakes: Any) -> None:
 def test_E20_a_missing_start_is_told_by_its_path(recipe: str) -> None:
     with pytest.raises(PlanError) as raised:
         plan(recipe, "task.start.pretrained=/nope")
-    (told,) = [str(it) for it in raised.value.faults]
+    (told,) = [str(it) for it in raised.value.issues]
     assert re.search(r"task\.start\.pretrained \(override\): is not there \(got '/nope'\)", told)
 
 

@@ -14,7 +14,7 @@ import typer
 from sm_llm import cli
 from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends.local import backend as local
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_issues
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.spec.data import SyntheticData
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -119,7 +119,7 @@ def test_the_suggested_number_of_processes_works(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(local.LocalBackend, "machine", Machine(8, ("0", "1")), raising=False)
     backend = local.LocalBackend(Machine(8, ("0", "1")))
     (it,) = plan("smoke", "environment.CUDA_VISIBLE_DEVICES=''", "compute.processes_per_instance=5")
-    (fault,) = backend.plan_checks(replace(it, job=it.job.model_copy(update={"environment": {}}))).faults
+    (fault,) = backend.plan_checks(replace(it, job=it.job.model_copy(update={"environment": {}}))).issues
     changes = dict(it.split("=", 1) for it in re.findall(r"[a-z_]+\.[\w.]+=[^\s,)]+", fault.remedy))
     for path, value in changes.items():
         typed = f"{path}={value}"
@@ -178,8 +178,8 @@ def test_E17_the_remedies_for_random_tokens_work_on_every_recipe_of_them(recipe:
         assert plan(recipe, *CLOUD, *machine, *given)[0].job.task.data.train == "s3://bucket/rows"
     with pytest.raises(SpecError) as raised:
         load(recipe, [*CLOUD, *machine, OTHER], environ={})
-    (fault,) = raised.value.faults
-    (channel,) = input_faults(spec, {"mine": "s3://bucket/rows"}, has_network=False)
+    (fault,) = raised.value.issues
+    (channel,) = input_issues(spec, {"mine": "s3://bucket/rows"}, has_network=False)
     for changes in ([OTHER, *typed(fault.remedy)], typed(channel.remedy)):
         changed = load(recipe, [*CLOUD, *machine, *changes], environ={})
         assert changed.spec.task.data.train == "inputs.mine"  # type: ignore[union-attr]

@@ -135,7 +135,7 @@ def test_A3_a_step_that_has_its_result_takes_no_changes(
     for change in ("steps.one.task.seed=3", "steps.two.task.optim.learning_rate=0.001"):
         with pytest.raises(PlanError, match="has no effect: this step has its result") as raised:
             run.resume(change)
-        assert [fault.path for fault in raised.value.faults] == [change.partition("=")[0]]
+        assert [fault.path for fault in raised.value.issues] == [change.partition("=")[0]]
         with pytest.raises(UnfinishedRun) as unfinished:
             api.launch(three, change)
         assert change.partition("=")[0] in str(unfinished.value)

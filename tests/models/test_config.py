@@ -34,7 +34,7 @@ SCALING = {
 
 def faults(error: pytest.ExceptionInfo[SpecError]) -> dict[str, str]:
     """Faults by path without the common prefix."""
-    return {fault.path.removeprefix("task.model.config."): str(fault) for fault in error.value.faults}
+    return {fault.path.removeprefix("task.model.config."): str(fault) for fault in error.value.issues}
 
 
 def test_both_spellings_of_rope_read_the_same() -> None:

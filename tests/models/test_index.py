@@ -24,7 +24,7 @@ def test_A13_21_a_file_of_the_index_is_a_name_below_its_folder(tmp_path: Path, n
     (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": name}}))
     tensors, faults = stored_tensors(tmp_path)
     assert tensors == {}
-    assert "names files outside of its folder, or by names that no file has" in faults[0].problem
+    assert "names files outside of its folder, or by names that no file has" in faults[0].message
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_A13_21_an_index_that_is_none_is_a_fault(tmp_path: Path, text: str) -> N
     (tmp_path / INDEX_FILE).write_text(text)
     tensors, faults = stored_tensors(tmp_path)
     assert tensors == {}
-    assert "is not a usable index" in faults[0].problem
+    assert "is not a usable index" in faults[0].message
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

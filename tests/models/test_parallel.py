@@ -6,13 +6,13 @@ import pytest
 
 from sm_llm.models.config import normalise
 from sm_llm.models.families.registry import FAMILIES, family
-from sm_llm.models.parallel import TENSOR_PARALLEL, parallel_faults
+from sm_llm.models.parallel import TENSOR_PARALLEL, parallel_issues
 from sm_llm.models.presets import PRESETS
 
 
 def told(name: str, **degrees: int) -> str:
     config = normalise(PRESETS[name].config)
-    return "\n".join(map(str, parallel_faults(config, **{"tensor": 1, "context": 1, **degrees})))
+    return "\n".join(map(str, parallel_issues(config, **{"tensor": 1, "context": 1, **degrees})))
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b", "qwen2.5-7b"])
@@ -38,6 +38,6 @@ def test_every_other_family_is_refused_with_the_list() -> None:
 
 def test_scalings_that_depend_on_the_longest_position_are_refused_where_sequences_are_cut() -> None:
     scaled = {**PRESETS["llama-3-8b"].config, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
-    (fault,) = parallel_faults(normalise(scaled), tensor=1, context=2)
+    (fault,) = parallel_issues(normalise(scaled), tensor=1, context=2)
     assert "dynamic rope scaling" in str(fault)
-    assert parallel_faults(normalise(scaled), tensor=2, context=1) == []
+    assert parallel_issues(normalise(scaled), tensor=2, context=1) == []

@@ -91,7 +91,7 @@ def message(folder: Path) -> str:
     }
     with pytest.raises(PlanError) as caught:
         plan({"name": "x", "task": task})
-    found = [fault for fault in caught.value.faults if fault.path == "task.start.pretrained"]
+    found = [fault for fault in caught.value.issues if fault.path == "task.start.pretrained"]
     assert found
     assert all(fault.remedy.count(", or ") + fault.remedy.count("; or ") >= 1 for fault in found), "two ways out"
     return "\n".join(map(str, found))
@@ -102,7 +102,7 @@ def message(folder: Path) -> str:
 def test_sound_weights_are_taken(shards: int, tied: bool, tmp_path: Path) -> None:
     folder = write(tmp_path / "w", arrays(tie_word_embeddings=tied), shards, tie_word_embeddings=tied)
     found = checked(folder)
-    assert (found.faults, found.unread) == ((), ())
+    assert (found.issues, found.unread) == ((), ())
     assert len(found.tensors) == 21 - tied
 
 
@@ -113,7 +113,7 @@ def test_the_links_of_the_hubs_cache_are_taken(tmp_path: Path) -> None:
         blob.parent.mkdir(exist_ok=True)
         file.rename(blob)
         file.symlink_to(os.path.relpath(blob, file.parent))
-    assert checked(folder).faults == ()
+    assert checked(folder).issues == ()
 
 
 def test_F4_a_tied_config_with_another_head_is_refused(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_F4_a_tied_config_with_another_head_is_refused(tmp_path: Path) -> None:
     assert "tie_word_embeddings: false" in text
     assert "remove lm_head.weight" in text
     values["lm_head.weight"] = values["model.embed_tokens.weight"].copy()
-    assert checked(write(tmp_path / "copy", values, tie_word_embeddings=True)).faults == ()
+    assert checked(write(tmp_path / "copy", values, tie_word_embeddings=True)).issues == ()
 
 
 def test_F4_an_untied_config_without_a_head_is_refused(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_total_of_another_format_of_the_same_weights_is_taken(beyond: int, tmp
     folder = write(tmp_path / "w", arrays(tie_word_embeddings=True), 2, tie_word_embeddings=True)
     content = index(folder)
     write_index(folder, content["weight_map"], content["metadata"]["total_size"] + beyond)
-    assert checked(folder).faults == ()
+    assert checked(folder).issues == ()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 100_000])
@@ -284,7 +284,7 @@ def test_two_sets_of_weights_are_refused(tmp_path: Path) -> None:
     save_file(arrays(), folder / "model.safetensors")
     assert "two sets of weights" in message(folder)
     (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
-    assert checked(folder).faults == ()  # beside the index under another name: published models have it
+    assert checked(folder).issues == ()  # beside the index under another name: published models have it
 
 
 def test_tensors_that_the_index_leaves_out_are_named(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_names_under_another_prefix_are_explained(tmp_path: Path) -> None:
 def test_buffers_of_older_files_are_accepted_and_named(tmp_path: Path) -> None:
     extra = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": np.ones(6, np.float32) for layer in range(2)}
     found = checked(write(tmp_path / "w", {**arrays(), **extra}))
-    assert (found.faults, found.unread) == ((), tuple(extra))
+    assert (found.issues, found.unread) == ((), tuple(extra))
     config = normalise(NEOX)
     values: Arrays = {n: np.zeros(t.shape, np.float32) for n, t in family(config).tensors(config).items()}
     mask = np.tril(np.ones((1, 1, 8, 8), np.bool_))
@@ -318,7 +318,7 @@ def test_buffers_of_older_files_are_accepted_and_named(tmp_path: Path) -> None:
     (tmp_path / "neox").mkdir()
     save_file({name: np.asarray(value) for name, value in values.items()}, tmp_path / "neox" / "model.safetensors")
     found = check_weights(tmp_path / "neox", config)
-    assert found.faults == ()
+    assert found.issues == ()
     assert set(found.unread) == {"gpt_neox.layers.0.attention.bias", "gpt_neox.layers.0.attention.masked_bias"}
 
 

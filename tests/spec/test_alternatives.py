@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.loading.load import load
 
 SCRIPT: dict[str, Any] = {"name": "own", "task": {"kind": "script", "entry": "train.py"}, "storage": "s3://bucket/runs"}
 MANAGED = {**SCRIPT, "backend": {"name": "sagemaker"}, "compute": {"instance_type": "ml.g5.xlarge"}}
 
 
-def faults(source: Any, *overrides: str, **fields: Any) -> dict[str, Fault]:
+def faults(source: Any, *overrides: str, **fields: Any) -> dict[str, Issue]:
     with pytest.raises(SpecError) as caught:
         load(source, overrides, fields)
-    return {fault.path: fault for fault in caught.value.faults}
+    return {fault.path: fault for fault in caught.value.issues}
 
 
 @pytest.mark.parametrize(

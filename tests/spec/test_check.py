@@ -22,7 +22,7 @@ def faults(spec: dict[str, Any], *overrides: str) -> list[str]:
     try:
         load(spec, overrides, environ={"HOME": "/nowhere"})
     except SpecError as error:
-        return [str(fault) for fault in error.faults]
+        return [str(fault) for fault in error.issues]
     return []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.models.config import model_config
-from sm_llm.models.parallel_smp import smp_faults
+from sm_llm.models.parallel_smp import smp_issues
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.parallelism.layout import Layout, smp_layout
 from sm_llm.spec.parallelism.smp import SmpSpec
@@ -101,7 +101,7 @@ def model(name: str, **overrides: Any) -> dict[str, Any]:
 )
 def test_what_a_model_does_not_allow_is_told(preset: str, degrees: dict[str, int], expected: str) -> None:
     wanted = {"tensor": 1, "context": 1, "expert": 1, "fp8": False, **degrees}
-    assert expected in " ".join(str(fault) for fault in smp_faults(model(preset), **wanted))  # type: ignore[arg-type]
+    assert expected in " ".join(str(fault) for fault in smp_issues(model(preset), **wanted))  # type: ignore[arg-type]
 
 
 def test_all_nine_keys_and_the_tasks_seed() -> None:

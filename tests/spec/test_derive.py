@@ -81,7 +81,7 @@ def test_the_values_offered_do_work(world: int, micro: int, batch: int) -> None:
     assume(batch % (world * micro))
     with pytest.raises(SpecError) as caught:
         derive(world_size=world, micro_batch_size=micro, global_batch_size=batch, seq_length=2, max_steps=1)
-    offered = caught.value.faults[0].remedy.removeprefix("A global batch of ").partition(" works")[0].split(" or ")
+    offered = caught.value.issues[0].remedy.removeprefix("A global batch of ").partition(" works")[0].split(" or ")
     for value in offered:
         derive(world_size=world, micro_batch_size=micro, global_batch_size=int(value), seq_length=2, max_steps=1)
 

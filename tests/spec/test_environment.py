@@ -62,9 +62,9 @@ def test_F12_C9_a_variable_of_somebody_else_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(SpecError) as caught:
         load(spec(block, name, backend), environ={})
-    found = {fault.path: fault for fault in caught.value.faults}
+    found = {fault.path: fault for fault in caught.value.issues}
     assert (owner := reserved(name)) is not None
-    assert owner.owner in found[f"{block}.{name}"].problem
+    assert owner.owner in found[f"{block}.{name}"].message
     assert found[f"{block}.{name}"].remedy
 
 
@@ -91,7 +91,7 @@ def test_C9_a_workflow_and_its_steps_are_checked_alike() -> None:
     steps = {"a": {"task": TASK, "environment": {"RANK": "1"}}}
     with pytest.raises(SpecError) as caught:
         load({"name": "x", "steps": steps, "environment": {"WORLD_SIZE": "2"}}, environ={})
-    assert {"environment.WORLD_SIZE", "steps.a.environment.RANK"} <= {fault.path for fault in caught.value.faults}
+    assert {"environment.WORLD_SIZE", "steps.a.environment.RANK"} <= {fault.path for fault in caught.value.issues}
 
 
 def test_C9_every_entry_of_the_table_is_reached() -> None:

@@ -42,7 +42,7 @@ def test_a_path_of_the_only_step_that_has_it_needs_no_step(override: Any, path: 
 def test_a_path_of_several_steps_or_of_none_names_what_to_write() -> None:
     with pytest.raises(SpecError) as raised:
         load("tiny-local", ["task.tokenizer=x", "task.max_step=3"])
-    several, none = raised.value.faults
+    several, none = raised.value.issues
     assert str(several) == (
         "task.tokenizer (override): several steps have it: prepare, train. "
         "Write steps.prepare.task.tokenizer or steps.train.task.tokenizer"
@@ -92,7 +92,7 @@ def test_the_suggested_null_works_whichever_length_was_typed(held: str, typed: s
     wanted = f"task.{typed}={LENGTHS[typed]}"
     with pytest.raises(SpecError) as raised:
         load("smoke", [*base, wanted])
-    (fault,) = raised.value.faults
+    (fault,) = raised.value.issues
     ways = {
         kept: change for change, kept in (way.split(" keeps ") for way in fault.remedy.split("e.g. ")[1].split(", "))
     }

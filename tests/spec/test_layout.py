@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
 from sm_llm.spec.derive import derive_task
-from sm_llm.spec.parallelism.layout import Layout, layout, option_faults, sequence_faults
+from sm_llm.spec.parallelism.layout import Layout, layout, option_issues, sequence_issues
 from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.spec.tasks import TrainTask
 
@@ -95,12 +95,12 @@ def test_parameters_can_stay_gathered_over_fewer_processes_only() -> None:
 
 
 def test_options_that_do_not_go_together() -> None:
-    assert option_faults(spec()) == []
-    assert "sharding: hybrid" in str(option_faults(spec(hybrid_shard_degree=2))[0])
-    assert "Use full or every_nth" in str(option_faults(spec(offload_activations=True))[0])
-    assert option_faults(spec(offload_activations=True, activation_checkpointing="every_nth")) == []
-    assert "every_nth" in str(option_faults(spec(checkpoint_every_layers=4))[0])
-    assert option_faults(spec(checkpoint_every_layers=4, activation_checkpointing="every_nth")) == []
+    assert option_issues(spec()) == []
+    assert "sharding: hybrid" in str(option_issues(spec(hybrid_shard_degree=2))[0])
+    assert "Use full or every_nth" in str(option_issues(spec(offload_activations=True))[0])
+    assert option_issues(spec(offload_activations=True, activation_checkpointing="every_nth")) == []
+    assert "every_nth" in str(option_issues(spec(checkpoint_every_layers=4))[0])
+    assert option_issues(spec(checkpoint_every_layers=4, activation_checkpointing="every_nth")) == []
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_options_that_do_not_go_together() -> None:
     ],
 )
 def test_sequences_can_be_cut(fields: dict[str, Any], unit: int) -> None:
-    assert [length for length in range(1, 25) if not sequence_faults(spec(**fields), length)] == list(
+    assert [length for length in range(1, 25) if not sequence_issues(spec(**fields), length)] == list(
         range(unit, 25, unit)
     )
 
 
 def test_a_sequence_that_cannot_be_cut_is_told_with_its_neighbours() -> None:
-    (fault,) = sequence_faults(spec(context_parallel_degree=4), 30)
+    (fault,) = sequence_issues(spec(context_parallel_degree=4), 30)
     assert "30 / 8 leaves 6" in str(fault)
     assert "24 or 32 works" in str(fault)
 
@@ -140,7 +140,7 @@ def test_all_faults_of_the_degrees_come_at_once() -> None:
     task = TrainTask.model_validate({"data": DATA, "max_steps": 1, "parallelism": degrees}, strict=False)
     with pytest.raises(SpecError) as caught:
         derive_task(task, 8)
-    assert {fault.path.rpartition(".")[2] for fault in caught.value.faults} == {
+    assert {fault.path.rpartition(".")[2] for fault in caught.value.issues} == {
         "offload_activations",
         "seq_length",
         "tensor_parallel_degree",

@@ -54,7 +54,7 @@ def load_clean(tmp_path: Path) -> Any:
 def faults(run: Any, *args: Any, **fields: Any) -> list[str]:
     with pytest.raises(SpecError) as caught:
         run(*args, **fields)
-    return [str(fault) for fault in caught.value.faults]
+    return [str(fault) for fault in caught.value.issues]
 
 
 def test_yaml_mapping_object_and_recipe_are_equal(load_clean: Any, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_every_unknown_reference_is_named() -> None:
     spec = job(model={"path": "inputs.model"}).model_copy(update={"inputs": {}})
     with pytest.raises(SpecError) as caught:
         resolve(spec, {"rows": "/r"}, {})
-    assert [fault.path for fault in caught.value.faults] == [
+    assert [fault.path for fault in caught.value.issues] == [
         "task.model.path",
         "task.tokenizer",
         "task.data.validation",

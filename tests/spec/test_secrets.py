@@ -24,7 +24,7 @@ def refusal(source: dict[str, Any], *overrides: str, **fields: Any) -> SpecError
     with pytest.raises(SpecError) as caught:
         load(source, overrides, fields)
     assert TOKEN not in str(caught.value)
-    assert TOKEN not in repr(caught.value.faults)
+    assert TOKEN not in repr(caught.value.issues)
     return caught.value
 
 
@@ -46,7 +46,7 @@ def test_references_are_taken_as_they_are(reference: str) -> None:
 @pytest.mark.parametrize("value", ["hunter2hunter2", TOKEN, "file:relative/path", "vault:x", 12345678, ["hunter2x"]])
 def test_anything_else_is_refused_and_not_shown(value: Any) -> None:
     error = refusal({**JOB, "secrets": {"HF_TOKEN": value}})
-    assert {fault.path.removesuffix(".0") for fault in error.faults} == {"secrets.HF_TOKEN"}
+    assert {fault.path.removesuffix(".0") for fault in error.issues} == {"secrets.HF_TOKEN"}
     assert "expected env:NAME" in str(error)
     assert str(value) not in str(error)
 
@@ -68,7 +68,7 @@ def test_a_mapping_in_place_of_a_reference_shows_nothing_either() -> None:
 )
 def test_HP21_a_token_anywhere_is_refused_and_shown_nowhere(path: str, source: dict[str, Any]) -> None:
     error = refusal(source)
-    assert path in [fault.path for fault in error.faults]
+    assert path in [fault.path for fault in error.issues]
     assert "secrets." in str(error)
 
 
@@ -81,7 +81,7 @@ def test_HP21_a_token_in_an_override_or_a_python_field_is_refused_too() -> None:
 
 def test_HP21_a_variable_whose_name_says_secret_is_refused_whatever_its_shape() -> None:
     error = refusal({**JOB, "environment": {"WANDB_API_KEY": "0123456789abcdef", "TOKENIZERS_PARALLELISM": "false"}})
-    assert [fault.path for fault in error.faults] == ["environment.WANDB_API_KEY"]
+    assert [fault.path for fault in error.issues] == ["environment.WANDB_API_KEY"]
     assert "secrets.WANDB_API_KEY=env:WANDB_API_KEY" in str(error)
     assert "0123456789abcdef" not in str(error)
 
@@ -122,7 +122,7 @@ def test_steps_inherit_secrets_and_the_digest_ignores_where_they_are_kept() -> N
 def test_s09b_names_and_shapes_of_secrets_are_refused_and_not_shown(override: str) -> None:
     error = refusal(JOB, override)
     assert "planted" not in str(error)
-    assert override.split("=")[0] in [fault.path for fault in error.faults]
+    assert override.split("=")[0] in [fault.path for fault in error.issues]
 
 
 @pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "PATHS", "COMPASS", "MONKEY", "AUTHOR", "PATIENCE"])

@@ -32,7 +32,7 @@ def spec(task: dict[str, Any]) -> dict[str, Any]:
 def test_C7_an_input_that_the_task_does_not_read_is_refused(task: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words) as caught:
         load(spec(task), environ={})
-    assert [fault.path for fault in caught.value.faults] == ["inputs.corpus"]
+    assert [fault.path for fault in caught.value.issues] == ["inputs.corpus"]
 
 
 @pytest.mark.parametrize(

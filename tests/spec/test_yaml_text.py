@@ -172,6 +172,6 @@ def test_f08_a_path_of_an_override_has_levels_like_a_value() -> None:
     deep = "task." + "a." * 3000 + "b"
     for change in (f"{deep}=1", {deep: 1}):
         parsed, (fault,) = parse_overrides([change])
-        assert (parsed, fault.problem, len(fault.path) < 80) == ([], "names more than 64 levels", True)
+        assert (parsed, fault.message, len(fault.path) < 80) == ([], "names more than 64 levels", True)
     with pytest.raises(SpecError, match="holds more than 1,000,000 characters"):
         to_typed({"a": ["x" * 600_000] * 2})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from sm_llm.errors import Fault, PlanError
+from sm_llm.errors import Issue, PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ class Backend(Protocol):
         ``plan`` has its numbers (world size, derived values, model, memory) but no ``target`` yet. The answer holds the
         ``target``: a frozen dataclass of this backend with typed values (image, account settings, limits, devices,
         command) that also gives the facts of the plan table (``planning.plan.Target``); ``render`` formats these and
-        decides nothing again. Where something is missing, ``target`` is None and ``faults`` state why, all at once,
+        decides nothing again. Where something is missing, ``target`` is None and ``issues`` state why, all at once,
         each with its dotted path. Warnings are for what works but is hardly meant.
 
         Contacts nothing and writes nothing; files of this machine may be read.
@@ -153,5 +153,5 @@ def workflows_of(backend: Backend) -> RunsWorkflows:
     """The backend as one that runs workflows. Raises ``PlanError`` where it does not."""
     if not isinstance(backend, RunsWorkflows):
         problem, remedy = "does not run workflows", "Launch the steps one by one, or choose another backend"
-        raise PlanError([Fault("backend.name", problem, backend.name, remedy)])
+        raise PlanError([Issue("backend-without-workflows", "backend.name", problem, backend.name, remedy)])
     return backend

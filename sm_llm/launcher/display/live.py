@@ -249,7 +249,7 @@ def _pass_on(run: RunHandle, console: Console, count: int) -> None:
     with contextlib.suppress(SubmitError):  # it may just have ended
         try:
             run.stop(now=count > 1)
-        except StorageError as fault:
-            console.print(f"it could not be asked to stop (Ctrl-C asks again): {fault}", style="yellow")
+        except StorageError as issue:
+            console.print(f"it could not be asked to stop (Ctrl-C asks again): {issue}", style="yellow")
             return
         console.print("stopping … (Ctrl-C again kills it at once)" if count == 1 else "killing it", style="yellow")

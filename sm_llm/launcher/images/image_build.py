@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.errors import Issue, PlanError, SubmitError
 from sm_llm.launcher.backends.sagemaker.account import Account, told
 from sm_llm.launcher.images.images import dns_suffix, rows, uri
 from sm_llm.package import HOME
@@ -35,10 +35,12 @@ class Built:
 def base_of(kind: str, region: str) -> str | None:
     """The base image of a kind in a region; None for ``byo``, which takes any. Raises ``PlanError``."""
     if kind not in LINES:
-        raise PlanError([Fault("kind", "there is no such image", kind, f"Kinds: {', '.join(LINES)}")])
+        raise PlanError(
+            [Issue("image-kind-unknown", "kind", "there is no such image", kind, f"Kinds: {', '.join(LINES)}")]
+        )
     line = LINES[kind]
     address = None if line is None else uri(rows(line)[0], region)  # type: ignore[arg-type]
-    if isinstance(address, Fault):
+    if isinstance(address, Issue):
         raise PlanError([address])
     return address
 
@@ -111,7 +113,7 @@ def _registry(image_uri: str) -> re.Match[str]:
     match = _REGISTRY.match(image_uri)
     if match is None:
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
-        raise PlanError([Fault("image", "is not an image in ECR", image_uri, remedy)])
+        raise PlanError([Issue("image-registry-not-ecr", "image", "is not an image in ECR", image_uri, remedy)])
     return match
 
 

@@ -11,7 +11,7 @@ from datetime import date
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.spec.machines.gpus import machines
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.parallelism.smp import SmpSpec
@@ -181,8 +181,8 @@ def rows(line: Line) -> list[Image]:
     return [row for row in IMAGES if row.line == line]
 
 
-def choose(job: JobSpec, version: str | None) -> Image | Fault:
-    """The image of a job; ``version`` asks for a certain row. A fault lists what there is."""
+def choose(job: JobSpec, version: str | None) -> Image | Issue:
+    """The image of a job; ``version`` asks for a certain row. A issue lists what there is."""
     line = line_of(job)
     known = [it for it in rows(line) if _numbers(it.python) >= MINIMUM_PYTHON]
     oldest = MINIMUM_TORCH[line] if isinstance(job.task, TrainTask | PrecompileTask) else (0,)
@@ -192,15 +192,21 @@ def choose(job: JobSpec, version: str | None) -> Image | Fault:
     if row is None:
         close = get_close_matches(str(version), [it.version for it in known], n=3, cutoff=0.3)
         listed = ", ".join(close or [it.version for it in known])
-        return Fault(path, f"no such image among those for {line} jobs", version, f"Known: {listed}; or set image_uri")
+        return Issue(
+            "image-version-unknown",
+            path,
+            f"no such image among those for {line} jobs",
+            version,
+            f"Known: {listed}; or set image_uri",
+        )
     if _numbers(row.torch) < oldest:
         fitting = ", ".join(it.version for it in known if _numbers(it.torch) >= oldest)
         problem = f"holds PyTorch {row.torch}; {job.task.kind} needs {'.'.join(map(str, oldest))} or newer here"
-        return Fault(path, problem, version, f"Use {fitting}")
+        return Issue("image-torch-too-old", path, problem, version, f"Use {fitting}")
     return row
 
 
-def uri(image: Image, region: str) -> str | Fault:
+def uri(image: Image, region: str) -> str | Issue:
     """The image's address in a region."""
     account = SMP_ACCOUNT if image.line == "smp" and region in SMP_REGIONS else DLC_ACCOUNTS.get(region)
     if account is None or (image.line == "smp" and account != SMP_ACCOUNT):
@@ -208,7 +214,13 @@ def uri(image: Image, region: str) -> str | Fault:
         close = get_close_matches(region, list(regions), n=1)
         remedy = f"Did you mean {close[0]}? Known: " if close else "Use one of "
         remedy += f"{', '.join(sorted(regions))}; or set backend.image_uri"
-        return Fault("backend.region", f"{image.repository} is not known to be published there", region, remedy)
+        return Issue(
+            "image-not-published-in-region",
+            "backend.region",
+            f"{image.repository} is not known to be published there",
+            region,
+            remedy,
+        )
     return f"{account}.dkr.ecr.{region}.{dns_suffix(region)}/{image.name}"
 
 

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.errors import Issue, PlanError, SubmitError
 from sm_llm.launcher.images.images import rows
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def wheelhouse(
     from sm_llm.storage.uri import open_store
 
     if line not in LINES:
-        raise PlanError([Fault("line", "there is no such image stack", line, f"Lines: {', '.join(LINES)}")])
+        raise PlanError(
+            [Issue("image-stack-unknown", "line", "there is no such image stack", line, f"Lines: {', '.join(LINES)}")]
+        )
     open_store(target)  # a place that cannot be reached is refused before the download
     with tempfile.TemporaryDirectory() as folder:
         for argv in download_commands(line, folder, requirements):

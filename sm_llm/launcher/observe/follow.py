@@ -52,20 +52,20 @@ def follow(
     for look in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
         asks = look % max(1, round(STATE_SECONDS / pause)) == 0
-        ended, fault = False, None
+        ended, issue = False, None
         try:
             ended = asks and run.state.is_final
             if asks:
                 _begin_tails(run, tails)
         except StorageError as error:
-            fault = error
+            issue = error
         try:  # all the same: of a run on this machine the events are here, its alarms too
             for job, tail in tails.values():
                 for event in tail.new_events():
                     yield job, event
         except StorageError as error:
-            ended, fault = False, error
-        told = patience.settle() if fault is None else patience.bear(fault)
+            ended, issue = False, error
+        told = patience.settle() if issue is None else patience.bear(issue)
         if told is not None:
             yield run, _notice(told)
         yield None
@@ -108,8 +108,8 @@ def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) ->
     while True:
         try:
             state = run.state
-        except StorageError as fault:
-            patience.bear(fault)
+        except StorageError as issue:
+            patience.bear(issue)
         else:
             patience.settle()
             if state.is_final:

@@ -104,10 +104,10 @@ def fresh_logs(
         try:
             alive = still_running()  # asked before the rest, so that the last lines are never missed
             home.refresh(f"logs/attempt-{attempt}/")
-        except StorageError as fault:
+        except StorageError as issue:
             if not was_alive:  # nobody follows yet
                 raise
-            patience.bear(fault)
+            patience.bear(issue)
             return True
         patience.settle()
         was_alive = alive

@@ -21,16 +21,16 @@ class Patience:
     home: RunHome
     _since: float | None = None
 
-    def bear(self, fault: StorageError) -> str | None:
-        """The line to print when trouble begins, None while it lasts. Raises the fault when it has lasted too long."""
+    def bear(self, issue: StorageError) -> str | None:
+        """The line to print when trouble begins, None while it lasts. Raises the issue when it has lasted too long."""
         now = time.monotonic()
         if not self.home.is_remote or (self._since is not None and now - self._since > PATIENCE_SECONDS):
-            raise fault
+            raise issue
         if self._since is not None:
             return None
         self._since = now
         minutes = round(PATIENCE_SECONDS / 60)
-        return f"{fault}. The run continues unobserved; retrying for {minutes} minutes"
+        return f"{issue}. The run continues unobserved; retrying for {minutes} minutes"
 
     def settle(self) -> str | None:
         """A read has succeeded: the line that reports the end of trouble, if there was any."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import DataError, Fault
+from sm_llm.errors import DataError, Issue
 from sm_llm.launcher.planning.local_places import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.upstream import Upstream, tokenizer_vocabulary
 
@@ -33,23 +33,31 @@ _OF_SCHEDULES = {
 
 def check_train(
     task: TrainTask, model: ModelFacts | None, rows: RowsInfo | None, upstream: Mapping[str, Upstream | None]
-) -> list[Fault]:
-    """Every fault in how model, tokenizer and data of a training task fit together.
+) -> list[Issue]:
+    """Every issue in how model, tokenizer and data of a training task fit together.
 
     ``rows`` are facts of training rows that exist, ``upstream`` those of earlier steps by name.
     """
-    faults = _missing_inputs(task)
+    issues = _missing_inputs(task)
     step = _upstream(task, upstream)
-    faults += _length_faults(task, model, rows.seq_length if rows else step.seq_length if step else None)
+    issues += _length_issues(task, model, rows.seq_length if rows else step.seq_length if step else None)
     if step is not None and not step.has_validation and is_reference(_value(task, "task.data.validation")):
         path, remedy = "task.data.validation", "Give that step a validation_fraction, or leave this out"
-        faults.append(Fault(path, "refers to a step that holds no rows out", _value(task, path), remedy))
+        issues.append(
+            Issue(
+                "validation-step-without-rows",
+                path,
+                "refers to a step that holds no rows out",
+                _value(task, path),
+                remedy,
+            )
+        )
     if model is not None:
-        faults += _vocabulary_faults(task, model, rows.vocab_size if rows else step.vocab_size if step else None)
-    return faults
+        issues += _vocabulary_issues(task, model, rows.vocab_size if rows else step.vocab_size if step else None)
+    return issues
 
 
-def storage_faults(job: JobSpec) -> list[Fault]:
+def storage_issues(job: JobSpec) -> list[Issue]:
     """A storage on this machine in which no folder can be made: it, or what it would lie in, is a file."""
     folder = local_folder(job.storage)
     if folder is None:
@@ -59,7 +67,13 @@ def storage_faults(job: JobSpec) -> list[Fault]:
         return []
     where = "is a file" if there == folder else f"lies below {there}, which is a file"
     return [
-        Fault("storage", f"must be a folder, and {where}", job.storage, "Give a folder; it is made if it is not there")
+        Issue(
+            "storage-not-a-folder",
+            "storage",
+            f"must be a folder, and {where}",
+            job.storage,
+            "Give a folder; it is made if it is not there",
+        )
     ]
 
 
@@ -72,43 +86,55 @@ def storage_warnings(job: JobSpec) -> list[str]:
     ]
 
 
-def _missing_inputs(task: TrainTask) -> list[Fault]:
-    faults = []
+def _missing_inputs(task: TrainTask) -> list[Issue]:
+    issues = []
     for path in ("task.data.train", "task.data.validation", "task.tokenizer"):
         value = _value(task, path)
         folder = local_folder(value)
         hint = "a folder with tokenizer.json" if path == "task.tokenizer" else "the prepare task writes rows"
         if folder is not None and not folder.exists():
-            faults.append(Fault(path, "is not there", value, f"Check the path; {hint}"))
+            issues.append(Issue("training-input-not-found", path, "is not there", value, f"Check the path; {hint}"))
         elif path == "task.tokenizer" and folder is not None and not (folder / "tokenizer.json").is_file():
-            faults.append(Fault(path, "has no tokenizer.json", value, f"Give {hint}"))
-    return faults
+            issues.append(Issue("tokenizer-file-missing", path, "has no tokenizer.json", value, f"Give {hint}"))
+    return issues
 
 
-def check_prepare(task: PrepareTask) -> list[Fault]:
-    """Faults of sources and tokenizer that can be seen from here."""
-    faults = []
+def check_prepare(task: PrepareTask) -> list[Issue]:
+    """Issues of sources and tokenizer that can be seen from here."""
+    issues = []
     named = {f"task.sources.{number}": source for number, source in enumerate(task.sources)}
     for path, value in (*named.items(), ("task.tokenizer", task.tokenizer)):
         place = local_folder(value)
         if place is not None and not place.exists():
-            faults.append(Fault(path, "is not there", value, "Check the path"))
+            issues.append(Issue("prepare-source-not-found", path, "is not there", value, "Check the path"))
         elif place is not None and path in named:
-            faults += _unreadable(path, value, place)
-    return faults
+            issues += _unreadable(path, value, place)
+    return issues
 
 
-def _unreadable(path: str, value: str | None, place: Path) -> list[Fault]:
+def _unreadable(path: str, value: str | None, place: Path) -> list[Issue]:
     """A source on this machine in which there is no text to read."""
     from sm_llm.data.prepare.files import find_files
 
     try:
         files = find_files([str(place)], lambda _: None)
     except DataError as error:
-        return [Fault(path, f"has no text to read: {error}", value, "Give files of these kinds")]
+        return [
+            Issue(
+                "prepare-source-unreadable", path, f"has no text to read: {error}", value, "Give files of these kinds"
+            )
+        ]
     if any(file.size for file in files):
         return []
-    return [Fault(path, f"has no text to read: its {len(files)} files are empty", value, "Check the path")]
+    return [
+        Issue(
+            "prepare-source-empty",
+            path,
+            f"has no text to read: its {len(files)} files are empty",
+            value,
+            "Check the path",
+        )
+    ]
 
 
 def _value(task: TrainTask, path: str) -> str | None:
@@ -122,8 +148,8 @@ def _upstream(task: TrainTask, upstream: Mapping[str, Upstream | None]) -> Upstr
     return upstream.get(step) if step else None
 
 
-def _length_faults(task: TrainTask, model: ModelFacts | None, row_length: int | None) -> list[Fault]:
-    faults = []
+def _length_issues(task: TrainTask, model: ModelFacts | None, row_length: int | None) -> list[Issue]:
+    issues = []
     wanted = task.data.seq_length
     if model is not None and wanted > model.max_position_embeddings:
         remedy = (
@@ -131,24 +157,38 @@ def _length_faults(task: TrainTask, model: ModelFacts | None, row_length: int | 
             " (with rope scaling for pretrained weights)"
         )
         problem = f"is longer than the model's max_position_embeddings of {model.max_position_embeddings}"
-        faults.append(Fault("task.data.seq_length", problem, wanted, remedy))
+        issues.append(Issue("sequence-longer-than-model", "task.data.seq_length", problem, wanted, remedy))
     if row_length is not None and wanted != row_length:
         problem = f"differs from the rows, which hold {row_length} tokens each"
-        faults.append(Fault("task.data.seq_length", problem, wanted, f"Use {row_length}, or prepare the rows anew"))
-    return faults
+        issues.append(
+            Issue(
+                "sequence-differs-from-rows",
+                "task.data.seq_length",
+                problem,
+                wanted,
+                f"Use {row_length}, or prepare the rows anew",
+            )
+        )
+    return issues
 
 
-def _vocabulary_faults(task: TrainTask, model: ModelFacts, data_vocabulary: int | None) -> list[Fault]:
+def _vocabulary_issues(task: TrainTask, model: ModelFacts, data_vocabulary: int | None) -> list[Issue]:
     sizes = {"task.data.train": data_vocabulary, "task.tokenizer": None}
     folder = local_folder(task.tokenizer)
     if folder is not None and folder.is_dir():
         try:
             sizes["task.tokenizer"] = tokenizer_vocabulary(folder)
         except DataError as error:
-            return [Fault("task.tokenizer", str(error))]
+            return [Issue("tokenizer-unreadable", "task.tokenizer", str(error))]
     remedy = f"Set task.model.config.vocab_size to at least {max(size or 0 for size in sizes.values())}"
     return [
-        Fault(path, f"has a vocabulary of {size}, more than the model's {model.vocab_size}", _value(task, path), remedy)
+        Issue(
+            "vocabulary-exceeds-model",
+            path,
+            f"has a vocabulary of {size}, more than the model's {model.vocab_size}",
+            _value(task, path),
+            remedy,
+        )
         for path, size in sizes.items()
         if size is not None and size > model.vocab_size
     ]

@@ -33,7 +33,7 @@ def _vocabulary_warnings(task: TrainTask, model: ModelFacts, rows: RowsInfo | No
         try:
             sizes["task.tokenizer"] = tokenizer_vocabulary(folder)
         except DataError:
-            return []  # a fault already
+            return []  # a issue already
     return [
         f"{path}: {size:,} tokens, but the model's vocabulary has {model.vocab_size:,}: the other rows of its "
         "embedding are never trained. Set task.model.config.vocab_size, unless the model is trained on more text later"

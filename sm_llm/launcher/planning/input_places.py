@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, PlanError, StorageError
+from sm_llm.errors import Issue, PlanError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.optional import missing
 from sm_llm.runs.locate import storage_root
@@ -41,14 +41,14 @@ def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> No
     error and left to the job: its role may have access.
     """
     look = _Look()
-    faults = [
-        fault
+    issues = [
+        issue
         for plan in plans
         for path, place in _places(plan.job)
         if not (has_begun and path.startswith(START))
-        for fault in look.faults(plan, path, place)
+        for issue in look.issues(plan, path, place)
     ]
-    _finish(look.notes, faults)
+    _finish(look.notes, issues)
 
 
 def check_places(plans: Sequence[Plan]) -> None:
@@ -62,14 +62,14 @@ def check_places(plans: Sequence[Plan]) -> None:
         unchecked = dict.fromkeys(f"{path}={place}" for _, path, place in in_s3)
         look.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
     checked = [it for it in places if (not reason if is_s3(it[2]) else it[1] != "storage")]
-    _finish(look.notes, [fault for it in checked for fault in look.faults(*it)])
+    _finish(look.notes, [issue for it in checked for issue in look.issues(*it)])
 
 
 def assert_starts_exist(plans: Sequence[Plan]) -> None:
     """Raise one ``PlanError`` for checkpoints to start from on this machine that are not there."""
     look = _Look()
     places = [(plan, *it) for plan in plans for it in _places(plan.job) if it[0] == _CHECKPOINT and not is_s3(it[1])]
-    _finish(look.notes, [fault for it in places for fault in look.faults(*it)])
+    _finish(look.notes, [issue for it in places for issue in look.issues(*it)])
 
 
 def _no_access(plan: Plan) -> str:
@@ -85,11 +85,11 @@ def _no_access(plan: Plan) -> str:
         return str(error)
 
 
-def _finish(notes: Sequence[str], faults: Sequence[Fault]) -> None:
+def _finish(notes: Sequence[str], issues: Sequence[Issue]) -> None:
     for note in notes:
         say(note, err=True)
-    if faults:
-        raise PlanError(faults)
+    if issues:
+        raise PlanError(issues)
 
 
 class _Look:
@@ -102,14 +102,14 @@ class _Look:
         self._is_cut_off = False
         """Whether the store did not answer at all: every further request would wait as long."""
 
-    def faults(self, plan: Plan, path: str, place: str) -> Iterator[Fault]:
+    def issues(self, plan: Plan, path: str, place: str) -> Iterator[Issue]:
         """What is wrong with ``place``, if anything."""
         is_reported = any(f"{place}/".startswith(f"{it.rstrip('/')}/") for it in self._reported)
         if is_reported or (self._is_cut_off and is_s3(place)):
             return
         prefix = f"steps.{plan.step}." if plan.step and path != "storage" else ""
         try:
-            fault = _fault(path, place, plan.job.storage_options.model_dump())
+            issue = _issue(path, place, plan.job.storage_options.model_dump())
         except StorageError as error:
             if code_of(error.__cause__) != "NoSuchBucket":
                 self._reported.append(place)
@@ -118,10 +118,16 @@ class _Look:
                 self.notes.append(f"{prefix}{path}: cannot be checked from here: {error}{known}")
                 return
             self._reported.append(f"s3://{parse(place).bucket}")
-            fault = Fault(path, "is not there: the bucket does not exist", place, "Create it first, or check its name")
-        if fault is not None:
+            issue = Issue(
+                "bucket-not-found",
+                path,
+                "is not there: the bucket does not exist",
+                place,
+                "Create it first, or check its name",
+            )
+        if issue is not None:
             self._reported.append(place)
-            yield replace(fault, path=f"{prefix}{path}", origin=plan.origins.get(path, ""))
+            yield replace(issue, path=f"{prefix}{path}", origin=plan.origins.get(path, ""))
 
 
 def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
@@ -132,9 +138,9 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
             yield path, place
 
 
-def _fault(path: str, place: str, options: dict[str, Any]) -> Fault | None:
+def _issue(path: str, place: str, options: dict[str, Any]) -> Issue | None:
     if path == _CHECKPOINT:
-        return _checkpoint_fault(place, options)
+        return _checkpoint_issue(place, options)
     if path == "storage":
         _store(parse(place), options).holds()  # nothing needs to lie there yet
         return None
@@ -142,8 +148,20 @@ def _fault(path: str, place: str, options: dict[str, Any]) -> Fault | None:
         if _exists(place, options):
             return None
     except NotPublished:
-        return Fault(path, "is the result of a run that has not published it", place, "Wait for the run to complete")
-    return Fault(path, "is not there: no object has this name, and none lies below it", place, "Check the address")
+        return Issue(
+            "result-not-published",
+            path,
+            "is the result of a run that has not published it",
+            place,
+            "Wait for the run to complete",
+        )
+    return Issue(
+        "input-not-found",
+        path,
+        "is not there: no object has this name, and none lies below it",
+        place,
+        "Check the address",
+    )
 
 
 def _exists(uri: str, options: dict[str, Any]) -> bool:
@@ -154,23 +172,31 @@ def _exists(uri: str, options: dict[str, Any]) -> bool:
     return bool(name) and _store(replace(location, prefix=folder), options).head(name) is not None
 
 
-def _checkpoint_fault(place: str, options: dict[str, Any]) -> Fault | None:
+def _checkpoint_issue(place: str, options: dict[str, Any]) -> Issue | None:
     run, step = run_and_step(place)
     location = parse(run)
     if location.path is not None and not location.path.is_dir():
-        return Fault(_CHECKPOINT, "is not there", place, "Check the path")
+        return Issue("start-checkpoint-not-found", _CHECKPOINT, "is not there", place, "Check the path")
     store = _store(location, options) if location.path is None else FolderStore(location.path)
     steps = [slot.step for slot, _ in commit_keys(store)]
     if not steps:
         if store.head(RUN_RECORD) is not None:
             remedy = f"Give another run, RUN or RUN@STEP. What this one has: sm-llm status {quoted(run)}"
-            return Fault(_CHECKPOINT, "has no checkpoint", place, remedy)
+            return Issue("start-run-without-checkpoint", _CHECKPOINT, "has no checkpoint", place, remedy)
         remedy = "Give the folder or address of a run, RUN or RUN@STEP; sm-llm ls STORAGE lists runs"
-        return Fault(_CHECKPOINT, f"is not a run: it has no checkpoint and no {RUN_RECORD}", place, remedy)
+        return Issue(
+            "start-not-a-run", _CHECKPOINT, f"is not a run: it has no checkpoint and no {RUN_RECORD}", place, remedy
+        )
     if step is None or step in steps:
         return None
     shown = ", ".join(map(str, steps[-_SHOWN:]))
-    return Fault(_CHECKPOINT, f"has no checkpoint of step {step}", place, f"It has those of steps {shown}")
+    return Issue(
+        "start-step-not-found",
+        _CHECKPOINT,
+        f"has no checkpoint of step {step}",
+        place,
+        f"It has those of steps {shown}",
+    )
 
 
 def _store(location: Location, options: dict[str, Any]) -> S3Store:

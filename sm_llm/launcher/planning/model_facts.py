@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, SpecError, StorageError
+from sm_llm.errors import Issue, SpecError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.model_rules import check_strategy
 from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
-from sm_llm.models.parallel import parallel_faults
+from sm_llm.models.parallel import parallel_issues
 from sm_llm.models.parallel_nxd import kv_heads
 from sm_llm.models.weights_check import check_weights, unread_sentence
 from sm_llm.spec.checkpoint import PretrainedStart
@@ -54,7 +54,7 @@ def _readable(source: str | None, where: str) -> str | None:
     try:
         return str(config_file(parse_hub(source)))
     except StorageError as error:
-        raise SpecError([Fault(where, str(error))]) from None
+        raise SpecError([Issue("hub-config-unreadable", where, str(error))]) from None
 
 
 def _check_degrees(config: Mapping[str, Any], task: TrainTask) -> None:
@@ -62,8 +62,8 @@ def _check_degrees(config: Mapping[str, Any], task: TrainTask) -> None:
     if not isinstance(spec, FsdpSpec):
         return
     degrees = {"tensor": spec.tensor_parallel_degree, "context": spec.context_parallel_degree}
-    if faults := parallel_faults(config, **degrees):
-        raise SpecError(faults)
+    if issues := parallel_issues(config, **degrees):
+        raise SpecError(issues)
 
 
 def planned_config(task: TrainTask) -> dict[str, Any]:
@@ -74,7 +74,9 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
     pretrained = pretrained_source(task)
     folder = local_folder(pretrained)
     if folder is not None and not folder.exists():
-        raise SpecError([Fault("task.start.pretrained", "is not there", pretrained, "Check the path")])
+        raise SpecError(
+            [Issue("pretrained-not-found", "task.start.pretrained", "is not there", pretrained, "Check the path")]
+        )
     if task.model.path is None and task.model.preset is None:
         pretrained = _readable(pretrained, "task.start.pretrained")
     config = model_config(
@@ -88,8 +90,8 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
     return config
 
 
-def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> tuple[Sequence[Fault], list[str]]:
-    """Faults and warnings of weights that lie on this machine, compared with the canonical ``config``.
+def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> tuple[Sequence[Issue], list[str]]:
+    """Issues and warnings of weights that lie on this machine, compared with the canonical ``config``.
 
     Only the files' headers are read. Weights elsewhere are checked by the worker, before its first step.
     """
@@ -97,7 +99,7 @@ def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> tuple[Sequen
     if folder is None or not folder.is_dir():
         return (), []
     checked = check_weights(folder, config)
-    return checked.faults, [unread_sentence(checked.unread)] if checked.unread else []
+    return checked.issues, [unread_sentence(checked.unread)] if checked.unread else []
 
 
 def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SpecError
-from sm_llm.models.parallel_nxd import nxd_faults
-from sm_llm.models.parallel_smp import smp_faults
+from sm_llm.models.parallel_nxd import nxd_issues
+from sm_llm.models.parallel_smp import smp_issues
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.parallelism.smp import SmpSpec
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def check_strategy(config: Mapping[str, Any], task: TrainTask) -> None:
     """Raise ``SpecError`` with every degree that a canonical ``config`` does not allow."""
     spec = task.parallelism
-    faults = []
+    issues = []
     if isinstance(spec, SmpSpec):
-        faults = smp_faults(
+        issues = smp_issues(
             config,
             tensor=spec.tensor_parallel_degree,
             context=spec.context_parallel_degree,
@@ -29,12 +29,12 @@ def check_strategy(config: Mapping[str, Any], task: TrainTask) -> None:
             fp8=spec.fp8,
         )
     elif isinstance(spec, NxdSpec):
-        faults = nxd_faults(
+        issues = nxd_issues(
             config,
             tensor=spec.tensor_parallel_degree,
             pipeline=spec.pipeline_parallel_degree,
             virtual=spec.virtual_pipeline_degree,
             multiplier=spec.kv_size_multiplier,
         )
-    if faults:
-        raise SpecError(faults)
+    if issues:
+        raise SpecError(issues)

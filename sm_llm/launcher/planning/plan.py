@@ -10,7 +10,7 @@ from sm_llm.launcher.planning.plan_settings import settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
     from sm_llm.launcher.planning.memory import MemoryEstimate
     from sm_llm.launcher.planning.model_facts import ModelFacts
     from sm_llm.spec.derive import Derived
@@ -31,10 +31,10 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Checks:
-    """A backend's answer to one plan. ``target`` is None where a fault keeps it from being decided."""
+    """A backend's answer to one plan. ``target`` is None where a issue keeps it from being decided."""
 
     target: Target | None
-    faults: tuple[Fault, ...] = ()
+    issues: tuple[Issue, ...] = ()
     warnings: tuple[str, ...] = ()
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.data.describe import RowsInfo, describe_rows
-from sm_llm.errors import DataError, Fault, PlanError, SpecError
+from sm_llm.errors import DataError, Issue, PlanError, SpecError
 from sm_llm.launcher.planning.checks import (
     check_prepare,
     check_train,
-    storage_faults,
+    storage_issues,
     storage_warnings,
     train_warnings,
 )
@@ -28,7 +28,7 @@ from sm_llm.launcher.planning.model_facts import (
 )
 from sm_llm.launcher.planning.plan import Plan
 from sm_llm.launcher.planning.plan_settings import random_token_warnings
-from sm_llm.launcher.planning.source_faults import program_warnings
+from sm_llm.launcher.planning.program_checks import program_warnings
 from sm_llm.launcher.planning.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -36,7 +36,7 @@ from sm_llm.spec.machines.gpus import smallest_gpu
 from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask, TrainTask
 
 if TYPE_CHECKING:
-    from sm_llm.spec.loading.load import FaultySpec, Loaded
+    from sm_llm.spec.loading.load import InvalidSpec, Loaded
     from sm_llm.spec.loading.overrides import Override
     from sm_llm.spec.machines.compute import ComputeSpec
     from sm_llm.spec.machines.hardware import Instance
@@ -56,8 +56,8 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
         fields: the same by keyword: ``compute={"instance_count": 2}``.
 
     Raises:
-        SpecError: the specification is wrong; all faults at once.
-        PlanError: it is well-formed, but model, data and machine do not fit; all faults at once.
+        SpecError: the specification is wrong; all issues at once.
+        PlanError: it is well-formed, but model, data and machine do not fit; all issues at once.
     """
     from sm_llm.launcher.planning.input_places import assert_starts_exist
 
@@ -68,22 +68,22 @@ def plan(source: Source, *overrides: Override, **fields: Any) -> list[Plan]:
 
 def load_whole(source: Source, overrides: Sequence[Override] = (), fields: Mapping[str, Any] | None = None) -> Loaded:
     """``spec.loading.load``; where the specification is faulty, its ``SpecError`` lists those of the plan as well."""
-    from sm_llm.spec.loading.load import FaultySpec, load
+    from sm_llm.spec.loading.load import InvalidSpec, load
 
     try:
         return load(source, overrides, fields)
-    except FaultySpec as error:
-        raise SpecError([*error.faults, *_beyond(error)]) from None
+    except InvalidSpec as error:
+        raise SpecError([*error.issues, *_beyond(error)]) from None
 
 
-def _beyond(error: FaultySpec) -> list[Fault]:
-    """Faults of the plan of a faulty specification, at fields that are not reported already."""
-    told = {fault.path for fault in error.faults}
+def _beyond(error: InvalidSpec) -> list[Issue]:
+    """Issues of the plan of a faulty specification, at fields that are not reported already."""
+    told = {issue.path for issue in error.issues}
     try:
         plan_loaded(error.loaded)
     except (SpecError, PlanError) as further:
-        return [fault for fault in further.faults if not any(_overlap(fault.path, path) for path in told)]
-    except Exception:  # it may be just what the specification's faults make impossible
+        return [issue for issue in further.issues if not any(_overlap(issue.path, path) for path in told)]
+    except Exception:  # it may be just what the specification's issues make impossible
         return []
     return []
 
@@ -94,22 +94,22 @@ def _overlap(first: str, second: str) -> bool:
 
 
 def plan_loaded(loaded: Loaded) -> list[Plan]:
-    """``plan`` for a specification that was loaded already; its faults name where each value was written."""
+    """``plan`` for a specification that was loaded already; its issues name where each value was written."""
     try:
         if isinstance(loaded.spec, WorkflowSpec):
             return plan_workflow(loaded.spec, loaded.origins)
         return [plan_job(loaded.spec, origins=loaded.origins)]
     except PlanError as error:
-        raise PlanError([replace(it, origin=loaded.origins.get(it.path, it.origin)) for it in error.faults]) from None
+        raise PlanError([replace(it, origin=loaded.origins.get(it.path, it.origin)) for it in error.issues]) from None
 
 
 def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:
     """A Plan per step, in the order of the file, which references already obey."""
     from sm_llm.spec.loading.references import resolve, step_dependencies, workflow_job
-    from sm_llm.spec.validation.step_faults import gathered
+    from sm_llm.spec.validation.steps import gathered
 
     plans: list[Plan] = []
-    faults: dict[str, tuple[Fault, ...]] = {}
+    issues: dict[str, tuple[Issue, ...]] = {}
     # Outputs do not exist yet: a reference stays itself, and facts come from the earlier step's own specification.
     outputs = {name: f"steps.{name}.output" for name in workflow.steps}
     tasks = {name: step.task for name, step in workflow.steps.items()}
@@ -122,9 +122,9 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
             after = tuple(sorted(step_dependencies(workflow, name), key=list(workflow.steps).index))
             plans.append(plan_job(job, origins=own, upstream=upstream, step=name, after=after))
         except (PlanError, SpecError) as error:
-            faults[name] = error.faults
-    if faults:
-        raise PlanError(list(gathered(workflow, faults)))
+            issues[name] = error.issues
+    if issues:
+        raise PlanError(list(gathered(workflow, issues)))
     return plans
 
 
@@ -136,21 +136,21 @@ def plan_job(
     step: str | None = None,
     after: Sequence[str] = (),
 ) -> Plan:
-    """The Plan of one job. Raises ``PlanError`` with every fault found."""
+    """The Plan of one job. Raises ``PlanError`` with every issue found."""
     from sm_llm.launcher.backends.registry import backend
     from sm_llm.spec.comparison.digest import spec_digest
     from sm_llm.spec.loading.references import resolve
 
     job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
     world_size = job.compute.world_size
-    faults = storage_faults(job)
+    issues = storage_issues(job)
     numbers = _Numbers()
     if isinstance(job.task, TrainTask):
-        numbers = _train_numbers(job.task, job.compute, smallest_gpu(job), upstream or {}, faults)
+        numbers = _train_numbers(job.task, job.compute, smallest_gpu(job), upstream or {}, issues)
         if numbers.model is None and job.secrets:
-            _forgive_refusals(faults, numbers)
+            _forgive_refusals(issues, numbers)
     if isinstance(job.task, PrepareTask):
-        faults += check_prepare(job.task)
+        issues += check_prepare(job.task)
     if isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask) and world_size > 1:
         kind = job.task.kind
         others = "other" if world_size == 2 else f"other {world_size - 1}"
@@ -169,17 +169,17 @@ def plan_job(
         origins=dict(origins or {}),
     )
     checks = backend(job.backend.name).plan_checks(plan)
-    follows = isinstance(job.task, TrainTask) and faults and not plan.total_flops
-    if found := [*faults, *(_own(checks.faults) if follows else checks.faults)]:
+    follows = isinstance(job.task, TrainTask) and issues and not plan.total_flops
+    if found := [*issues, *(_own(checks.issues) if follows else checks.issues)]:
         raise PlanError(found)
     own = (*random_token_warnings(job), *program_warnings(job), *storage_warnings(job))
     warnings = (*plan.warnings, *own, *checks.warnings)
     return replace(plan, warnings=warnings, target=checks.target)
 
 
-def _own(faults: Sequence[Fault]) -> list[Fault]:
-    """Without the length of the job that nobody knows: that follows from other faults, and goes with them."""
-    return [fault for fault in faults if fault.path != "backend.max_run_seconds" or fault.seen]
+def _own(issues: Sequence[Issue]) -> list[Issue]:
+    """Without the length of the job that nobody knows: that follows from other issues, and goes with them."""
+    return [issue for issue in issues if issue.path != "backend.max_run_seconds" or issue.value]
 
 
 @dataclass
@@ -196,41 +196,41 @@ def _train_numbers(
     compute: ComputeSpec,
     card: Instance | None,
     upstream: Mapping[str, Upstream | None],
-    faults: list[Fault],
+    issues: list[Issue],
 ) -> _Numbers:
-    """Numbers of a training task; what is wrong goes to ``faults``, so that all is reported at once.
+    """Numbers of a training task; what is wrong goes to ``issues``, so that all is reported at once.
 
     ``card`` is the instance type whose GPUs have the least memory, where all nodes have GPUs.
     """
     numbers, config = _Numbers(), None
     if not is_reference(task.model.path) and not is_reference(pretrained_source(task)):
-        config = _collect(faults, lambda: planned_config(task))
+        config = _collect(issues, lambda: planned_config(task))
     numbers.model = None if config is None else model_facts(config, task)
     if config is not None:
-        weights_faults, weights_warnings = check_pretrained(config, task)
-        faults += weights_faults
+        weights_issues, weights_warnings = check_pretrained(config, task)
+        issues += weights_issues
         numbers.warnings += weights_warnings
-    found = _rows(task, faults)
+    found = _rows(task, issues)
     numbers.rows = found.rows if found else None
-    numbers.derived = _collect(faults, lambda: derive_task(task, compute.world_size, numbers.rows))
-    faults += check_train(task, numbers.model, found, upstream)
+    numbers.derived = _collect(issues, lambda: derive_task(task, compute.world_size, numbers.rows))
+    issues += check_train(task, numbers.model, found, upstream)
     numbers.warnings += train_warnings(task, compute, numbers.derived, numbers.rows)
     numbers.warnings += data_warnings(task, numbers.model, found)
-    if config is not None and numbers.derived is not None and not faults and card is not None:
+    if config is not None and numbers.derived is not None and not issues and card is not None:
         numbers.memory = memory_estimate(config, task, numbers.derived, compute.processes)
         warning = numbers.memory.warning(card) if numbers.memory else None
         numbers.warnings += [warning] if warning else []
     return numbers
 
 
-def _forgive_refusals(faults: list[Fault], numbers: _Numbers) -> None:
-    """A config that the hub shows to the worker alone, which has the secrets, is not a fault of the plan."""
-    for fault in [it for it in faults if it.problem.startswith("hf://")]:
-        faults.remove(fault)
-        numbers.warnings.append(f"{fault}; the worker asks again, with its secrets. Nothing is known of the model here")
+def _forgive_refusals(issues: list[Issue], numbers: _Numbers) -> None:
+    """A config that the hub shows to the worker alone, which has the secrets, is not a issue of the plan."""
+    for issue in [it for it in issues if it.message.startswith("hf://")]:
+        issues.remove(issue)
+        numbers.warnings.append(f"{issue}; the worker asks again, with its secrets. Nothing is known of the model here")
 
 
-def _rows(task: TrainTask, faults: list[Fault]) -> RowsInfo | None:
+def _rows(task: TrainTask, issues: list[Issue]) -> RowsInfo | None:
     """Facts of the training rows where they are a folder on this machine."""
     folder = local_folder(task.data.train) if task.data.format == "rows" else None
     if folder is None or not folder.is_dir():
@@ -238,13 +238,15 @@ def _rows(task: TrainTask, faults: list[Fault]) -> RowsInfo | None:
     try:
         return describe_rows(folder)
     except DataError as error:
-        faults.append(Fault("task.data.train", str(error), remedy="Write rows with the prepare task"))
+        issues.append(
+            Issue("rows-unreadable", "task.data.train", str(error), remedy="Write rows with the prepare task")
+        )
         return None
 
 
-def _collect(faults: list[Fault], compute: Callable[[], T]) -> T | None:
+def _collect(issues: list[Issue], compute: Callable[[], T]) -> T | None:
     try:
         return compute()
     except (SpecError, PlanError) as error:
-        faults += error.faults or (Fault("task", str(error)),)
+        issues += error.issues or (Issue("task-not-computable", "task", str(error)),)
         return None

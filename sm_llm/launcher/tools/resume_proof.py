@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import BREAK_ENVIRONMENT
-from sm_llm.errors import Fault, RunFailed, SpecError
+from sm_llm.errors import Issue, RunFailed, SpecError
 from sm_llm.launcher.api import launch
 from sm_llm.runs.events.events import newest_per_step, read_events
 from sm_llm.runs.locate import storage_root
@@ -133,7 +133,15 @@ def _shortened(loaded: Loaded, steps: int) -> list[str]:
     prefix, task, world_size = _training(loaded)
     if steps < FEWEST_STEPS:
         raise SpecError(
-            [Fault("--steps", "too few to break twice between checkpoints", steps, f"At least {FEWEST_STEPS}")]
+            [
+                Issue(
+                    "resume-check-too-short",
+                    "--steps",
+                    "too few to break twice between checkpoints",
+                    steps,
+                    f"At least {FEWEST_STEPS}",
+                )
+            ]
         )
     changes: dict[str, Any] = {
         "max_steps": steps,
@@ -156,7 +164,16 @@ def _training(loaded: Loaded) -> tuple[str, TrainTask, int]:
         candidates = [(f"steps.{name}.", step.task, step.compute or spec.compute) for name, step in spec.steps.items()]
     found = [(prefix, task, compute.world_size) for prefix, task, compute in candidates if isinstance(task, TrainTask)]
     if not found:
-        raise SpecError([Fault("task.kind", "there is no training to prove", remedy="Name a training job")])
+        raise SpecError(
+            [
+                Issue(
+                    "resume-check-without-training",
+                    "task.kind",
+                    "there is no training to prove",
+                    remedy="Name a training job",
+                )
+            ]
+        )
     return found[-1]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 
 Config = Mapping[str, Any]
 Group = Literal["matrix", "norm", "bias", "embedding"]
@@ -103,22 +103,24 @@ class Field:
     choices: tuple[str, ...] = ()
     """Texts that it may be; any without."""
 
-    def fault(self, name: str, value: Any) -> Fault | None:
+    def issue(self, name: str, value: Any) -> Issue | None:
         """What is wrong with ``value``, if anything (a bool is not a number, an integer is a float)."""
         if value is None and self.optional:
             return None
         if isinstance(value, bool) != (self.types == (bool,)) or not isinstance(value, self.types):
-            return Fault(name, f"must be {self.describe()}", value)
+            return Issue("model-field-type", name, f"must be {self.describe()}", value)
         if isinstance(value, list) and int in self.types and not all(type(it) is int and it >= 0 for it in value):
-            return Fault(name, "must be whole numbers, at least 0", value)
+            return Issue("model-field-not-whole-numbers", name, "must be whole numbers, at least 0", value)
         if self.minimum is not None and isinstance(value, int | float) and not value >= self.minimum:
-            return Fault(name, f"must be at least {self.minimum:g}", value)
+            return Issue("model-field-too-small", name, f"must be at least {self.minimum:g}", value)
         if isinstance(value, int | float) and not value <= self.maximum:
-            return Fault(name, f"must be at most {self.maximum:,}", value)
+            return Issue("model-field-too-large", name, f"must be at most {self.maximum:,}", value)
         if self.below is not None and isinstance(value, int | float) and not value < self.below:
-            return Fault(name, f"must be less than {self.below:g}", value)
+            return Issue("model-field-not-below", name, f"must be less than {self.below:g}", value)
         if self.choices and value not in self.choices:
-            return Fault(name, "is not an activation function", value, f"Known: {', '.join(self.choices)}")
+            return Issue(
+                "activation-unknown", name, "is not an activation function", value, f"Known: {', '.join(self.choices)}"
+            )
         return None
 
     def describe(self) -> str:
@@ -280,17 +282,20 @@ class Family(ABC):
         """The longest sequence the model is made for, in tokens."""
         return int(self.value(config, "max_position_embeddings"))
 
-    def field_faults(self, config: Config) -> list[Fault]:
+    def field_issues(self, config: Config) -> list[Issue]:
         """Missing, mistyped and out-of-range fields of any config; paths are bare field names."""
         missing = [name for name, field in self.fields.items() if field.required and name not in config]
-        wrong = [field.fault(name, config[name]) for name, field in self.fields.items() if name in config]
-        return [*(Fault(name, "is missing from the config") for name in missing), *(f for f in wrong if f)]
+        wrong = [field.issue(name, config[name]) for name, field in self.fields.items() if name in config]
+        return [
+            *(Issue("model-field-missing", name, "is missing from the config") for name in missing),
+            *(f for f in wrong if f),
+        ]
 
     def canonical_fields(self, config: Config) -> dict[str, Any]:
-        """All fields with defaults filled in, floats as floats; for a config without ``field_faults``."""
+        """All fields with defaults filled in, floats as floats; for a config without ``field_issues``."""
         return {name: _tidy(self.value(config, name), field) for name, field in self.fields.items()}
 
-    def check(self, config: Config) -> list[Fault]:
+    def check(self, config: Config) -> list[Issue]:
         """What is wrong with a canonical config as a whole; paths are bare field names."""
         return []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.models.families.family import COMMON_FIELDS, Config, Family, Field, LayerWidths, Tensor, number, size, token
 
 if TYPE_CHECKING:
@@ -118,22 +118,45 @@ class GatedDecoder(Family):
             fields.pop("head_dim", None)
         return fields
 
-    def check(self, config: Config) -> list[Fault]:
+    def check(self, config: Config) -> list[Issue]:
         return [*self._check_heads(config), *self._check_padding(config)]
 
-    def _check_heads(self, config: Config) -> list[Fault]:
+    def _check_heads(self, config: Config) -> list[Issue]:
         hidden, heads, keys = (config[n] for n in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-        faults = []
+        issues = []
         if "head_dim" not in config and hidden % heads:
-            faults.append(Fault("hidden_size", f"must be a multiple of num_attention_heads ({heads})", hidden))
+            issues.append(
+                Issue(
+                    "heads-do-not-divide-hidden-size",
+                    "hidden_size",
+                    f"must be a multiple of num_attention_heads ({heads})",
+                    hidden,
+                )
+            )
         if heads % keys:
-            faults.append(Fault("num_attention_heads", f"must be a multiple of num_key_value_heads ({keys})", heads))
+            issues.append(
+                Issue(
+                    "key-value-heads-do-not-divide-heads",
+                    "num_attention_heads",
+                    f"must be a multiple of num_key_value_heads ({keys})",
+                    heads,
+                )
+            )
         if self.head_dim(config) % 2:
-            faults.append(Fault("head_dim", "rotary positions need an even head size", self.head_dim(config)))
-        return faults
+            issues.append(
+                Issue("head-size-odd", "head_dim", "rotary positions need an even head size", self.head_dim(config))
+            )
+        return issues
 
-    def _check_padding(self, config: Config) -> list[Fault]:
+    def _check_padding(self, config: Config) -> list[Issue]:
         padding, vocab = config["pad_token_id"], config["vocab_size"]
         if padding is None or padding < vocab:
             return []
-        return [Fault("pad_token_id", f"must be null or an id below vocab_size ({vocab})", padding)]
+        return [
+            Issue(
+                "padding-id-beyond-vocabulary",
+                "pad_token_id",
+                f"must be null or an id below vocab_size ({vocab})",
+                padding,
+            )
+        ]

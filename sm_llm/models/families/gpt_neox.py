@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.models.families.family import (
     COMMON_FIELDS,
     Config,
@@ -107,14 +107,21 @@ class GptNeoX(Family):
             return {}
         return {"lm_head.weight": Packing((("embed_out.weight",),))}
 
-    def check(self, config: Config) -> list[Fault]:
+    def check(self, config: Config) -> list[Issue]:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         if hidden % heads:
-            return [Fault("hidden_size", f"must be a multiple of num_attention_heads ({heads})", hidden)]
+            return [
+                Issue(
+                    "neox-heads-do-not-divide-hidden-size",
+                    "hidden_size",
+                    f"must be a multiple of num_attention_heads ({heads})",
+                    hidden,
+                )
+            ]
         rotary = int(self.head_dim(config) * config["rotary_pct"])
         if rotary % 2:
             problem = f"makes {rotary} of {self.head_dim(config)} channels rotary, which must be even"
-            return [Fault("rotary_pct", problem, config["rotary_pct"])]
+            return [Issue("rotary-channels-odd", "rotary_pct", problem, config["rotary_pct"])]
         return []
 
 

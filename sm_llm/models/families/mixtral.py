@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.models.families.family import Config, Field, LayerWidths, Packing, Tensor, number, size, switch
 from sm_llm.models.families.gated import GATED_FIELDS
 from sm_llm.models.families.mistral import Mistral
@@ -85,9 +85,14 @@ class Mixtral(Mistral):
         expert = 3 * int(config["hidden_size"]) * int(config["intermediate_size"])
         return self.non_embedding_parameter_count(config) - int(config["num_hidden_layers"]) * idle * expert
 
-    def check(self, config: Config) -> list[Fault]:
+    def check(self, config: Config) -> list[Issue]:
         chosen, experts = config["num_experts_per_tok"], config["num_local_experts"]
         if chosen <= experts:
             return super().check(config)
-        fault = Fault("num_experts_per_tok", f"must be at most num_local_experts ({experts})", chosen)
-        return [*super().check(config), fault]
+        issue = Issue(
+            "experts-per-token-too-many",
+            "num_experts_per_tok",
+            f"must be at most num_local_experts ({experts})",
+            chosen,
+        )
+        return [*super().check(config), issue]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.models.families.family import Config, Field, size, switch, token
 from sm_llm.models.families.gated import GATED_FIELDS, GatedDecoder
 
@@ -41,9 +41,16 @@ class Qwen2(GatedDecoder):
             del fields["layer_types"]
         return fields
 
-    def check(self, config: Config) -> list[Fault]:
-        faults = super().check(config)
+    def check(self, config: Config) -> list[Issue]:
+        issues = super().check(config)
         if config["use_sliding_window"] or "layer_types" in config:
             name = "use_sliding_window" if config["use_sliding_window"] else "layer_types"
-            faults.append(Fault(name, f"sliding-window layers are not supported for {self.model_type}", config[name]))
-        return faults
+            issues.append(
+                Issue(
+                    "sliding-window-unsupported",
+                    name,
+                    f"sliding-window layers are not supported for {self.model_type}",
+                    config[name],
+                )
+            )
+        return issues

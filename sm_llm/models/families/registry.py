@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.models.families.gpt_neox import GptNeoX
 from sm_llm.models.families.llama import Llama
 from sm_llm.models.families.mistral import Mistral
@@ -26,5 +26,15 @@ def family(config: Config) -> Family:
     found = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if found is None:
         remedy = f"Supported: {', '.join(sorted(FAMILIES))}."
-        raise SpecError([Fault("task.model", "model_type is not a supported model family", model_type, remedy)])
+        raise SpecError(
+            [
+                Issue(
+                    "model-family-unsupported",
+                    "task.model",
+                    "model_type is not a supported model family",
+                    model_type,
+                    remedy,
+                )
+            ]
+        )
     return found

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
     from sm_llm.spec.machines.compute import ComputeSpec
 
 
@@ -89,10 +89,10 @@ class BackendOptions(SpecModel):
         assert isinstance(options, cls)
         return options
 
-    def compute_faults(self, compute: ComputeSpec) -> Iterator[Fault]:
+    def compute_issues(self, compute: ComputeSpec) -> Iterator[Issue]:
         """Machines that this backend does not have, or of which it is not known how many processes a node runs.
 
-        What else follows from the machines is checked only where there is no such fault.
+        What else follows from the machines is checked only where there is no such issue.
         """
         del compute
         return iter(())

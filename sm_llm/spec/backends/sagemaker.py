@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.spec.backends.base import BackendOptions, InstanceGroup, VpcSpec
 from sm_llm.spec.comparison.classes import PLACEMENT
 from sm_llm.spec.machines.hardware import instance, nearest_instance
@@ -105,30 +105,36 @@ class SageMakerOptions(BackendOptions):
         room = self.stop_seconds + min(_DOWNLOAD_SECONDS, _DOWNLOAD_SHARE * limit)
         return max(limit - room, limit / 2)
 
-    def compute_faults(self, compute: ComputeSpec) -> Iterator[Fault]:
-        """Faults of the instance type, and of those of all groups. The number of processes follows from it."""
+    def compute_issues(self, compute: ComputeSpec) -> Iterator[Issue]:
+        """Issues of the instance type, and of those of all groups. The number of processes follows from it."""
         path, name = "compute.instance_type", compute.instance_type
         if name is None:
             own = [group.instance_type for group in self.instance_groups]
             remedy = f"Write {own[0]}, a type of backend.instance_groups" if own else "For example ml.p5.48xlarge"
-            yield Fault(path, "no instance type", None, remedy)
+            yield Issue("instance-type-missing", path, "no instance type", None, remedy)
         else:
-            yield from _type_faults(path, name, compute.processes_per_instance)
+            yield from _type_issues(path, name, compute.processes_per_instance)
         for index, group in enumerate(self.instance_groups):
             where = f"backend.instance_groups.{index}.instance_type"
-            yield from _type_faults(where, group.instance_type, compute.processes_per_instance)
+            yield from _type_issues(where, group.instance_type, compute.processes_per_instance)
 
 
-def _type_faults(path: str, name: str, processes: int | None) -> Iterator[Fault]:
+def _type_issues(path: str, name: str, processes: int | None) -> Iterator[Issue]:
     meant = nearest_instance(name)
     if name in ("local", "local_gpu"):
         problem = "is the local mode of the SDK, which is not supported"
         remedy = "Emulate the training job here: backend.name=local backend.contract=sagemaker; or write an ml. type"
-        yield Fault(path, problem, name, remedy)
+        yield Issue("instance-type-local", path, problem, name, remedy)
     elif not name.startswith("ml."):
-        yield Fault(path, "SageMaker's names begin with ml.", name, f"Write {meant.name if meant else f'ml.{name}'}")
+        yield Issue(
+            "instance-type-without-prefix",
+            path,
+            "SageMaker's names begin with ml.",
+            name,
+            f"Write {meant.name if meant else f'ml.{name}'}",
+        )
     elif instance(name) is None and processes is None:
         problem = "is not in the table of instance types, so it is not known how many processes a node runs"
         known = "give compute.processes_per_instance: its accelerators, or 1 if it has none"
         remedy = f"Did you mean {meant.name}? If not, {known}" if meant else f"If it is right, {known}"
-        yield Fault(path, problem, name, remedy)
+        yield Issue("instance-type-unknown", path, problem, name, remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.redaction import HIDDEN, is_token_shaped
 from sm_llm.secret_names import is_secret_name, words
 from sm_llm.spec.backends.table import options_class
@@ -23,21 +23,29 @@ _REFERENCE = re.compile(
 )
 
 
-def conceal(tree: Tree) -> list[Fault]:
-    """Take every secret that was typed into a specification out of it; one fault for each, without its value.
+def conceal(tree: Tree) -> list[Issue]:
+    """Take every secret that was typed into a specification out of it; one issue for each, without its value.
 
     A secret is anything in the shape of a token wherever it stands, whatever ``secrets`` holds that is not a reference,
     and the value of an environment variable whose name marks it as one (``WANDB_API_KEY``).
     """
-    faults = []
+    issues = []
     options = options_class(tree.get(("backend",)))
     keeper = options.secret_keeper if options is not None else "env"
     for path, value in list(_leaves(tree.value, ())):
         if problem := _problem(path, value):
             tree.replace(path, HIDDEN)
             tree.texts.pop(path, None)
-            faults.append(Fault(".".join(path), problem, remedy=_remedy(path, keeper), origin=tree.origin(path)))
-    return faults
+            issues.append(
+                Issue(
+                    "secret-written-out",
+                    ".".join(path),
+                    problem,
+                    remedy=_remedy(path, keeper),
+                    origin=tree.origin(path),
+                )
+            )
+    return issues
 
 
 def _problem(path: Path, value: Any) -> str:

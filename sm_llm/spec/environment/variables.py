@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -80,22 +80,41 @@ def reserved(name: str) -> Reserved | None:
     return next((it for it in RESERVED if re.fullmatch(it.pattern, name)), None)
 
 
-def reserved_faults(names: Iterable[str], where: str = "environment", origin: str = "") -> Iterator[Fault]:
-    """A fault for every name that a job may not set."""
+def reserved_issues(names: Iterable[str], where: str = "environment", origin: str = "") -> Iterator[Issue]:
+    """A issue for every name that a job may not set."""
     for name in names:
         if (found := reserved(name)) is not None:
-            yield Fault(f"{where}.{name}", f"cannot be set: {found.owner}", remedy=found.remedy, origin=origin)
+            yield Issue(
+                "environment-variable-reserved",
+                f"{where}.{name}",
+                f"cannot be set: {found.owner}",
+                remedy=found.remedy,
+                origin=origin,
+            )
 
 
-def environment_faults(environment: Mapping[str, str], secrets: Mapping[str, str]) -> Iterator[Fault]:
+def environment_issues(environment: Mapping[str, str], secrets: Mapping[str, str]) -> Iterator[Issue]:
     """Names that are none, or not the job's; values that no variable can hold; names that are given twice."""
     for name, value in environment.items():
         if not VARIABLE.fullmatch(name):
             remedy = "Use letters, digits and underscores, and no digit first"
-            yield Fault(f"environment.{name}", "not a name of an environment variable", remedy=remedy)
+            yield Issue(
+                "environment-variable-name-invalid",
+                f"environment.{name}",
+                "not a name of an environment variable",
+                remedy=remedy,
+            )
         elif "\0" in value:
-            yield Fault(f"environment.{name}", "holds a NUL character, which ends a variable", value, "Leave it out")
+            yield Issue(
+                "environment-variable-holds-nul",
+                f"environment.{name}",
+                "holds a NUL character, which ends a variable",
+                value,
+                "Leave it out",
+            )
         elif name in secrets:
-            yield Fault(f"environment.{name}", "is set here and by secrets; keep one")
-    yield from reserved_faults(environment)
-    yield from reserved_faults((name for name in secrets if name not in environment), "secrets")
+            yield Issue(
+                "environment-variable-given-twice", f"environment.{name}", "is set here and by secrets; keep one"
+            )
+    yield from reserved_issues(environment)
+    yield from reserved_issues((name for name in secrets if name not in environment), "secrets")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.backends.base import VpcSpec
 from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.base import SpecModel
@@ -15,7 +15,7 @@ from sm_llm.spec.loading.tree import Path, Tree
 from sm_llm.spec.loading.user_file import user_config_file
 from sm_llm.spec.loading.yaml_text import from_typed, from_yaml, read_text
 from sm_llm.spec.storage import StorageOptions
-from sm_llm.spec.validation.faults import validate
+from sm_llm.spec.validation.fields import validate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,9 +73,9 @@ def read_defaults(environ: Mapping[str, str], config_file: FilePath | None = Non
     for variable, path in _VARIABLES.items():
         if text := environ.get(variable):
             tree.put(path, _from_variable(path, text, f"environment {variable}"), UserDefaults)
-    values, faults = validate(UserDefaults, tree)
-    if values is None or faults:
-        raise SpecError(faults)
+    values, issues = validate(UserDefaults, tree)
+    if values is None or issues:
+        raise SpecError(issues)
     return Defaults(values, {".".join(path): origin for path, origin in tree.origins.items() if path})
 
 
@@ -112,7 +112,18 @@ def _read_file(file: FilePath) -> Tree:
     except FileNotFoundError:
         return Tree()
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Fault(str(file), f"the user configuration cannot be read: {error}")]) from None
+        raise SpecError(
+            [Issue("user-configuration-unreadable", str(file), f"the user configuration cannot be read: {error}")]
+        ) from None
     if not isinstance(tree.value, dict):
-        raise SpecError([Fault(str(file), "a configuration is a mapping of keys to values", tree.value)])
+        raise SpecError(
+            [
+                Issue(
+                    "user-configuration-not-a-mapping",
+                    str(file),
+                    "a configuration is a mapping of keys to values",
+                    tree.value,
+                )
+            ]
+        )
     return tree

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.comparison.digest import spec_digest
 from sm_llm.spec.environment.secrets import conceal
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -21,7 +21,7 @@ from sm_llm.spec.loading.tree import Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_yaml, read_text
 from sm_llm.spec.machines.machine import with_local_gpus
 from sm_llm.spec.validation.check import check
-from sm_llm.spec.validation.faults import did_you_mean, validate
+from sm_llm.spec.validation.fields import did_you_mean, validate
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -41,11 +41,11 @@ class Loaded:
     """The user's own defaults, of which those of storage have been applied."""
 
 
-class FaultySpec(SpecError):
+class InvalidSpec(SpecError):
     """A specification whose classes parse, but whose fields do not fit together: more checks can read ``loaded``."""
 
-    def __init__(self, faults: Sequence[Fault], loaded: Loaded) -> None:
-        super().__init__(faults)
+    def __init__(self, issues: Sequence[Issue], loaded: Loaded) -> None:
+        super().__init__(issues)
         self.loaded = loaded
 
 
@@ -64,7 +64,7 @@ def load(
     stay as they are written: they are those of the working directory, wherever the file lies.
 
     Raises:
-        SpecError: every fault found, each with its dotted path and where the value was written; ``FaultySpec`` where
+        SpecError: every issue found, each with its dotted path and where the value was written; ``InvalidSpec`` where
             a plan could still look for more.
     """
     defaults = read_defaults(environ, config_file)
@@ -89,53 +89,53 @@ def _merged(
 ) -> Loaded:
     """``environ`` is this machine's, where what a job leaves out may follow from it."""
     kind: type[JobSpec] | type[WorkflowSpec] = WorkflowSpec if "steps" in tree.value else JobSpec
-    typed, faults = parse_overrides(overrides)
-    given, field_faults = parse_fields(fields)
+    typed, issues = parse_overrides(overrides)
+    given, field_issues = parse_fields(fields)
     changes: list[tuple[Path, Tree]] = []
     for written, value in [*typed, *given]:
-        path, fault = placed(kind, written, tree.value)
-        if fault is None:
+        path, issue = placed(kind, written, tree.value)
+        if issue is None:
             changes.append((path, value))
         else:
-            faults.append(replace(fault, origin=value.origin(())))
-    faults += _apply(tree, changes, kind)
+            issues.append(replace(issue, origin=value.origin(())))
+    issues += _apply(tree, changes, kind)
     with_account(tree, defaults)
     if environ is not None:
         with_local_gpus(tree, environ)
         _with_hub_tokenizers(tree)
     concealed = conceal(tree)
-    spec, type_faults = validate(kind, tree)
-    reported = {fault.path for fault in concealed}
-    type_faults = [fault for fault in type_faults if fault.path not in reported]
-    further = _further_faults(spec, tree, [*type_faults, *concealed])
-    faults += [*field_faults, *concealed, *type_faults]
-    if spec is None or faults:
-        raise SpecError([*faults, *further])
+    spec, type_issues = validate(kind, tree)
+    reported = {issue.path for issue in concealed}
+    type_issues = [issue for issue in type_issues if issue.path not in reported]
+    further = _further_issues(spec, tree, [*type_issues, *concealed])
+    issues += [*field_issues, *concealed, *type_issues]
+    if spec is None or issues:
+        raise SpecError([*issues, *further])
     origins = {".".join(path): origin for path, origin in tree.origins.items() if path}
     loaded = Loaded(spec, origins, spec_digest(spec), defaults)
     if further:
-        raise FaultySpec(further, loaded)
+        raise InvalidSpec(further, loaded)
     return loaded
 
 
-def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec] | type[WorkflowSpec]) -> list[Fault]:
-    """Put changes into a tree, in order; a fault for each that has no place there.
+def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec] | type[WorkflowSpec]) -> list[Issue]:
+    """Put changes into a tree, in order; a issue for each that has no place there.
 
     A change of ``data.format`` alone takes the place of the source's values of another format, and its origin names
     them; what other changes set stays, and is refused where it does not fit.
     """
     left_out = {path: tree.retag(path, value.value, kind) for path, value in dict(changes).items()}
-    faults = []
+    issues = []
     for path, value in changes:
-        if (fault := inside_a_list(tree, path)) is not None:
-            faults.append(replace(fault, origin=value.origin(())))
+        if (issue := inside_a_list(tree, path)) is not None:
+            issues.append(replace(issue, origin=value.origin(())))
         else:
             tree.put(path, value, kind)
     for path, names in left_out.items():
         if names:
             where = tree.origin(path)
             tree.origins[path] = f"{where} (leaves out {', '.join(names)})" if where else where
-    return faults
+    return issues
 
 
 def read_source(source: SpecSource) -> Tree:
@@ -146,7 +146,16 @@ def read_source(source: SpecSource) -> Tree:
         file, label = _find(source)
         tree = from_yaml(_read(file), label)
     if not isinstance(tree.value, dict):
-        raise SpecError([Fault(str(source), "a specification is a mapping of keys to values", tree.value)])
+        raise SpecError(
+            [
+                Issue(
+                    "specification-not-a-mapping",
+                    str(source),
+                    "a specification is a mapping of keys to values",
+                    tree.value,
+                )
+            ]
+        )
     return tree
 
 
@@ -158,14 +167,14 @@ def _find(source: str | FilePath) -> tuple[FilePath, str]:
     if file.exists():
         return file, str(source)
     remedy = did_you_mean(str(source), recipes) or f"Recipes: {', '.join(recipes)}"
-    raise SpecError([Fault(str(source), "neither a recipe nor a file", remedy=remedy)])
+    raise SpecError([Issue("specification-not-found", str(source), "neither a recipe nor a file", remedy=remedy)])
 
 
 def _read(file: FilePath) -> str:
     try:
         return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Fault(str(file), f"cannot be read: {error}")]) from None
+        raise SpecError([Issue("specification-unreadable", str(file), f"cannot be read: {error}")]) from None
 
 
 def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:
@@ -180,13 +189,13 @@ def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:
     return tree
 
 
-def _further_faults(spec: JobSpec | WorkflowSpec | None, tree: Tree, faults: list[Fault]) -> list[Fault]:
-    """Cross-field faults, but none in a block with a field that is faulty itself: they may only follow from it."""
+def _further_issues(spec: JobSpec | WorkflowSpec | None, tree: Tree, issues: list[Issue]) -> list[Issue]:
+    """Cross-field issues, but none in a block with a field that is faulty itself: they may only follow from it."""
     if spec is None:
         return []
-    touched = {_parent(fault.path) for fault in faults} - {""}
-    found = [fault for fault in check(spec) if _parent(fault.path) not in touched]
-    return [replace(fault, origin=tree.origin(_path(fault.path))) for fault in found]
+    touched = {_parent(issue.path) for issue in issues} - {""}
+    found = [issue for issue in check(spec) if _parent(issue.path) not in touched]
+    return [replace(issue, origin=tree.origin(_path(issue.path))) for issue in found]
 
 
 def _with_hub_tokenizers(tree: Tree) -> None:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec, StepSpec
 from sm_llm.spec.loading.tree import DEEPEST, Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_typed, to_typed
 from sm_llm.spec.reference.schema import dotted_paths, knows
-from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -40,51 +40,55 @@ class TypedFields(dict[str, Any]):
     origin = CommandLine.origin
 
 
-def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
-    """Paths and values of overrides, in order, and a fault for each that is not one."""
-    parsed, faults = [], []
+def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], list[Issue]]:
+    """Paths and values of overrides, in order, and a issue for each that is not one."""
+    parsed, issues = [], []
     for text in overrides:
         if isinstance(text, Mapping):
             fields, wrong = parse_fields(text, text.origin if isinstance(text, TypedFields) else FIELD_ORIGIN)
             parsed += fields
-            faults += wrong
+            issues += wrong
             continue
         if not isinstance(text, str):
             remedy = "Write 'task.max_steps=100' or {'task.max_steps': 100}"
             problem = f"an override is text or a mapping, not of type {type(text).__name__}"
-            faults.append(Fault(repr(text), problem, remedy=remedy))
+            issues.append(Issue("override-type-invalid", repr(text), problem, remedy=remedy))
             continue
         key, equals, value = text.partition("=")
         path = _path(key)
         if equals and path and len(path) > DEEPEST:
             remedy = "Write the path of a field, for example task.max_steps=100"
-            faults.append(Fault(f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels", remedy=remedy))
+            issues.append(
+                Issue("override-too-deep", f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels", remedy=remedy)
+            )
             continue
         if not (equals and path and not key.startswith("-")):
-            faults.append(Fault(key or text, "an override is written key.path=value", text, _example(text)))
+            issues.append(
+                Issue("override-malformed", key or text, "an override is written key.path=value", text, _example(text))
+            )
             continue
         try:
             origin = text.origin if isinstance(text, CommandLine) else OVERRIDE_ORIGIN
             parsed.append((path, from_typed(value, origin)))
         except SpecError as error:
-            faults += [replace(fault, path=key) for fault in error.faults]
-    return parsed, faults
+            issues += [replace(issue, path=key) for issue in error.issues]
+    return parsed, issues
 
 
-def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple[list[tuple[Path, Tree]], list[Fault]]:
+def parse_fields(fields: Mapping[str, Any], origin: str = FIELD_ORIGIN) -> tuple[list[tuple[Path, Tree]], list[Issue]]:
     """Paths and values of Python fields: ``{"task.max_steps": 10}`` or ``{"task": {"max_steps": 10}}``."""
-    parsed, faults = [], []
+    parsed, issues = [], []
     for key, value in fields.items():
         if (path := _path(key)) and len(path) > DEEPEST:
-            faults.append(Fault(f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels"))
+            issues.append(Issue("field-too-deep", f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels"))
         elif path:
             try:
                 parsed.append((path, from_python(value, origin)))
             except SpecError as error:
-                faults += [replace(fault, path=f"{key}.{fault.path}".rstrip(".")) for fault in error.faults]
+                issues += [replace(issue, path=f"{key}.{issue.path}".rstrip(".")) for issue in error.issues]
         else:
-            faults.append(Fault(key, "a field is named by a dotted path such as task.max_steps"))
-    return parsed, faults
+            issues.append(Issue("field-name-invalid", key, "a field is named by a dotted path such as task.max_steps"))
+    return parsed, issues
 
 
 def is_override(text: str) -> bool:
@@ -112,8 +116,8 @@ def without_step(overrides: Sequence[Override], step: str) -> list[Override]:
     return [own(it) for it in overrides]
 
 
-def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple[Path, Fault | None]:
-    """The whole path of a change to ``whole``, a job or workflow that is unchecked, and a fault if it has none.
+def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple[Path, Issue | None]:
+    """The whole path of a change to ``whole``, a job or workflow that is unchecked, and a issue if it has none.
 
     In a workflow ``task.x`` is that of the only step whose task has an x. Where several steps have it, or none, the
     path stays and the issue names what to write.
@@ -123,17 +127,22 @@ def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple
         return path, None
     key = ".".join(path)
     if kind is JobSpec and path[0] == "steps" and knows(JobSpec, whole, path[2:]) and len(path) > 2:
-        return path, Fault(key, "this is a single job, which has no steps", remedy=f"Write {'.'.join(path[2:])}")
+        return path, Issue(
+            "override-of-steps-in-a-job",
+            key,
+            "this is a single job, which has no steps",
+            remedy=f"Write {'.'.join(path[2:])}",
+        )
     if path[0] not in StepSpec.model_fields or not isinstance(steps, Mapping):
-        return path, Fault(key, "unknown key", remedy=_similar(key, dotted_paths(kind, whole)))
+        return path, Issue("override-key-unknown", key, "unknown key", remedy=_similar(key, dotted_paths(kind, whole)))
     having = [str(name) for name, step in steps.items() if knows(StepSpec, step, path)]
     if len(having) == 1:
         return ("steps", having[0], *path), None
     if having:
         remedy = f"Write {' or '.join(f'steps.{name}.{key}' for name in having)}"
-        return path, Fault(key, f"several steps have it: {', '.join(having)}", remedy=remedy)
+        return path, Issue("override-ambiguous", key, f"several steps have it: {', '.join(having)}", remedy=remedy)
     known = (it for step in steps.values() for it in dotted_paths(StepSpec, step))
-    return path, Fault(key, "unknown key: no step has it", remedy=_similar(key, known))
+    return path, Issue("override-key-in-no-step", key, "unknown key: no step has it", remedy=_similar(key, known))
 
 
 def _similar(key: str, paths: Iterable[Path]) -> str:
@@ -148,14 +157,19 @@ def _path(key: str) -> Path | None:
     return parts if all(parts) else None
 
 
-def inside_a_list(tree: Tree, path: Path) -> Fault | None:
-    """A fault for a change to one entry of a list, which has no names: it would replace the list by a mapping."""
+def inside_a_list(tree: Tree, path: Path) -> Issue | None:
+    """A issue for a change to one entry of a list, which has no names: it would replace the list by a mapping."""
     at = next((end for end in range(1, len(path)) if isinstance(tree.get(path[:end]), list)), None)
     if at is None:
         return None
     where = ".".join(path[:at])
     remedy = f"Write the whole list: {where}=[...]"
-    return Fault(".".join(path), f"{where} is a list, whose entries cannot be changed one by one", remedy=remedy)
+    return Issue(
+        "override-inside-a-list",
+        ".".join(path),
+        f"{where} is a list, whose entries cannot be changed one by one",
+        remedy=remedy,
+    )
 
 
 def _example(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.base import SpecModel, is_source
 from sm_llm.spec.inputs import Input, S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
@@ -27,12 +27,12 @@ def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -
     Raises:
         SpecError: references to inputs or steps that are not given, all at once.
     """
-    faults: list[Fault] = []
-    own = {name: _resolved_input(name, value, steps, faults) for name, value in job.inputs.items()}
+    issues: list[Issue] = []
+    own = {name: _resolved_input(name, value, steps, issues) for name, value in job.inputs.items()}
     places = {**{name: input_place(value) for name, value in own.items()}, **inputs}
-    task = _map_strings(job.task.model_dump(), "task", lambda path, text: _replace(path, text, places, steps, faults))
-    if faults:
-        raise SpecError(faults)
+    task = _map_strings(job.task.model_dump(), "task", lambda path, text: _replace(path, text, places, steps, issues))
+    if issues:
+        raise SpecError(issues)
     return job.model_copy(update={"task": type(job.task).model_validate(task), "inputs": own})
 
 
@@ -88,23 +88,25 @@ def step_dependencies(workflow: WorkflowSpec, step: str) -> set[str]:
     return set(spec.after) | {name for _, kind, name in references(spec) if kind == "step"}
 
 
-def _replace(path: str, text: str, inputs: Mapping[str, str], steps: Mapping[str, str], faults: list[Fault]) -> str:
+def _replace(path: str, text: str, inputs: Mapping[str, str], steps: Mapping[str, str], issues: list[Issue]) -> str:
     match = _REFERENCE.fullmatch(text)
     if not match:
         return text
     table, name = (inputs, match["input"]) if match["input"] else (steps, match["step"])
     if name not in table:
         known = ", ".join(sorted(table)) or "none"
-        faults.append(Fault(path, "refers to something that is not there", text, f"Known: {known}"))
+        issues.append(
+            Issue("reference-unknown", path, "refers to something that is not there", text, f"Known: {known}")
+        )
         return text
     return table[name].rstrip("/") + match["rest"] if match["rest"] else table[name]
 
 
-def _resolved_input(name: str, value: Input, steps: Mapping[str, str], faults: list[Fault]) -> Input:
+def _resolved_input(name: str, value: Input, steps: Mapping[str, str], issues: list[Issue]) -> Input:
     if isinstance(value, str):
-        return _replace(f"inputs.{name}", value, {}, steps, faults)
+        return _replace(f"inputs.{name}", value, {}, steps, issues)
     if isinstance(value, S3Input):
-        return value.model_copy(update={"uri": _replace(f"inputs.{name}.uri", value.uri, {}, steps, faults)})
+        return value.model_copy(update={"uri": _replace(f"inputs.{name}.uri", value.uri, {}, steps, issues)})
     return value
 
 

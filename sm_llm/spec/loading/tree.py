@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.reference.schema import block_for, child, constant, tag, tag_values
 
@@ -176,7 +176,7 @@ def _characters(value: Any) -> int:
 def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: Size) -> Any:
     origins[path] = origin
     if problem := size.enter(_characters(value)):
-        raise SpecError([Fault(".".join(path[:3]), problem, origin=origin)])
+        raise SpecError([Issue("value-too-large", ".".join(path[:3]), problem, origin=origin)])
     if isinstance(value, SpecModel):
         kind = type(value)
         kept = [name for name in kind.model_fields if name in value.model_fields_set or constant(kind, name)]
@@ -189,6 +189,16 @@ def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: 
         value = [_plain(item, (*path, str(at)), origins, origin, size) for at, item in enumerate(value)]
     elif isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
         problem = f"is a number of {value.bit_length():,} bits"
-        raise SpecError([Fault(".".join(path), problem, remedy="Give one that means something here", origin=origin)])
+        raise SpecError(
+            [
+                Issue(
+                    "number-too-long",
+                    ".".join(path),
+                    problem,
+                    remedy="Give one that means something here",
+                    origin=origin,
+                )
+            ]
+        )
     size.leave()
     return value

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.loading.tree import Path, Size, Tree, from_python
 
 if TYPE_CHECKING:
@@ -94,9 +94,11 @@ def from_yaml(text: str, name: str) -> Tree:
         where = f"{name}:{mark.line + 1}" if mark else name
         problem = getattr(error, "problem", None) or error
         text = str(problem) if isinstance(error, _TooLarge) else f"not valid YAML: {problem}"
-        raise SpecError([Fault(where, text, remedy=_SMALLER if isinstance(error, _TooLarge) else "")]) from None
-    if builder.faults:
-        raise SpecError(builder.faults)
+        raise SpecError(
+            [Issue("yaml-invalid", where, text, remedy=_SMALLER if isinstance(error, _TooLarge) else "")]
+        ) from None
+    if builder.issues:
+        raise SpecError(builder.issues)
     return builder.tree
 
 
@@ -157,10 +159,12 @@ def _typed(text: str, origin: str) -> Tree:
             return Tree(text, {(): origin})
         builder.tree.value = builder.build(node, ())
     except _TooLarge as error:
-        raise SpecError([Fault("", str(error.problem), remedy=_SMALLER, origin=origin)]) from None
+        raise SpecError(
+            [Issue("yaml-value-too-large", "", str(error.problem), remedy=_SMALLER, origin=origin)]
+        ) from None
     except yaml.YAMLError:
         return Tree(text, {(): origin})
-    if builder.faults:
+    if builder.issues:
         return Tree(text, {(): origin})
     if not quoted:
         builder.tree.texts[()] = text
@@ -229,7 +233,7 @@ class _Builder:
 
     def __init__(self, label: Callable[[int], str]) -> None:
         self.tree = Tree()
-        self.faults: list[Fault] = []
+        self.issues: list[Issue] = []
         self._label = label
         self._open: list[yaml.Node] = []
         self._size = Size()
@@ -238,13 +242,13 @@ class _Builder:
         """The value of a node at ``path``."""
         self.tree.origins[path] = self._where(node)
         if node in self._open:
-            return self._fault(node, path, "refers to itself")
+            return self._issue("yaml-refers-to-itself", node, path, "refers to itself")
         if problem := self._size.enter(_characters(node)):  # an alias counts as all that it stands for
             raise _TooLarge(problem, node.start_mark)
         self._open.append(node)
         try:
             if isinstance(node, yaml.CollectionNode) and node.tag not in (f"{_CORE}map", f"{_CORE}seq"):
-                return self._fault(node, path, f"the YAML tag {node.tag} is not supported")
+                return self._refuse_tag(node, path)
             if isinstance(node, yaml.MappingNode):
                 return self._mapping(node, path)
             if isinstance(node, yaml.SequenceNode):
@@ -259,14 +263,19 @@ class _Builder:
         own: dict[str, int] = {}
         for key_node, value_node in sorted(node.value, key=lambda pair: not _is_merge(pair[0])):
             if not isinstance(key_node, yaml.ScalarNode):
-                self._fault(key_node, path, "a key must be plain text; quote a value that starts with a brace")
+                self._issue(
+                    "yaml-key-not-text",
+                    key_node,
+                    path,
+                    "a key must be plain text; quote a value that starts with a brace",
+                )
                 continue
             key = str(key_node.value)
             if _is_merge(key_node):
                 built = {**self._merged(value_node, path), **built}
                 continue
             if key in own:
-                self._fault(key_node, (*path, key), f"given twice, first in line {own[key]}")
+                self._issue("yaml-key-repeated", key_node, (*path, key), f"given twice, first in line {own[key]}")
             own[key] = key_node.start_mark.line + 1
             built[key] = self.build(value_node, (*path, key))
         return built
@@ -285,10 +294,13 @@ class _Builder:
         for name, pattern, _, convert in _SCALARS:
             if name == kind and re.match(pattern, text):
                 return convert(text)
-        return self._fault(node, path, f"the YAML tag {node.tag} is not supported")
+        return self._refuse_tag(node, path)
 
     def _where(self, node: yaml.Node) -> str:
         return self._label(node.start_mark.line + 1)
 
-    def _fault(self, node: yaml.Node, path: Path, problem: str) -> None:
-        self.faults.append(Fault(".".join(path), problem, origin=self._where(node)))
+    def _refuse_tag(self, node: yaml.Node, path: Path) -> None:
+        self._issue("yaml-tag-unsupported", node, path, f"the YAML tag {node.tag} is not supported")
+
+    def _issue(self, code: str, node: yaml.Node, path: Path, problem: str) -> None:
+        self.issues.append(Issue(code, ".".join(path), problem, origin=self._where(node)))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 
 if TYPE_CHECKING:
     from sm_llm.spec.parallelism.smp import SmpSpec
@@ -75,9 +75,9 @@ def layout(spec: FsdpSpec, world_size: int, node_size: int | None = None) -> Lay
 
     Raises ``SpecError`` with the arithmetic and the values that would work.
     """
-    faults = _degree_faults(spec, world_size) or _shard_faults(spec, world_size, node_size or world_size)
-    if faults:
-        raise SpecError(faults)
+    issues = _degree_issues(spec, world_size) or _shard_issues(spec, world_size, node_size or world_size)
+    if issues:
+        raise SpecError(issues)
     shard = _shard_degree(spec, world_size, node_size or world_size)
     tensor, context = spec.tensor_parallel_degree, spec.context_parallel_degree
     return Layout(world_size // (tensor * shard), shard, context, tensor)
@@ -90,23 +90,47 @@ def smp_layout(spec: SmpSpec, world_size: int) -> Layout:
     return Layout(world_size // (tensor * shard), shard, spec.context_parallel_degree, tensor, expert)
 
 
-def option_faults(spec: FsdpSpec) -> list[Fault]:
+def option_issues(spec: FsdpSpec) -> list[Issue]:
     """Options that do not go together, whatever the number of processes."""
-    faults = []
+    issues = []
     if spec.hybrid_shard_degree != "node" and spec.sharding != "hybrid":
         remedy = f"Set {WHERE}.sharding to hybrid, or leave it out"
-        faults.append(_fault("hybrid_shard_degree", "is for sharding: hybrid", spec.hybrid_shard_degree, remedy))
+        issues.append(
+            Issue(
+                "shard-degree-without-effect",
+                f"{WHERE}.hybrid_shard_degree",
+                "is for sharding: hybrid",
+                spec.hybrid_shard_degree,
+                remedy,
+            )
+        )
     if spec.offload_activations and spec.activation_checkpointing not in ("full", "every_nth"):
         problem = f"has nothing to offload with activation_checkpointing: {spec.activation_checkpointing}"
-        faults.append(_fault("offload_activations", problem, True, "Use full or every_nth"))
+        issues.append(
+            Issue(
+                "offloading-without-checkpointing",
+                f"{WHERE}.offload_activations",
+                problem,
+                True,
+                "Use full or every_nth",
+            )
+        )
     if spec.checkpoint_every_layers != 2 and spec.activation_checkpointing != "every_nth":
         problem = f"is for activation_checkpointing: every_nth, and this is {spec.activation_checkpointing}"
         remedy = f"Set {WHERE}.activation_checkpointing to every_nth, or leave it out"
-        faults.append(_fault("checkpoint_every_layers", problem, spec.checkpoint_every_layers, remedy))
-    return faults
+        issues.append(
+            Issue(
+                "checkpoint-interval-without-effect",
+                f"{WHERE}.checkpoint_every_layers",
+                problem,
+                spec.checkpoint_every_layers,
+                remedy,
+            )
+        )
+    return issues
 
 
-def sequence_faults(spec: FsdpSpec, seq_length: int) -> list[Fault]:
+def sequence_issues(spec: FsdpSpec, seq_length: int) -> list[Issue]:
     """Whether a sequence can be cut: into two chunks per context-parallel process, those over tensor-parallel ones."""
     context, tensor = spec.context_parallel_degree, spec.tensor_parallel_degree if spec.sequence_parallel else 1
     unit = context * math.lcm(2, tensor) if context > 1 else tensor
@@ -117,10 +141,18 @@ def sequence_faults(spec: FsdpSpec, seq_length: int) -> list[Fault]:
     needs = [f"context_parallel_degree {context} (two chunks each)"] if context > 1 else []
     needs += [f"sequence_parallel over {tensor} processes"] if tensor > 1 else []
     problem = f"not divisible by {unit}, for {' and '.join(needs)}: {seq_length} / {unit} leaves {seq_length % unit}"
-    return [Fault("task.data.seq_length", problem, seq_length, f"{' or '.join(fits)} works")]
+    return [
+        Issue(
+            "sequence-not-divisible-by-degrees",
+            "task.data.seq_length",
+            problem,
+            seq_length,
+            f"{' or '.join(fits)} works",
+        )
+    ]
 
 
-def _degree_faults(spec: FsdpSpec, world_size: int) -> list[Fault]:
+def _degree_issues(spec: FsdpSpec, world_size: int) -> list[Issue]:
     tensor, context = spec.tensor_parallel_degree, spec.context_parallel_degree
     product = tensor * context
     if world_size % product == 0:
@@ -131,32 +163,56 @@ def _degree_faults(spec: FsdpSpec, world_size: int) -> list[Fault]:
         f"{tensor} x {context} = {product}: {world_size} / {product} leaves {world_size % product}"
     )
     fits = [d for d in divisors(world_size) if name == "tensor_parallel_degree" or world_size % (d * tensor) == 0]
-    return [_fault(name, problem, getattr(spec, name), f"{listed(fits)} divides them")]
+    return [
+        Issue(
+            "degrees-not-dividing-processes",
+            f"{WHERE}.{name}",
+            problem,
+            getattr(spec, name),
+            f"{listed(fits)} divides them",
+        )
+    ]
 
 
-def _shard_faults(spec: FsdpSpec, world_size: int, node_size: int) -> list[Fault]:
+def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue]:
     tensor = spec.tensor_parallel_degree
     if spec.sharding == "hybrid" and spec.hybrid_shard_degree == "node" and node_size % tensor:
         problem = f"a node has {node_size} processes, which tensor_parallel_degree {tensor} does not divide"
-        return [_fault("hybrid_shard_degree", problem, "node", f"Give a number: {_shard_choices(world_size, tensor)}")]
+        return [
+            Issue(
+                "shard-degree-of-a-node-indivisible",
+                f"{WHERE}.hybrid_shard_degree",
+                problem,
+                "node",
+                f"Give a number: {_shard_choices(world_size, tensor)}",
+            )
+        ]
     shard = _shard_degree(spec, world_size, node_size)
     if shard < 1 or (world_size // tensor) % shard:
         problem = (
             f"{world_size} processes / tensor_parallel_degree {tensor} = {world_size // tensor}, which is not a "
             f"multiple of {shard}"
         )
-        return [_fault("hybrid_shard_degree", problem, shard, f"{_shard_choices(world_size, tensor)} works")]
-    return _reshard_faults(spec, shard)
+        return [
+            Issue(
+                "shard-degree-not-dividing-processes",
+                f"{WHERE}.hybrid_shard_degree",
+                problem,
+                shard,
+                f"{_shard_choices(world_size, tensor)} works",
+            )
+        ]
+    return _reshard_issues(spec, shard)
 
 
-def _reshard_faults(spec: FsdpSpec, shard: int) -> list[Fault]:
+def _reshard_issues(spec: FsdpSpec, shard: int) -> list[Issue]:
     kept = spec.reshard_after_forward
     if isinstance(kept, bool) or (1 < kept < shard and shard % kept == 0):
         return []
     fits = [d for d in divisors(shard) if 1 < d < shard]
     remedy = f"{listed(fits)} works, or true or false" if fits else "Use true or false"
     problem = f"must divide the shard degree {shard} and be neither 1 nor {shard}"
-    return [_fault("reshard_after_forward", problem, kept, remedy)]
+    return [Issue("reshard-degree-indivisible", f"{WHERE}.reshard_after_forward", problem, kept, remedy)]
 
 
 def _shard_degree(spec: FsdpSpec, world_size: int, node_size: int) -> int:
@@ -171,10 +227,6 @@ def _shard_degree(spec: FsdpSpec, world_size: int, node_size: int) -> int:
 
 def _shard_choices(world_size: int, tensor: int) -> str:
     return listed(divisors(world_size // tensor))
-
-
-def _fault(name: str, problem: str, seen: object, remedy: str) -> Fault:
-    return Fault(f"{WHERE}.{name}", problem, seen, remedy)
 
 
 def divisors(number: int) -> list[int]:

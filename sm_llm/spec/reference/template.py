@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic_core import PydanticUndefined
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.load import read_source
 from sm_llm.spec.loading.recipes import recipe_files
@@ -34,7 +34,7 @@ def commented(recipe: str) -> str:
     """
     files = recipe_files()
     if recipe not in files:
-        raise SpecError([Fault(recipe, "is not a recipe", remedy=f"Recipes: {', '.join(files)}")])
+        raise SpecError([Issue("recipe-unknown", recipe, "is not a recipe", remedy=f"Recipes: {', '.join(files)}")])
     value = read_source(recipe).value
     kind: type[SpecModel] = WorkflowSpec if "steps" in value else JobSpec
     text = files[recipe].read_text(encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Faults of a specification, all at once."""
+"""Issues of a specification, all at once."""

@@ -1,4 +1,4 @@
-"""Faults of a script task: what is to run, and with which arguments."""
+"""Issues of a script task: what is to run, and with which arguments."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import posixpath
 import re
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.spec.inputs import FOLDERS, OF_INPUTS, PLACEHOLDER, input_variable, is_folder_name
-from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.spec.validation.fields import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,57 +24,81 @@ _LONGEST_WORD = 131_071
 _KEY = re.compile(r"[^\s=]+")
 
 
-def script_faults(task: ScriptTask, inputs: Iterable[str]) -> Iterator[Fault]:
-    """Every fault of the entry, the arguments and the folders, and of the names of the job's ``inputs``."""
+def script_issues(task: ScriptTask, inputs: Iterable[str]) -> Iterator[Issue]:
+    """Every issue of the entry, the arguments and the folders, and of the names of the job's ``inputs``."""
     names = list(inputs)
-    yield from _entry_faults(task)
-    yield from _args_faults(task)
-    yield from _placeholder_faults(task, names)
-    yield from _folder_faults(task)
-    yield from _strategy_faults(task)
-    yield from same_variable_faults(names)
+    yield from _entry_issues(task)
+    yield from _args_issues(task)
+    yield from _placeholder_issues(task, names)
+    yield from _folder_issues(task)
+    yield from _strategy_issues(task)
+    yield from same_variable_issues(names)
 
 
-def _entry_faults(task: ScriptTask) -> Iterator[Fault]:
+def _entry_issues(task: ScriptTask) -> Iterator[Issue]:
     if not (_FILE.fullmatch(task.entry) or _MODULE.fullmatch(task.entry)) or ".." in task.entry.split("/"):
         remedy = "Write a .py or .sh file below source, or -m package.module"
-        yield Fault("task.entry", "is not a program", task.entry, remedy)
+        yield Issue("program-entry-invalid", "task.entry", "is not a program", task.entry, remedy)
     if task.source is not None and task.source.lower().endswith(_ARCHIVES):
         remedy = "Unpack it, and give the folder"
-        yield Fault("task.source", "is an archive; a program is read from its folder", task.source, remedy)
+        yield Issue(
+            "program-source-is-an-archive",
+            "task.source",
+            "is an archive; a program is read from its folder",
+            task.source,
+            remedy,
+        )
 
 
-def _args_faults(task: ScriptTask) -> Iterator[Fault]:
+def _args_issues(task: ScriptTask) -> Iterator[Issue]:
     if isinstance(task.args, dict):
         for key, value in task.args.items():
-            yield from _argument_faults(task, key, value)
+            yield from _argument_issues(task, key, value)
     else:
         for index, word in enumerate(task.args):
-            yield from _word_faults(f"task.args.{index}", word)
+            yield from _word_issues(f"task.args.{index}", word)
         if task.args_style != type(task).model_fields["args_style"].default:
             problem = "has no effect: args is a list, which is passed on as it is"
-            yield Fault("task.args_style", problem, task.args_style, "Leave it out, or write args as a mapping")
+            yield Issue(
+                "args-style-without-effect",
+                "task.args_style",
+                problem,
+                task.args_style,
+                "Leave it out, or write args as a mapping",
+            )
 
 
-def _folder_faults(task: ScriptTask) -> Iterator[Fault]:
+def _folder_issues(task: ScriptTask) -> Iterator[Issue]:
     for name in ("output_folder", "checkpoint_folder"):
         folder = getattr(task, name)
         if folder.startswith("/") or ".." in folder.split("/") or folder.strip("/.") == "":
             problem = "is not a folder below the program's working directory"
-            yield Fault(f"task.{name}", problem, folder, "For example output")
+            yield Issue("program-folder-not-relative", f"task.{name}", problem, folder, "For example output")
     output, checkpoints = (posixpath.normpath(it) for it in (task.output_folder, task.checkpoint_folder))
     if output == checkpoints:
         problem = "is the output folder too: checkpoints would end up in the result"
-        yield Fault("task.checkpoint_folder", problem, task.checkpoint_folder)
+        yield Issue("program-folders-equal", "task.checkpoint_folder", problem, task.checkpoint_folder)
     elif checkpoints.startswith(f"{output}/"):
         problem = f"lies in the output folder {output}: checkpoints would end up in the result"
-        yield Fault("task.checkpoint_folder", problem, task.checkpoint_folder, "Give a folder beside it: checkpoints")
+        yield Issue(
+            "program-checkpoints-inside-output",
+            "task.checkpoint_folder",
+            problem,
+            task.checkpoint_folder,
+            "Give a folder beside it: checkpoints",
+        )
     elif output.startswith(f"{checkpoints}/"):
         problem = f"lies in the checkpoint folder {checkpoints}: the result would be taken for a part of a checkpoint"
-        yield Fault("task.output_folder", problem, task.output_folder, "Give a folder beside it: output")
+        yield Issue(
+            "program-output-inside-checkpoints",
+            "task.output_folder",
+            problem,
+            task.output_folder,
+            "Give a folder beside it: output",
+        )
 
 
-def _strategy_faults(task: ScriptTask) -> Iterator[Fault]:
+def _strategy_issues(task: ScriptTask) -> Iterator[Issue]:
     """Settings of a strategy that nothing hands to the program; SMP's and NxD's are part of the launch."""
     spec = task.parallelism
     if spec is None or spec.strategy != "fsdp":
@@ -83,10 +107,16 @@ def _strategy_faults(task: ScriptTask) -> Iterator[Fault]:
         value = getattr(spec, name)
         if name != "strategy" and value != getattr(type(spec)(), name):
             problem = "has no effect on a program: it starts under torchrun and shards its model itself"
-            yield Fault(f"task.parallelism.{name}", problem, value, "Leave it out, and give it to the program as args")
+            yield Issue(
+                "program-degree-without-effect",
+                f"task.parallelism.{name}",
+                problem,
+                value,
+                "Leave it out, and give it to the program as args",
+            )
 
 
-def _placeholder_faults(task: ScriptTask, inputs: list[str]) -> Iterator[Fault]:
+def _placeholder_issues(task: ScriptTask, inputs: list[str]) -> Iterator[Issue]:
     """Words in braces that are meant as folders and are none: the program would get them as they are."""
     known = [*FOLDERS, *(f"{OF_INPUTS}{name}" for name in inputs)]
     for path, word in words_in_braces(task):
@@ -95,7 +125,7 @@ def _placeholder_faults(task: ScriptTask, inputs: list[str]) -> Iterator[Fault]:
         meant = did_you_mean(word, known)
         if is_folder_name(word) or meant:
             problem, listed = "names no folder of the job", ", ".join(f"{{{it}}}" for it in known)
-            yield Fault(path, problem, f"{{{word}}}", f"{meant} Known: {listed}".strip())
+            yield Issue("placeholder-unknown", path, problem, f"{{{word}}}", f"{meant} Known: {listed}".strip())
 
 
 def words_in_braces(task: ScriptTask) -> Iterator[tuple[str, str]]:
@@ -111,47 +141,53 @@ def _in_braces(path: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _in_braces(f"{path}.{key}", item)
 
 
-def same_variable_faults(inputs: Iterable[str]) -> Iterator[Fault]:
+def same_variable_issues(inputs: Iterable[str]) -> Iterator[Issue]:
     """Inputs that a program would find under one variable: one of them would hide the other."""
     first: dict[str, str] = {}
     for name in inputs:
         other = first.setdefault(input_variable(name), name)
         if other != name:
             problem = f"a program would find it in {input_variable(name)}, where it finds {other}"
-            yield Fault(f"inputs.{name}", problem, remedy="Rename one of the two")
+            yield Issue("input-variables-collide", f"inputs.{name}", problem, remedy="Rename one of the two")
 
 
-def _word_faults(path: str, word: Any) -> Iterator[Fault]:
+def _word_issues(path: str, word: Any) -> Iterator[Issue]:
     """What no program can be given as one argument (execve(2))."""
     if not isinstance(word, str):
         return
     if "\0" in word:
-        yield Fault(path, "holds a NUL character, which ends an argument", word, "Leave it out")
+        yield Issue("argument-holds-nul", path, "holds a NUL character, which ends an argument", word, "Leave it out")
     elif (length := len(word.encode("utf-8", "surrogateescape"))) > _LONGEST_WORD:
         problem = f"has {length:,} bytes; a program is given at most {_LONGEST_WORD:,} in one argument"
-        yield Fault(path, problem, word, "Write args as a mapping with args_style: file")
+        yield Issue("argument-too-long", path, problem, word, "Write args as a mapping with args_style: file")
 
 
-def _argument_faults(task: ScriptTask, key: str, value: Any) -> Iterator[Fault]:
+def _argument_issues(task: ScriptTask, key: str, value: Any) -> Iterator[Issue]:
     path = f"task.args.{key}"
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        yield Fault(path, f"cannot be written down: {error}", value)
+        yield Issue("argument-not-json", path, f"cannot be written down: {error}", value)
         return
     if task.args_style == "file":
         return
     for word in value if isinstance(value, list) else [value]:
-        yield from _word_faults(path, word)
+        yield from _word_issues(path, word)
     if key.startswith("-") and task.args_style != "key=value":
         problem = f"would be written as --{key}: an argument's name comes without hyphens"
-        yield Fault(path, problem, key, f"Write {key.lstrip('-')}" if key.lstrip("-") else "Write args as a list")
+        yield Issue(
+            "argument-name-with-hyphens",
+            path,
+            problem,
+            key,
+            f"Write {key.lstrip('-')}" if key.lstrip("-") else "Write args as a list",
+        )
     if key.isdigit():
         problem, remedy = "a number is the place of a word in a list, not an argument's name", "Write args as a list"
-        yield Fault(path, problem, key, remedy)
+        yield Issue("argument-name-is-a-number", path, problem, key, remedy)
     if not _KEY.fullmatch(key):
-        yield Fault(path, "an argument's name has no spaces and no equals sign", key)
+        yield Issue("argument-name-invalid", path, "an argument's name has no spaces and no equals sign", key)
     items = value if isinstance(value, list) else [value]
     if any(isinstance(item, list | dict) for item in items):
         remedy = "Use args_style: file, or write args as a list"
-        yield Fault(path, f"{task.args_style!r} cannot write nested values", value, remedy)
+        yield Issue("argument-nested", path, f"{task.args_style!r} cannot write nested values", value, remedy)

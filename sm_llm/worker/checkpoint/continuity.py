@@ -13,7 +13,7 @@ from sm_llm.contract.identity import (
     differences,
     identity,
     is_partial,
-    length_fault,
+    length_issue,
     recorded_identity,
     refusals,
 )
@@ -40,8 +40,8 @@ def own_identity(context: WorkerContext, setup: Setup, control: Agreement) -> Id
             contents = (data_digest(setup.task.data), tokenizer_digest(setup.task.tokenizer))
         except DataError as caught:
             error = caught
-    if fault := control.verdict(error):
-        raise DataError(str(fault))
+    if problem := control.verdict(error):
+        raise DataError(str(problem))
     found = {it for it in control.gather(contents) if it is not None}
     if len(found) > 1:
         raise DataError("task.data: the nodes have different training data or tokenizers. Give all of them the same")
@@ -59,13 +59,13 @@ def own_identity(context: WorkerContext, setup: Setup, control: Agreement) -> Id
 def check_continuation(context: WorkerContext, start: Start, now: Identity, setup: Setup) -> None:
     """Compare a checkpoint with the job that is to continue it, before anything is built.
 
-    What differs and may is reported by name. Raises ``CheckpointError``, all faults at once, for another model, for
+    What differs and may is reported by name. Raises ``CheckpointError``, all issues at once, for another model, for
     another order of data that nobody has asked for, for a schedule of another length that nobody has stated, and for
     fewer steps than are done.
     """
     found = differences(recorded_identity(start.meta), now)
     task_start = setup.task.start
-    faults = refusals(
+    issues = refusals(
         found,
         now,
         start.step,
@@ -74,10 +74,10 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
         allow_other_data=isinstance(task_start, CheckpointStart) and task_start.allow_other_data,
         is_stated=setup.task.optim.schedule_steps is not None,
     )
-    if (fault := length_fault(setup.task, setup.total_steps, start.step, may_equal=True)) is not None:
-        faults = [fault, *(it for it in faults if it.path != SCHEDULE_STEPS)]
-    if faults:
-        listed = "\n".join(f"  - {fault}" for fault in faults)
+    if (issue := length_issue(setup.task, setup.total_steps, start.step, may_equal=True)) is not None:
+        issues = [issue, *(it for it in issues if it.path != SCHEDULE_STEPS)]
+    if issues:
+        listed = "\n".join(f"  - {issue}" for issue in issues)
         reason = f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}"
         context.emit(ContinuationRefused(start.step, reason))
         raise CheckpointError(reason)

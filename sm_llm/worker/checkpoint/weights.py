@@ -56,8 +56,8 @@ class PretrainedWeights:
     """
 
     def __init__(self, folder: Path, checked: CheckedWeights) -> None:
-        if checked.faults:
-            raise CheckpointError("\n".join(map(str, checked.faults)))
+        if checked.issues:
+            raise CheckpointError("\n".join(map(str, checked.issues)))
         self.folder = folder
         self.unread = checked.unread
         """Tensors in the files that the model computes itself."""

@@ -13,7 +13,7 @@ _NAMED = 4
 
 def warning(report: LayersCompiled) -> str | None:
     """What a person must know of layers that are not one compiled graph each; None if all are."""
-    faults = [
+    issues = [
         f"{_named(names)} {verb}"
         for names, verb in (
             (report.eager, "run eagerly, without any compiled graph"),
@@ -21,11 +21,11 @@ def warning(report: LayersCompiled) -> str | None:
         )
         if names
     ]
-    if not faults:
+    if not issues:
         return None
     reasons = "; ".join(f"{text} ({count} x)" for text, count in report.graph_breaks.items()) or "none given by torch"
     return (
-        f"task.precision.compile is true, but of {report.layers} layers {' and '.join(faults)}. "
+        f"task.precision.compile is true, but of {report.layers} layers {' and '.join(issues)}. "
         f"Losses are not affected, speed is. Reasons: {reasons}. TORCH_LOGS=graph_breaks,recompiles shows where"
     )
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.data import soundness
 from sm_llm.data.loader import AnySource, open_source
 from sm_llm.data.source import Source
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
-from sm_llm.models.parallel import parallel_faults
+from sm_llm.models.parallel import parallel_issues
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.machines.hardware import peak_flops
@@ -71,8 +71,8 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
     """
     config = _model_config(task)
     is_fsdp = isinstance(task.parallelism, FsdpSpec)
-    if is_fsdp and (faults := parallel_faults(config, tensor=layout.tensor, context=layout.context)):
-        raise SpecError(faults)
+    if is_fsdp and (issues := parallel_issues(config, tensor=layout.tensor, context=layout.context)):
+        raise SpecError(issues)
     vocab_size = family(config).vocab_size(config)
     train = open_source(task.data, "train", vocab_size, task.seed, task.tokenizer, scratch)
     validation = open_source(task.data, "validation", vocab_size, task.seed, task.tokenizer, scratch)
@@ -84,8 +84,14 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
         soundness.check_targets(validation, "task.data.validation", task.validation.max_rows)
     derived = derive_task(task, layout.world_size, train.count, node_size=node_size)
     if derived.total_steps is None:
-        fault = Fault("task.max_epochs", "a stream has no epochs", task.max_epochs, "Set max_steps or max_tokens")
-        raise SpecError([fault])
+        issue = Issue(
+            "stream-without-epochs",
+            "task.max_epochs",
+            "a stream has no epochs",
+            task.max_epochs,
+            "Set max_steps or max_tokens",
+        )
+        raise SpecError([issue])
     return Setup(task, layout, config, train, validation, derived, derived.total_steps, tuple(warnings))
 
 

@@ -17,7 +17,7 @@ from sm_llm.spec.loading.load import load
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.planning.plan import Plan
 
@@ -82,14 +82,14 @@ def render(source: Any, *overrides: str, attempt: int = 1, **fields: Any) -> Sub
 
 
 @pytest.fixture
-def faults() -> Callable[..., list[Fault]]:
+def faults() -> Callable[..., list[Issue]]:
     """Every fault of a job, whichever stage finds it."""
 
-    def found(source: Any, *overrides: str, **fields: Any) -> list[Fault]:
+    def found(source: Any, *overrides: str, **fields: Any) -> list[Issue]:
         try:
             plan(source, *overrides, **fields)
         except (PlanError, SpecError) as error:
-            return list(error.faults)
+            return list(error.issues)
         return []
 
     return found

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
 
-    Faults = Callable[..., list[Fault]]
+    Faults = Callable[..., list[Issue]]
 
 IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch"
 
@@ -22,7 +22,7 @@ IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch"
 @pytest.mark.parametrize("image", ["not an image", "", "pytorch/pytorch:latest", "public.ecr.aws/x/y:1", f"{IMAGE}:"])
 def test_an_image_that_is_not_in_ecr_is_refused(image: str, faults: Faults) -> None:
     (fault,) = faults(TINY, backend={"image_uri": image})
-    assert (fault.path, fault.seen) == ("backend.image_uri", image)
+    assert (fault.path, fault.value) == ("backend.image_uri", image)
     assert "dkr.ecr.REGION" in fault.remedy
 
 
@@ -48,7 +48,7 @@ def test_a_bucket_is_given_by_its_name(bucket: str, remedy: str, faults: Faults)
 @pytest.mark.parametrize("wheels", ["./wheels", "s3//bucket/wheels", "s3://No_Bucket/x"])
 def test_a_wheelhouse_lies_in_s3(wheels: str, faults: Faults) -> None:
     (fault,) = faults(TINY, backend={"wheelhouse": wheels})
-    assert (fault.path, fault.seen) == ("backend.wheelhouse", wheels)
+    assert (fault.path, fault.value) == ("backend.wheelhouse", wheels)
 
 
 def test_an_input_cannot_take_the_name_of_the_channel_of_the_job(faults: Faults) -> None:

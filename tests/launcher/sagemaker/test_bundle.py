@@ -14,10 +14,10 @@ import pytest
 from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
 from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.contract.stock import LOCK_FILE
-from sm_llm.errors import Fault, PlanError
+from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.bundle import make_bundle
 from sm_llm.launcher.images.images import IMAGES
-from sm_llm.launcher.requirement_file import requirement_faults
+from sm_llm.launcher.requirement_file import requirement_issues
 from sm_llm.launcher.source_tree import source_tree
 from tests.launcher.sagemaker.conftest import SCRIPT
 
@@ -60,13 +60,13 @@ def test_entrypoints_lie_at_the_root_with_the_text_of_the_checkout() -> None:
 
 
 def test_SR02_SR04_a_setup_py_of_the_program_stays_below_the_root(
-    tmp_path: Path, faults: Callable[..., list[Fault]]
+    tmp_path: Path, faults: Callable[..., list[Issue]]
 ) -> None:
     source = write(tmp_path / "with", train_py="", setup_py="from setuptools import setup; setup()")
     assert "source/setup.py" in contents(make_bundle(source_tree(source)).archive)
     (source / "setup.py").write_text("")
     (fault,) = faults({**SCRIPT, "task": {**SCRIPT["task"], "source": str(source)}})
-    assert "setup.py is empty" in fault.problem
+    assert "setup.py is empty" in fault.message
 
 
 def test_SR10_what_is_no_code_stays_here_and_secrets_are_refused(tmp_path: Path) -> None:
@@ -79,14 +79,14 @@ def test_SR10_what_is_no_code_stays_here_and_secrets_are_refused(tmp_path: Path)
         stream.truncate(200_000_000)
     tree = source_tree(source)
     assert {".git/", ".venv/"} <= set(tree.left_out)
-    assert [it.problem for it in tree.faults] == [
+    assert [it.message for it in tree.issues] == [
         ".env holds secrets by its name",
         "data/big is not code: it has 200 MB",
     ]
     (source / IGNORE_FILE).write_text("# not for the cloud\n.env\ndata/*\n!data/small\n")
     (source / "data" / "small").write_text("x")
     tree = source_tree(source)
-    assert tree.faults == []
+    assert tree.issues == []
     assert "data/small" in tree.files
 
 
@@ -109,7 +109,7 @@ def test_SR12_links_are_followed_told_and_loops_refused(tmp_path: Path) -> None:
     assert "common is a link out of the folder" in warning
     (source / "loop").symlink_to(source)
     (source / "broken").symlink_to("nowhere")
-    assert [it.problem for it in source_tree(source).faults] == [
+    assert [it.message for it in source_tree(source).issues] == [
         "the link broken leads nowhere", "the link loop leads back to a folder that holds it",
     ]  # fmt: skip
 
@@ -123,19 +123,19 @@ def test_SR13_a_tree_of_links_to_blobs_is_packed_as_files(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("entry", ["train.sh;id", 'tr"ain.py', "../x.py", "/abs.py", "train.py extra", "-m pkg;id", ""])
-def test_HP18_an_entry_that_is_no_plain_name_is_refused(entry: str, faults: Callable[..., list[Fault]]) -> None:
+def test_HP18_an_entry_that_is_no_plain_name_is_refused(entry: str, faults: Callable[..., list[Issue]]) -> None:
     assert "task.entry" in {it.path for it in faults({**SCRIPT, "task": {"kind": "script", "entry": entry}})}
 
 
-def test_SR17_a_missing_entry_is_told_with_what_there_is(tmp_path: Path, faults: Callable[..., list[Fault]]) -> None:
+def test_SR17_a_missing_entry_is_told_with_what_there_is(tmp_path: Path, faults: Callable[..., list[Issue]]) -> None:
     write(tmp_path, run_py="")
     (fault,) = faults({**SCRIPT, "task": {"kind": "script", "entry": "train.py", "source": str(tmp_path)}})
     assert (fault.path, fault.remedy) == ("task.entry", "There are: run.py")
     (missing,) = faults({**SCRIPT, "task": {"kind": "script"}})
-    assert (missing.path, "missing" in missing.problem) == ("task.entry", True)
+    assert (missing.path, "missing" in missing.message) == ("task.entry", True)
 
 
-def test_SR14_a_source_in_S3_is_a_folder(faults: Callable[..., list[Fault]]) -> None:
+def test_SR14_a_source_in_S3_is_a_folder(faults: Callable[..., list[Issue]]) -> None:
     """The worker stages it; an archive, which others want, is told before anything starts."""
     assert faults({**SCRIPT, "task": {**SCRIPT["task"], "source": "s3://bucket/code"}}) == []
     (fault,) = faults({**SCRIPT, "task": {**SCRIPT["task"], "source": "s3://bucket/code/sourcedir.tar.gz"}})
@@ -175,33 +175,33 @@ def test_SR08_requirements_may_not_move_what_the_image_owns(
     (tmp_path / "a-wheel-1.0-py3-none-any.whl").write_bytes(b"")
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "pyproject.toml").write_text("")
-    found = list(requirement_faults(tmp_path / "requirements.txt", image(line)))
+    found = list(requirement_issues(tmp_path / "requirements.txt", image(line)))
     assert bool(found) == is_refused
-    assert all("line 2" in it.problem for it in found)
+    assert all("line 2" in it.message for it in found)
 
 
 def test_files_that_are_no_text_are_faults_and_no_traceback(tmp_path: Path) -> None:
     folder = write(tmp_path / "src", train_py="")
     (folder / "requirements.txt").write_bytes(b"\xff\xfe")
-    (fault,) = requirement_faults(folder / "requirements.txt", None)
-    assert "cannot be read" in fault.problem
+    (fault,) = requirement_issues(folder / "requirements.txt", None)
+    assert "cannot be read" in fault.message
     for damaged in (b"\xff\xfe", b"!\n"):
         (folder / IGNORE_FILE).write_bytes(damaged)
-        (fault,) = source_tree(folder).faults
-        assert (fault.path, "cannot be read" in fault.problem) == ("task.source", True)
+        (fault,) = source_tree(folder).issues
+        assert (fault.path, "cannot be read" in fault.message) == ("task.source", True)
 
 
 def test_a_whole_disk_or_home_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for folder in (Path("/"), tmp_path):
-        (fault,) = source_tree(folder).faults
-        assert "not a program folder" in fault.problem
+        (fault,) = source_tree(folder).issues
+        assert "not a program folder" in fault.message
 
 
 def test_more_files_than_a_program_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sm_llm.launcher.source_tree.MOST_FILES", 2)
-    (fault,) = source_tree(write(tmp_path / "src", a_py="", b_py="", c_py="")).faults
-    assert "3 files are too many" in fault.problem
+    (fault,) = source_tree(write(tmp_path / "src", a_py="", b_py="", c_py="")).issues
+    assert "3 files are too many" in fault.message
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_more_files_than_a_program_has_are_refused(tmp_path: Path, monkeypatch: 
     ],
 )
 def test_an_entry_that_the_folder_does_not_hold_is_refused(
-    entry: str, is_refused: bool, tmp_path: Path, faults: Callable[..., list[Fault]]
+    entry: str, is_refused: bool, tmp_path: Path, faults: Callable[..., list[Issue]]
 ) -> None:
     """A module of a package that is not there may come with the image."""
     folder = write(tmp_path / "src", train_py="", pkg__train_py="")
@@ -228,13 +228,13 @@ def test_an_entry_that_the_folder_does_not_hold_is_refused(
 
 @pytest.mark.parametrize("entry", ["pkg/train.py", "-m pkg.train"])
 def test_an_entry_that_the_ignore_file_leaves_out_is_refused_in_these_words(
-    entry: str, tmp_path: Path, faults: Callable[..., list[Fault]]
+    entry: str, tmp_path: Path, faults: Callable[..., list[Issue]]
 ) -> None:
     folder = write(tmp_path / "src", train_py="", pkg__train_py="")
     (folder / IGNORE_FILE).write_text("pkg/\n")
     for job in (SCRIPT, {**SCRIPT, "backend": {"name": "local"}, "compute": {}}):
         (fault,) = faults(job, task={"entry": entry, "source": str(folder)})
-        assert (fault.path, f"{IGNORE_FILE} (or its name) leaves it out" in fault.problem) == ("task.entry", True)
+        assert (fault.path, f"{IGNORE_FILE} (or its name) leaves it out" in fault.message) == ("task.entry", True)
 
 
 @pytest.mark.parametrize(
@@ -247,16 +247,16 @@ def test_an_entry_that_the_ignore_file_leaves_out_is_refused_in_these_words(
     ],
 )
 def test_SR_arguments_that_no_program_can_be_given_are_refused(
-    args: Any, path: str, faults: Callable[..., list[Fault]]
+    args: Any, path: str, faults: Callable[..., list[Issue]]
 ) -> None:
     (fault,) = faults(SCRIPT, task={"args": args})
     assert fault.path == path
 
 
 def test_an_error_lists_no_more_faults_than_can_be_read() -> None:
-    error = PlanError([Fault("task", f"fault {number}") for number in range(100)])
+    error = PlanError([Issue("task-odd", "task", f"issue {number}") for number in range(100)])
     assert str(error).endswith("… and 70 more")
-    assert len(error.faults) == 100
+    assert len(error.issues) == 100
 
 
 KEY = "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIaB3aB3aB3aB3aB3\n-----END RSA " + "PRIVATE KEY-----\n"
@@ -289,12 +289,12 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("planted\n")
     (tmp_path / "main.py").write_text("")
-    (fault,) = source_tree(tmp_path).faults
-    assert name in fault.problem
+    (fault,) = source_tree(tmp_path).issues
+    assert name in fault.message
     assert f"/{name} to {IGNORE_FILE}" in fault.remedy
     (tmp_path / IGNORE_FILE).write_text(f"/{name}\n")
     tree = source_tree(tmp_path)
-    assert (tree.faults, sorted(tree.files)) == ([], ["main.py"])
+    assert (tree.issues, sorted(tree.files)) == ([], ["main.py"])
 
 
 @pytest.mark.parametrize(
@@ -326,23 +326,23 @@ def test_s11_a_file_that_holds_secrets_by_its_content_is_refused(tmp_path: Path,
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    (fault,) = source_tree(tmp_path).faults
-    assert name in fault.problem
+    (fault,) = source_tree(tmp_path).issues
+    assert name in fault.message
     assert "aB3" not in str(fault)
 
 
 @pytest.mark.parametrize("text", [KEY, "token = hf_" + "aB3" * 8])
 def test_13_text_in_two_bytes_a_character_is_searched_too(tmp_path: Path, text: str) -> None:
     (tmp_path / "notes.txt").write_bytes(text.encode("utf-16"))
-    (fault,) = source_tree(tmp_path).faults
-    assert "notes.txt" in fault.problem
+    (fault,) = source_tree(tmp_path).issues
+    assert "notes.txt" in fault.message
 
 
 def test_13_placeholders_in_addresses_are_packed(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("a: pg://u:${PW}@h\nb: pg://u:password@h\nc: pg://u:{{ pw }}@h\nd: pg://u:***@h\n")
     (tmp_path / "b.py").write_text('"""Connects to postgres://me:example-word@host/db."""\n')
     tree = source_tree(tmp_path)
-    assert (tree.faults, sorted(tree.files)) == ([], ["a.yaml", "b.py"])
+    assert (tree.issues, sorted(tree.files)) == ([], ["a.yaml", "b.py"])
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_s11_what_only_sounds_like_a_secret_is_packed(tmp_path: Path, name: str)
         "header = '-----BEGIN ' + 'PRIVATE KEY-----'\nurl = f'pg://{user}:{password}@{host}'\n"
     )
     tree = source_tree(tmp_path)
-    assert (tree.faults, list(tree.files)) == ([], [name])
+    assert (tree.issues, list(tree.files)) == ([], [name])
 
 
 def test_s11_a_link_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_s11_a_link_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
     (source / "notes.txt").symlink_to(outside / "id_rsa")
     (source / "linked").symlink_to(outside)
     (source / "settings.txt").symlink_to(outside / ".ssh" / "config")
-    problems = [it.problem for it in source_tree(source).faults]
+    problems = [it.message for it in source_tree(source).issues]
     assert [it.split()[0] for it in problems] == ["linked/.ssh/config", "linked/id_rsa", "notes.txt", "settings.txt"]
     assert f"leads to {outside}/id_rsa" in problems[2]
 
@@ -392,9 +392,9 @@ def test_A13_15_a_link_to_what_is_no_file_of_a_disk_is_refused(tmp_path: Path, t
     (tmp_path / "twice").symlink_to(tmp_path / "notes")
     tree = source_tree(tmp_path)
     assert list(tree.files) == ["main.py"]
-    assert [it.problem.split()[2] for it in tree.faults] == ["notes", "twice"]
+    assert [it.message.split()[2] for it in tree.issues] == ["notes", "twice"]
     (tmp_path / IGNORE_FILE).write_text("/notes\n/twice\n")
-    assert source_tree(tmp_path).faults == []
+    assert source_tree(tmp_path).issues == []
 
 
 def test_A1_runs_inside_the_source_are_no_part_of_the_bundle(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_PL05_arguments_of_any_length_lie_in_S3_and_not_in_the_step(length: int)
 def test_PL05_names_that_the_service_refuses_are_told_early(changes: dict[str, Any], path: str) -> None:
     with pytest.raises((PlanError, SpecError)) as caught:
         definition(flow(**changes))
-    assert path in {fault.path for fault in caught.value.faults}
+    assert path in {fault.path for fault in caught.value.issues}
 
 
 def test_OB14_a_derived_time_limit_reaches_the_worker_which_stops_before_it() -> None:

@@ -14,9 +14,9 @@ from tests.launcher.sagemaker.conftest import TINY, plan_of, render
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
 
-    Faults = Callable[..., list[Fault]]
+    Faults = Callable[..., list[Issue]]
 
 LARGE: dict[str, Any] = {
     **TINY["task"],
@@ -78,21 +78,21 @@ def test_C12_the_volume_is_that_of_nodes_without_disks_of_their_own() -> None:
 def test_C12_groups_of_other_accelerators_are_refused(types: tuple[str, str], faults: Faults) -> None:
     found = faults(**of(*types, task=TINY["task"]))
     (fault,) = [it for it in found if it.path == "backend.instance_groups"]
-    assert "same kind" in fault.problem
+    assert "same kind" in fault.message
     assert "ml.m5.xlarge has no accelerator" in str(fault)
 
 
 def test_C12_a_type_that_no_group_has_is_refused(faults: Faults) -> None:
     (fault,) = faults(**of("ml.p4d.24xlarge", "ml.p4de.24xlarge", first="ml.p5.48xlarge"))
-    assert (fault.path, "no instance group" in fault.problem) == ("compute.instance_type", True)
+    assert (fault.path, "no instance group" in fault.message) == ("compute.instance_type", True)
     assert "ml.p4d.24xlarge" in fault.remedy
 
 
 def test_C12_the_strategy_must_run_on_every_group(faults: Faults) -> None:
     smp = {**LARGE, "parallelism": {"strategy": "smp"}}
     types = ("ml.p4d.24xlarge", "ml.g5.48xlarge")
-    (fault,) = [it for it in faults(**of(*types, task=smp)) if "SMP" in it.problem]
-    assert (fault.path, fault.seen) == ("backend.instance_groups", "ml.g5.48xlarge")
+    (fault,) = [it for it in faults(**of(*types, task=smp)) if "SMP" in it.message]
+    assert (fault.path, fault.value) == ("backend.instance_groups", "ml.g5.48xlarge")
 
 
 def test_C12_only_the_module_of_machines_reads_the_row_of_the_one_type() -> None:

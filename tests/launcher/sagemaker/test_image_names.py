@@ -14,9 +14,9 @@ from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
 
-    Faults = Callable[..., list[Fault]]
+    Faults = Callable[..., list[Issue]]
 
 DLC = "763104351884.dkr.ecr.us-west-2.amazonaws.com"
 GOOD = f"{DLC}/pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker"
@@ -60,7 +60,7 @@ def test_C12_an_image_of_aws_in_which_the_job_cannot_run_is_refused(
 def test_C12_a_gpu_image_on_trainium_is_refused(faults: Faults) -> None:
     trn = ("task.model.preset=llama-3-8b", "task.parallelism.strategy=nxd", "compute.instance_type=ml.trn1.32xlarge")
     (fault,) = faults(TINY, *trn, "backend.max_run_seconds=86400", f"backend.image_uri={GOOD}")
-    assert "no Neuron SDK" in fault.problem
+    assert "no Neuron SDK" in fault.message
     assert faults(TINY, *trn, "backend.max_run_seconds=86400", f"backend.image_uri={NEURON}") == []
 
 
@@ -85,7 +85,7 @@ def test_C12_other_images_are_not_refused(job: dict[str, Any], image: str, fault
 def test_C12_a_model_is_not_registered_with_an_image_for_training(faults: Faults) -> None:
     task = {"kind": "register", "model": "s3://bucket/run/result", "group": "models", "image_uri": GOOD}
     (fault,) = faults({**TINY, "task": task, "compute": M5})
-    assert (fault.path, "serves no model" in fault.problem) == ("task.image_uri", True)
+    assert (fault.path, "serves no model" in fault.message) == ("task.image_uri", True)
 
 
 def test_C12_no_row_of_the_table_has_a_python_that_the_worker_lacks() -> None:

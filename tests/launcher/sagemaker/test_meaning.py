@@ -11,9 +11,9 @@ from tests.launcher.sagemaker.conftest import TINY, plan_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
 
-    Faults = Callable[..., list[Fault]]
+    Faults = Callable[..., list[Issue]]
 
 LARGE = ("task.model.preset=llama-2-70b", "task.data.seq_length=4096", "compute.instance_type=ml.p4de.24xlarge")
 
@@ -21,15 +21,15 @@ LARGE = ("task.model.preset=llama-2-70b", "task.data.seq_length=4096", "compute.
 @pytest.mark.parametrize("limit", [1, 60, 239])
 def test_C12_a_time_limit_that_leaves_no_time_to_save_is_refused(limit: int, faults: Faults) -> None:
     (fault,) = faults(TINY, f"backend.max_run_seconds={limit}")
-    assert (fault.path, fault.seen) == ("backend.max_run_seconds", limit)
-    assert "to save a checkpoint" in fault.problem
+    assert (fault.path, fault.value) == ("backend.max_run_seconds", limit)
+    assert "to save a checkpoint" in fault.message
     assert faults(TINY, "backend.max_run_seconds=240") == []
 
 
 def test_C12_a_time_limit_that_ends_before_one_step_is_saved_is_refused(faults: Faults) -> None:
     batch = "task.global_batch_size=16384"
     (fault,) = [it for it in faults(TINY, *LARGE, batch, "backend.max_run_seconds=600") if it.path.endswith("seconds")]
-    assert "ends before one step is saved" in fault.problem
+    assert "ends before one step is saved" in fault.message
     needed = int(fault.remedy.split()[3].rstrip(","))
     found = faults(TINY, *LARGE, batch, f"backend.max_run_seconds={needed}")
     assert [it for it in found if it.path.endswith("seconds")] == []

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.errors import Fault, PlanError
+from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.jobs.names import job_name, normalised
 from sm_llm.launcher.backends.sagemaker.jobs.states import SECONDARY, billable_seconds, native_state, used_seconds
 from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
-from sm_llm.launcher.backends.sagemaker.request.limits import known_values, limit_faults
+from sm_llm.launcher.backends.sagemaker.request.limits import known_values, limit_issues
 from sm_llm.launcher.backends.sagemaker.request.metrics import METRICS, metric_definitions
 from sm_llm.launcher.backends.sagemaker.request.sdk_defaults import read_sdk_defaults
 from sm_llm.launcher.images import images
@@ -38,14 +38,14 @@ def job(*overrides: str, **fields: Any) -> JobSpec:
 @pytest.mark.parametrize("version", ["2.8", "2.14", "2.7.0", "9"])
 def test_SR18_only_images_of_the_table_and_near_ones_named(version: str) -> None:
     fault = images.choose(job(), version)
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, Issue)
     assert "Known: " in fault.remedy
 
 
 def test_an_image_has_the_torch_that_our_training_needs() -> None:
     fault = images.choose(job(), "2.9.0")
-    assert isinstance(fault, Fault)
-    assert "needs 2.10" in fault.problem
+    assert isinstance(fault, Issue)
+    assert "needs 2.10" in fault.message
     row = images.choose(job(task={"kind": "script", "entry": "x.py"}), "2.9.0")
     assert isinstance(row, images.Image)
 
@@ -148,7 +148,7 @@ def test_DL35_a_long_name_is_cut_before_its_end_and_stays_unique(length: int) ->
 def test_DL34_names_are_normalised(given: str, name: str) -> None:
     assert normalised(given) == name
     request = {"TrainingJobName": job_name("x-20261128-040000-ab12", 1, given)}
-    assert "TrainingJobName" not in {fault.path for fault in limit_faults(request)}
+    assert "TrainingJobName" not in {fault.path for fault in limit_issues(request)}
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_sdk_defaults_that_cannot_be_kept_or_read_are_told(
 ) -> None:
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "missing.yaml"))
     (fault,) = faults(TINY)
-    assert "cannot be read" in fault.problem
+    assert "cannot be read" in fault.message
     isolated = tmp_path / "isolated.yaml"
     isolated.write_text("SageMaker: {TrainingJob: {EnableNetworkIsolation: true}}")
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(isolated))
@@ -275,7 +275,7 @@ def test_sdk_defaults_of_another_shape_are_told_and_never_taken_apart(
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(file))
     (fault,) = faults(TINY)
     assert (fault.path, fault.origin) == (f"SageMaker.TrainingJob.{path}", str(file))
-    assert words in fault.problem
+    assert words in fault.message
 
 
 def test_a_fault_of_an_sdk_default_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Any) -> None:

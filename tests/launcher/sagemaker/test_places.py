@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.bucket_names import bucket_problem
-from sm_llm.errors import Fault, StorageError
+from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.images import images
 from sm_llm.launcher.images.locks import packages_of
-from sm_llm.launcher.requirement_file import requirement_faults
+from sm_llm.launcher.requirement_file import requirement_issues
 from sm_llm.storage.uri import parse
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Faults = Callable[..., list[Fault]]
+Faults = Callable[..., list[Issue]]
 ACCOUNT = "123456789012"
 OTHER = "111122223333"
 DLC = "763104351884.dkr.ecr"
@@ -164,9 +164,9 @@ def test_D13_an_address_of_what_the_image_owns_is_refused(line: str, tmp_path: P
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / "flash_attn-2.8.3-cp312-cp312-linux_x86_64.whl").write_bytes(b"")
     image = next(it for it in images.IMAGES if it.line == "gpu")
-    faults = list(requirement_faults(tmp_path / "requirements.txt", image))
+    faults = list(requirement_issues(tmp_path / "requirements.txt", image))
     assert len(faults) == 1
-    assert "belongs to the image" in faults[0].problem
+    assert "belongs to the image" in faults[0].message
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_D13_an_address_of_what_the_image_owns_is_refused(line: str, tmp_path: P
 )
 def test_D13_other_addresses_are_pips_business(line: str, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text(f"{line}\n")
-    faults = list(requirement_faults(tmp_path / "requirements.txt", None))
-    assert [fault for fault in faults if "belongs" in fault.problem] == []
+    faults = list(requirement_issues(tmp_path / "requirements.txt", None))
+    assert [fault for fault in faults if "belongs" in fault.message] == []
     assert bool(faults) is (line == "-r gone.txt")
 
 
@@ -213,7 +213,7 @@ BIG: dict[str, Any] = {
 def test_D13_a_volume_is_compared_with_what_it_will_hold(faults: Faults) -> None:
     (fault,) = faults(BIG, "backend.volume_size_gb=20")
     assert fault.path == "backend.volume_size_gb"
-    assert "does not hold one checkpoint" in fault.problem
+    assert "does not hold one checkpoint" in fault.message
     needed = int(fault.remedy.rpartition(" ")[2])
     assert needed * 1e9 > 3 * 8e9 * 12  # three saves of fp32 weights and two moments
     for size, is_warned in ((needed, False), (needed // 2, True)):
@@ -225,7 +225,7 @@ def test_D13_so_are_the_disks_of_a_type_that_has_its_own(faults: Faults) -> None
     small = {**BIG, "compute": {"instance_type": "ml.g5.xlarge"}}
     assert any("holds up to 3 checkpoints" in it for it in plan_of(small).warnings)
     large = {**small, "task": {**BIG["task"], "model": {"preset": "llama-2-70b"}}}
-    (fault,) = [it for it in faults(large) if "does not hold one checkpoint" in it.problem]
+    (fault,) = [it for it in faults(large) if "does not hold one checkpoint" in it.message]
     assert fault.path == "compute.instance_type"
 
 

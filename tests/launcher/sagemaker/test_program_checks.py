@@ -29,7 +29,7 @@ def planned(program: Path | None = None, *overrides: str, inputs: Any = None, ba
 def faults(*args: Any, **task: Any) -> list[str]:
     with pytest.raises((PlanError, SpecError)) as caught:
         planned(*args, **task)
-    return [str(it) for it in caught.value.faults]
+    return [str(it) for it in caught.value.issues]
 
 
 @pytest.fixture

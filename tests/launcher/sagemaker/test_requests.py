@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sm_llm.contract.job_file import JobFile
-from sm_llm.launcher.backends.sagemaker.request.limits import limit_faults
+from sm_llm.launcher.backends.sagemaker.request.limits import limit_issues
 from tests.launcher.sagemaker.conftest import ROLE, SCRIPT, TINY, render
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sagemaker"
@@ -77,7 +77,7 @@ def test_the_request_is_the_golden_one(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_request_keeps_every_limit_of_the_service(name: str, tmp_path: Path) -> None:
-    assert list(limit_faults(golden_request(name, tmp_path))) == []
+    assert list(limit_issues(golden_request(name, tmp_path))) == []
 
 
 def test_equal_jobs_give_equal_bytes() -> None:

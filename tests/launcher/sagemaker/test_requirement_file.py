@@ -10,7 +10,7 @@ import pytest
 from sm_llm.launcher.images import images
 from sm_llm.launcher.planning.plan_settings import requirements
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.launcher.requirement_file import logical_lines, requirement_faults
+from sm_llm.launcher.requirement_file import logical_lines, requirement_issues
 from sm_llm.launcher.source_tree import source_tree
 from sm_llm.spec.loading.load import load
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
 
-    Faults = Callable[..., list[Fault]]
+    Faults = Callable[..., list[Issue]]
 
 GPU = next(it for it in images.IMAGES if it.line == "gpu")
 
@@ -68,7 +68,7 @@ def test_C12_what_pip_could_not_install_in_the_job_is_refused(
     (tmp_path / "outside.txt").write_text("einops\n")
     (root / "requirements.txt").write_text(text)
     files = source_tree(root).files if bundled else None
-    found = list(requirement_faults(root / "requirements.txt", GPU, files))
+    found = list(requirement_issues(root / "requirements.txt", GPU, files))
     assert found
     assert words in str(found[0])
 
@@ -83,10 +83,10 @@ def test_C12_what_pip_installs_is_not_refused(tmp_path: Path) -> None:
         "--extra-index-url https://example.com/simple\n-i https://example.com/simple\n--pre\n-c https://example.com/c\n"
         "name @ git+https://example.com/name\nrich; python_version < '3.12'  # only there\n"
     )
-    assert list(requirement_faults(tmp_path / "requirements.txt", GPU)) == []
-    assert list(requirement_faults(tmp_path / "requirements.txt", GPU, source_tree(tmp_path).files)) == []
+    assert list(requirement_issues(tmp_path / "requirements.txt", GPU)) == []
+    assert list(requirement_issues(tmp_path / "requirements.txt", GPU, source_tree(tmp_path).files)) == []
     (tmp_path / "requirements.txt").write_text("/opt/image/x.whl\n")
-    assert list(requirement_faults(tmp_path / "requirements.txt", None)) == []  # an image of one's own may hold it
+    assert list(requirement_issues(tmp_path / "requirements.txt", None)) == []  # an image of one's own may hold it
 
 
 def test_C12_a_local_run_is_checked_alike(tmp_path: Path, faults: Faults) -> None:
@@ -94,7 +94,7 @@ def test_C12_a_local_run_is_checked_alike(tmp_path: Path, faults: Faults) -> Non
     (tmp_path / "requirements.txt").write_text("einops \\\n  >=0.8\n-c missing.txt\n")
     job = {"name": "x", "task": {"kind": "script", "entry": "train.py", "source": str(tmp_path)}}
     (fault,) = faults(job)
-    assert "line 3 names a file" in fault.problem
+    assert "line 3 names a file" in fault.message
     (tmp_path / "missing.txt").write_text("")
     (made,) = plan(job)
     assert made.settings["installs"].startswith("einops   >=0.8")
@@ -113,8 +113,8 @@ def test_C12_a_local_run_is_checked_alike(tmp_path: Path, faults: Faults) -> Non
 )
 def test_S12_22_a_password_in_a_requirement_is_refused_and_not_shown(line: str, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text(f"einops\n{line}\n")
-    (fault,) = requirement_faults(tmp_path / "requirements.txt", None)
-    assert "line 2 holds a token or password" in fault.problem
+    (fault,) = requirement_issues(tmp_path / "requirements.txt", None)
+    assert "line 2 holds a token or password" in fault.message
     assert not re.search("hunter22|a1B2", str(fault))
     shown = requirements(load({"name": "x", "task": {"kind": "script", "source": str(tmp_path), "entry": "-m x"}}).spec)  # type: ignore[arg-type]
     assert not re.search("hunter22|a1B2", str(shown))
@@ -123,4 +123,4 @@ def test_S12_22_a_password_in_a_requirement_is_refused_and_not_shown(line: str, 
 def test_S12_22_a_reference_to_a_secret_is_not_one(tmp_path: Path) -> None:
     line = "--index-url https://${USER_NAME}:${INDEX_TOKEN}@x.org/simple"
     (tmp_path / "requirements.txt").write_text(f"{line}\nx @ https://u:${{T}}@x.org/x-1.whl\n")
-    assert list(requirement_faults(tmp_path / "requirements.txt", None)) == []
+    assert list(requirement_issues(tmp_path / "requirements.txt", None)) == []

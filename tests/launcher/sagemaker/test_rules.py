@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
 
-    Faults = Callable[..., list[Fault]]
+    Faults = Callable[..., list[Issue]]
 
 SMP = ("task.parallelism.strategy=smp", "compute.instance_type=ml.p4d.24xlarge")
 NXD = ("task.parallelism.strategy=nxd", "compute.instance_type=ml.trn1.32xlarge")
@@ -185,7 +185,7 @@ def test_HP08_a_job_of_any_size_needs_no_long_hyperparameters(faults: Faults) ->
     assert faults({**SCRIPT, "task": {**SCRIPT["task"], "args": ["--x", "y" * 100_000]}}) == []
     too_many = {f"V{number}": "1" for number in range(101)}
     (fault,) = faults(TINY, environment=too_many)
-    assert (fault.path, "at most 100" in fault.problem) == ("environment", True)
+    assert (fault.path, "at most 100" in fault.message) == ("environment", True)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_DL08_more_processes_than_accelerators(faults: Faults) -> None:
         "backend.max_run_seconds=600",
     )
     (fault,) = faults(TINY, *overrides)
-    assert "8 processes for the 4 accelerators" in fault.problem
+    assert "8 processes for the 4 accelerators" in fault.message
     assert fault.remedy == "Use 4"
 
 
@@ -279,7 +279,7 @@ def test_a_file_system_needs_its_network(faults: Faults) -> None:
 
 def test_a_pipe_is_refused_with_the_reason(faults: Faults) -> None:
     (fault,) = faults(TINY, inputs={"data": {"uri": "s3://bucket/data", "mode": "Pipe"}})
-    assert (fault.path, "only once" in fault.problem) == ("inputs.data.mode", True)
+    assert (fault.path, "only once" in fault.message) == ("inputs.data.mode", True)
 
 
 def test_groups_are_nodes_of_the_same_job(faults: Faults) -> None:
@@ -301,7 +301,7 @@ def test_DL31_DL11_an_unknown_override_is_an_error_with_the_nearest_key(
 ) -> None:
     found = faults(TINY, *overrides)
     assert len(found) == len(overrides)
-    assert all("unknown key" in it.problem for it in found)
+    assert all("unknown key" in it.message for it in found)
 
 
 def test_every_type_of_the_table_is_one_of_the_service() -> None:
@@ -320,11 +320,11 @@ def test_faults_of_the_specification_hide_none_of_the_plan() -> None:
     """Names, arithmetic, the service's limits and our own rules: all in one error."""
     with pytest.raises(SpecError) as caught:
         plan(TINY, *MANY)
-    assert {fault.path for fault in caught.value.faults} == {
+    assert {fault.path for fault in caught.value.issues} == {
         "name", "task.parallelism.tensor_parallel_degree", "backend.max_retry_attempts",
         "backend.keep_alive_period_in_seconds", "backend.max_run_seconds", "task.optim.min_learning_rate",
     }  # fmt: skip
-    assert len(caught.value.faults) == 6
+    assert len(caught.value.issues) == 6
 
 
 def test_the_steps_of_a_workflow_tell_all_their_faults_together() -> None:
@@ -332,7 +332,7 @@ def test_the_steps_of_a_workflow_tell_all_their_faults_together() -> None:
     step = {"task": {**TINY["task"], "max_epochs": 1}}
     with pytest.raises(SpecError) as caught:
         plan({**flow, "steps": {"a": step, "b": {"task": TINY["task"]}}}, "backend.max_retry_attempts=31")
-    found = [fault.path for fault in caught.value.faults]
+    found = [fault.path for fault in caught.value.issues]
     assert found == ["steps.a.task.max_steps", "backend.max_retry_attempts"]  # what they share, once
 
 
@@ -367,7 +367,7 @@ REGISTRY = "111122223333.dkr.ecr.us-west-2.amazonaws.com"
 )
 def test_D13_an_image_is_refused_for_the_part_that_is_wrong(uri: str, words: str, faults: Faults) -> None:
     (fault,) = [it for it in faults(TINY, f"backend.image_uri={uri}", "backend.image=built") if "image_uri" in it.path]
-    assert words in fault.problem
+    assert words in fault.message
 
 
 @pytest.mark.parametrize("name", ["local", "local_gpu"])

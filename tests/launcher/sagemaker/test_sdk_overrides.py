@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.sagemaker.sdk import sdk_overrides
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_issues, hyperparameter_issues
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of, render
 
 
@@ -72,7 +72,7 @@ def test_groups_bring_their_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_argument_that_would_be_dropped_or_break_the_job_is_refused(kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words) as caught:
         as_fields(Special, kwargs)
-    assert [fault.path for fault in caught.value.faults] == list(kwargs)
+    assert [fault.path for fault in caught.value.issues] == list(kwargs)
 
 
 def test_a_variable_of_a_pipeline_goes_to_the_sdk_as_it_is() -> None:
@@ -94,17 +94,17 @@ def test_a_variable_of_a_pipeline_goes_to_the_sdk_as_it_is() -> None:
 def test_a_hyperparameter_that_the_worker_or_the_service_would_refuse(
     job: dict[str, Any], given: dict[str, Any], path: str, words: str
 ) -> None:
-    (fault,) = hyperparameter_faults(render(job), plan_of(job), given)
+    (fault,) = hyperparameter_issues(render(job), plan_of(job), given)
     assert fault.path == f"hyperparameters.{path}"
     assert words in str(fault)
 
 
 def test_hyperparameters_that_fit_are_not_refused() -> None:
     given = {"task.max_steps": 7, "environment.NOTE": 'it\'s "q"\n日本', "task.seed": Variable()}
-    assert list(hyperparameter_faults(render(TINY), plan_of(TINY), given)) == []
-    (fault,) = hyperparameter_faults(render(TINY), plan_of(TINY), {f"environment.V{n}": 1 for n in range(100)})
+    assert list(hyperparameter_issues(render(TINY), plan_of(TINY), given)) == []
+    (fault,) = hyperparameter_issues(render(TINY), plan_of(TINY), {f"environment.V{n}": 1 for n in range(100)})
     assert "at most 100" in str(fault)
-    (fault,) = hyperparameter_faults(render(TINY), plan_of(TINY), {"task.seed": object()})
+    (fault,) = hyperparameter_issues(render(TINY), plan_of(TINY), {"task.seed": object()})
     assert "JSON" in str(fault)
 
 
@@ -120,8 +120,8 @@ def test_hyperparameters_that_fit_are_not_refused() -> None:
     ],
 )
 def test_what_fit_cannot_send(inputs: dict[str, Any], job_name: str | None, path: str) -> None:
-    assert [fault.path for fault in fit_faults(render(SCRIPT), inputs, job_name)] == [path]
+    assert [fault.path for fault in fit_issues(render(SCRIPT), inputs, job_name)] == [path]
 
 
 def test_what_fit_can_send() -> None:
-    assert list(fit_faults(render(SCRIPT), {"corpus": "s3://bucket/x", "other": Variable()}, "my-job")) == []
+    assert list(fit_issues(render(SCRIPT), {"corpus": "s3://bucket/x", "other": Variable()}, "my-job")) == []

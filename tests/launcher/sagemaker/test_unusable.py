@@ -43,7 +43,7 @@ def test_D13_what_no_job_can_work_with_is_refused(
     overrides: tuple[str, ...], path: str, words: str, faults: Callable[..., list[Any]]
 ) -> None:
     found = faults(TINY, *overrides)
-    assert [(it.path, words in it.problem) for it in found] == [(path, True)], found
+    assert [(it.path, words in it.message) for it in found] == [(path, True)], found
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.base import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
-from sm_llm.launcher.backends.local.rehearsal import is_rehearsed, rehearsal_faults
+from sm_llm.launcher.backends.local.rehearsal import is_rehearsed, rehearsal_issues
 from sm_llm.launcher.planning.plan import Checks
+from sm_llm.launcher.planning.program_checks import local_program_issues
 from sm_llm.launcher.planning.render import rendered
-from sm_llm.launcher.planning.source_faults import local_program_faults
 from sm_llm.optional import missing
 from sm_llm.runs.run_home import local_root
 from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
@@ -76,16 +76,16 @@ class LocalBackend:
         """Devices and threads, and what this machine cannot do: more processes than GPUs, trackers that are not
         installed, a pod's secrets."""
         job = plan.job
-        cloud, cloud_faults = _emulated(plan) if is_rehearsed(job) else (None, ())
-        faults = (
-            *self._device_faults(job),
-            *(rehearsal_faults(job) if is_rehearsed(job) else _package_faults(job)),
-            *local_program_faults(job),
-            *_secret_faults(job),
-            *_platform_faults(job),
-            *cloud_faults,
+        cloud, cloud_issues = _emulated(plan) if is_rehearsed(job) else (None, ())
+        issues = (
+            *self._device_issues(job),
+            *(rehearsal_issues(job) if is_rehearsed(job) else _package_issues(job)),
+            *local_program_issues(job),
+            *_secret_issues(job),
+            *_platform_issues(job),
+            *cloud_issues,
         )
-        return Checks(self._target(plan, cloud), faults)
+        return Checks(self._target(plan, cloud), issues)
 
     def _target(self, plan: Plan, cloud: SageMakerTarget | None) -> LocalTarget:
         job, paths = plan.job, RunPaths(Path("<run>"))
@@ -98,7 +98,7 @@ class LocalBackend:
             cloud=cloud,
         )
 
-    def _device_faults(self, job: JobSpec) -> list[Fault]:
+    def _device_issues(self, job: JobSpec) -> list[Issue]:
         """NCCL needs one GPU per process."""
         wanted = job.compute.world_size
         gpus = len(self.machine.gpus)
@@ -109,7 +109,15 @@ class LocalBackend:
             f"Ask for at most {gpus} in all (compute.processes_per_instance={fitting}),"
             " or train on the CPU with environment.CUDA_VISIBLE_DEVICES=''"
         )
-        return [Fault("compute", f"{wanted} processes need {wanted} GPUs, this machine has {gpus}", wanted, remedy)]
+        return [
+            Issue(
+                "local-gpus-too-few",
+                "compute",
+                f"{wanted} processes need {wanted} GPUs, this machine has {gpus}",
+                wanted,
+                remedy,
+            )
+        ]
 
     def _devices_in_words(self, plan: Plan) -> str:
         """``2 of 4 GPUs``, and why, or the CPU."""
@@ -237,16 +245,16 @@ class LocalBackend:
         return NativeJob(text, find_run)
 
 
-def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Fault, ...]]:
+def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Issue, ...]]:
     """What SageMaker would give the job, and why it would give nothing."""
     from sm_llm.launcher.backends.local.rehearsal import as_training_job
     from sm_llm.launcher.backends.sagemaker.target import decide
 
     decided = decide(replace(plan, job=as_training_job(plan.job)))
-    return decided.target, decided.faults
+    return decided.target, decided.issues
 
 
-def _package_faults(job: JobSpec) -> list[Fault]:
+def _package_issues(job: JobSpec) -> list[Issue]:
     """Workers run in this very environment, so what is not installed here is known before anything starts."""
     sinks = job.task.logging.sinks if job.task.kind == "train" else None
     wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None] if sinks else []
@@ -255,37 +263,58 @@ def _package_faults(job: JobSpec) -> list[Fault]:
         needed["task.data.format"] = ("datasets",)
     places = {"storage": job.storage, **{f"inputs.{name}": input_place(it) for name, it in job.inputs.items()}}
     needed |= {path: ("boto3", "botocore") for path, place in {**places, **sources(job)}.items() if is_s3(place)}
-    return [Fault(path, lack) for path, modules in needed.items() if (lack := missing(*modules)) is not None]
+    return [
+        Issue("local-package-missing", path, lack)
+        for path, modules in needed.items()
+        if (lack := missing(*modules)) is not None
+    ]
 
 
-def _secret_faults(job: JobSpec) -> list[Fault]:
+def _secret_issues(job: JobSpec) -> list[Issue]:
     """Secrets that this machine does not hold: what is not set in this shell, what is not there, a pod's."""
-    faults = []
+    issues = []
     for name, reference in job.secrets.items():
-        kind, _, place = reference.partition(":")
+        path, (kind, _, place) = f"secrets.{name}", reference.partition(":")
         if kind == "k8s":
+            problem = "a secret of Kubernetes cannot be read on this machine"
             remedy = "Use env:, file:, secretsmanager: or ssm:"
-            faults.append((name, "a secret of Kubernetes cannot be read on this machine", reference, remedy))
+            issues.append(Issue("local-secret-of-kubernetes", path, problem, reference, remedy))
         elif kind == "env" and not {**os.environ, **job.environment}.get(place):
-            faults.append(
-                (name, "is not set in this shell, which the job inherits", reference, f"export {quoted(place)}=...")
-            )
+            problem, remedy = "is not set in this shell, which the job inherits", f"export {quoted(place)}=..."
+            issues.append(Issue("local-secret-variable-unset", path, problem, reference, remedy))
         elif kind == "file" and not Path(place).expanduser().is_file():
-            faults.append((name, "no such file on this machine", reference, "Write the secret there, or name its file"))
-    return [Fault(f"secrets.{name}", *told) for name, *told in faults]
+            problem, remedy = "no such file on this machine", "Write the secret there, or name its file"
+            issues.append(Issue("local-secret-file-not-found", path, problem, reference, remedy))
+    return issues
 
 
-def _platform_faults(job: JobSpec) -> list[Fault]:
+def _platform_issues(job: JobSpec) -> list[Issue]:
     """What only a managed backend has: instances to rent and file systems to mount."""
-    faults = []
+    issues = []
     if job.compute.instance_type is not None and not is_rehearsed(job):
         remedy = "Set it to null, and compute.processes_per_instance to what this machine can run"
-        faults.append(Fault("compute.instance_type", "this machine is what it is", job.compute.instance_type, remedy))
+        issues.append(
+            Issue(
+                "local-instance-type-without-effect",
+                "compute.instance_type",
+                "this machine is what it is",
+                job.compute.instance_type,
+                remedy,
+            )
+        )
     for name, value in job.inputs.items():
         if isinstance(value, FileSystemInput):
             remedy = "Give the folder where it is mounted"
-            faults.append(Fault(f"inputs.{name}", "cannot be mounted on this machine", value.uri, remedy))
-    return faults
+            issues.append(
+                Issue(
+                    "local-input-not-mountable",
+                    f"inputs.{name}",
+                    "cannot be mounted on this machine",
+                    value.uri,
+                    remedy,
+                )
+            )
+    return issues
 
 
 def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_CHANNEL
-from sm_llm.errors import Fault, StorageError
-from sm_llm.launcher.backends.sagemaker.request.addresses import channel_faults
+from sm_llm.errors import Issue, StorageError
+from sm_llm.launcher.backends.sagemaker.request.addresses import channel_issues
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.owned import temporary_folder
 from sm_llm.package import PACKAGE
@@ -56,12 +56,16 @@ _STAND_IN: dict[str, Any] = {
 """What a request needs of an account; nothing here reads it."""
 
 
-def rehearsal_faults(job: JobSpec) -> list[Fault]:
+def rehearsal_issues(job: JobSpec) -> list[Issue]:
     """What is missing on this machine, and inputs that SageMaker would not take."""
     missing = [name for name in _TOOLKIT if find_spec(name) is None]
     remedy = "pip install sagemaker-training sagemaker-pytorch-training"
-    faults = [Fault("backend.contract", f"{missing[0]} is not installed", "sagemaker", remedy)] if missing else []
-    return [*faults, *channel_faults(job)]
+    issues = (
+        [Issue("emulation-package-missing", "backend.contract", f"{missing[0]} is not installed", "sagemaker", remedy)]
+        if missing
+        else []
+    )
+    return [*issues, *channel_issues(job)]
 
 
 def as_training_job(job: JobSpec) -> JobSpec:

@@ -41,7 +41,7 @@ class SageMakerBackend:
     """Region -> the account's clients; injected in tests."""
 
     def plan_checks(self, plan: Plan) -> Checks:
-        """Account, image, time and processes, and every fault of the request that follows from them."""
+        """Account, image, time and processes, and every issue of the request that follows from them."""
         return plan_checks(plan)
 
     def render(self, plan: Plan, job: JobFile) -> Submission:

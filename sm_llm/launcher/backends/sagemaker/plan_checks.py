@@ -1,4 +1,4 @@
-"""Checks of a plan for SageMaker: every fault of its request at once, and what to warn of."""
+"""Checks of a plan for SageMaker: every issue of its request at once, and what to warn of."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.launcher.backends.sagemaker.request.addresses import address_warnings
-from sm_llm.launcher.backends.sagemaker.request.arns import place_faults, place_warnings
-from sm_llm.launcher.backends.sagemaker.request.disk import network_warnings, volume_faults, volume_warnings
-from sm_llm.launcher.backends.sagemaker.request.fields import request_faults
+from sm_llm.launcher.backends.sagemaker.request.arns import place_issues, place_warnings
+from sm_llm.launcher.backends.sagemaker.request.disk import network_warnings, volume_issues, volume_warnings
+from sm_llm.launcher.backends.sagemaker.request.fields import request_issues
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values
 from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, training_job
-from sm_llm.launcher.backends.sagemaker.request.rules import account_faults, job_faults, job_warnings, model_faults
-from sm_llm.launcher.backends.sagemaker.request.time_limit import QUOTA_SECONDS, time_faults, time_warnings
-from sm_llm.launcher.backends.sagemaker.request.unusable import unusable_faults, unusable_warnings
+from sm_llm.launcher.backends.sagemaker.request.rules import account_issues, job_issues, job_warnings, model_issues
+from sm_llm.launcher.backends.sagemaker.request.time_limit import QUOTA_SECONDS, time_issues, time_warnings
+from sm_llm.launcher.backends.sagemaker.request.unusable import unusable_issues, unusable_warnings
 from sm_llm.launcher.backends.sagemaker.target import decide
 from sm_llm.launcher.display.lines import duration
 from sm_llm.launcher.images import images
 from sm_llm.launcher.planning.plan import Checks
+from sm_llm.launcher.planning.program_checks import module_warnings, program_issues
 from sm_llm.launcher.planning.removed_modules import import_warnings
-from sm_llm.launcher.planning.source_faults import module_warnings, program_faults
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
     from sm_llm.launcher.backends.sagemaker.target import Decisions, SageMakerTarget
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec
@@ -36,23 +36,23 @@ _STAND_IN_RUN = "-20000101-000000-0000"
 
 
 def plan_checks(plan: Plan) -> Checks:
-    """What is decided for the job's request, and every fault and warning of it. Touches nothing in the cloud."""
+    """What is decided for the job's request, and every issue and warning of it. Touches nothing in the cloud."""
     job, decided = plan.job, decide(plan)
-    own = list(job_faults(job))
-    found = list(decided.faults)
+    own = list(job_issues(job))
+    found = list(decided.issues)
     if own and isinstance(job.task, TrainTask) and not plan.total_flops:
         found = [it for it in found if it.path != "backend.max_run_seconds"]  # the time follows from what is faulty
     assumed, settings = decided.assumed, decided.settings
     if assumed is not None and settings is not None:
-        found += place_faults(job, settings)
-        found += account_faults(job, settings, decided.limit)
-        found += unusable_faults(job, settings)
-        found += _request_faults(job, assumed, [*found, *own])
-    found += [*model_faults(plan), *volume_faults(plan), *time_faults(plan)]
-    found += program_faults(job, decided.program, assumed.image if assumed is not None else None)
+        found += place_issues(job, settings)
+        found += account_issues(job, settings, decided.limit)
+        found += unusable_issues(job, settings)
+        found += _request_issues(job, assumed, [*found, *own])
+    found += [*model_issues(plan), *volume_issues(plan), *time_issues(plan)]
+    found += program_issues(job, decided.program, assumed.image if assumed is not None else None)
     origins = settings.origins if settings is not None else {}
-    faults = [*own, *(_whence(fault, origins) for fault in found)]
-    return Checks(decided.target, tuple(faults), tuple(_warnings(plan, decided)))
+    issues = [*own, *(_whence(issue, origins) for issue in found)]
+    return Checks(decided.target, tuple(issues), tuple(_warnings(plan, decided)))
 
 
 def _warnings(plan: Plan, decided: Decisions) -> Iterator[str]:
@@ -70,18 +70,18 @@ def _warnings(plan: Plan, decided: Decisions) -> Iterator[str]:
         yield from _request_warnings(plan.job, decided.target)
 
 
-def _whence(fault: Fault, origins: Mapping[str, str]) -> Fault:
-    """A fault that names which file of the SDK's defaults its value is from, where it is from one."""
-    origin = fault.origin or origins.get(fault.path) or origins.get(fault.path.rpartition(".")[2], "")
-    return replace(fault, origin=origin)
+def _whence(issue: Issue, origins: Mapping[str, str]) -> Issue:
+    """A issue that names which file of the SDK's defaults its value is from, where it is from one."""
+    origin = issue.origin or origins.get(issue.path) or origins.get(issue.path.rpartition(".")[2], "")
+    return replace(issue, origin=origin)
 
 
-def _request_faults(job: JobSpec, assumed: SageMakerTarget, known: Sequence[Fault]) -> list[Fault]:
+def _request_issues(job: JobSpec, assumed: SageMakerTarget, known: Sequence[Issue]) -> list[Issue]:
     """What the service's own limits refuse of the request, but for fields that are reported already."""
-    kind = job.compute.instance_type or ""  # its absence is a fault that is reported
+    kind = job.compute.instance_type or ""  # its absence is a issue that is reported
     shown = job.model_copy(update={"compute": job.compute.model_copy(update={"instance_type": kind})})
     request = training_job(shown, assumed, _stand_in(shown))
-    return list(request_faults(request, known))
+    return list(request_issues(request, known))
 
 
 def _stand_in(job: JobSpec) -> RunPlace:

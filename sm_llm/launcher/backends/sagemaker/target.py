@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault, PlanError
+from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.request.distribution import Distribution, distribution
-from sm_llm.launcher.backends.sagemaker.request.settings import Settings, setting_faults, settings
+from sm_llm.launcher.backends.sagemaker.request.settings import Settings, setting_issues, settings
 from sm_llm.launcher.backends.sagemaker.request.time_limit import TimeLimit, time_limit
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.display.lines import duration
@@ -66,17 +66,17 @@ class SageMakerTarget:
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decisions of a job, as far as they can be made, and every fault on the way."""
+    """The decisions of a job, as far as they can be made, and every issue on the way."""
 
     target: SageMakerTarget | None
-    """None with any fault."""
+    """None with any issue."""
     assumed: SageMakerTarget | None
     """The same with stand-ins for what cannot be decided, so that the rest of a request is checked all the same; None
     where the defaults of the SDK cannot be read."""
     settings: Settings | None
     limit: TimeLimit | None
     program: SourceTree | None
-    faults: tuple[Fault, ...]
+    issues: tuple[Issue, ...]
 
 
 def decide(plan: Plan) -> Decisions:
@@ -87,9 +87,9 @@ def decide(plan: Plan) -> Decisions:
     try:
         found = settings(job)
     except PlanError as error:
-        return Decisions(None, None, None, None, program, error.faults)
-    faults = setting_faults(found)
-    image, address = _image(job, found.region or _ANY_REGION, faults)
+        return Decisions(None, None, None, None, program, error.issues)
+    issues = setting_issues(found)
+    image, address = _image(job, found.region or _ANY_REGION, issues)
     limit = time_limit(job, plan.total_flops)
     known = limit if isinstance(limit, TimeLimit) else None
     assumed = SageMakerTarget(
@@ -102,22 +102,22 @@ def decide(plan: Plan) -> Decisions:
         command=_command(job),
         program=program,
     )
-    if isinstance(limit, Fault):
-        is_implied = plan.total_flops is not None and any(options.compute_faults(job.compute))
-        faults += [] if is_implied else [limit]
-    is_whole = not faults and address is not None and known is not None
-    return Decisions(assumed if is_whole else None, assumed, found, known, program, tuple(faults))
+    if isinstance(limit, Issue):
+        is_implied = plan.total_flops is not None and any(options.compute_issues(job.compute))
+        issues += [] if is_implied else [limit]
+    is_whole = not issues and address is not None and known is not None
+    return Decisions(assumed if is_whole else None, assumed, found, known, program, tuple(issues))
 
 
-def _image(job: JobSpec, region: str, faults: list[Fault]) -> tuple[images.Image | None, str | None]:
+def _image(job: JobSpec, region: str, issues: list[Issue]) -> tuple[images.Image | None, str | None]:
     """The row of the table, if it is one of the table's, and the address."""
     options = SageMakerOptions.of(job)
     if options.image_uri is not None:
         return None, options.image_uri
     row = images.choose(job, options.image_version)
-    address = row if isinstance(row, Fault) else images.uri(row, region)
-    if isinstance(row, Fault) or isinstance(address, Fault):
-        faults += [it for it in (row, address) if isinstance(it, Fault)][:1]
+    address = row if isinstance(row, Issue) else images.uri(row, region)
+    if isinstance(row, Issue) or isinstance(address, Issue):
+        issues += [it for it in (row, address) if isinstance(it, Issue)][:1]
         return None, None
     return row, address
 

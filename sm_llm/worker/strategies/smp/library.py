@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from sm_llm.errors import Fault, RunFailed, SpecError
+from sm_llm.errors import Issue, RunFailed, SpecError
 from sm_llm.worker.objects import restrict_object_collectives
 
 if TYPE_CHECKING:
@@ -65,17 +65,19 @@ def start_library(parameters: Mapping[str, Any], environ: Mapping[str, str]) -> 
         return
     given = json.loads(environ[PARAMETERS])
     given = json.loads(given) if isinstance(given, str) else given
-    faults = [_difference(name, value, given.get(name)) for name, value in parameters.items()]
-    if found := [fault for fault in faults if fault is not None]:
+    issues = [_difference(name, value, given.get(name)) for name, value in parameters.items()]
+    if found := [issue for issue in issues if issue is not None]:
         raise SpecError(found)
     init()
 
 
-def _difference(name: str, wanted: Any, given: Any) -> Fault | None:
+def _difference(name: str, wanted: Any, given: Any) -> Issue | None:
     if wanted == given:
         return None
     problem = f"the job was launched with mp_parameters.{name} = {given!r}, and those win over any later change"
-    return Fault(f"task.parallelism.{name}", problem, wanted, "Change it where the job is launched")
+    return Issue(
+        "smp-parameter-changed", f"task.parallelism.{name}", problem, wanted, "Change it where the job is launched"
+    )
 
 
 def state(name: str, default: Any = None) -> Any:

@@ -23,7 +23,7 @@ SECONDARY: dict[str, tuple[RunState, str]] = {
     "Updating": (RunState.RUNNING, "changing the warm pool"),
     "Uploading": (RunState.RUNNING, "uploading what is left in SageMaker's own folders"),
     "Interrupted": (RunState.RESTARTING, "spot capacity was taken away; waiting for more"),
-    "Restarting": (RunState.RESTARTING, "SageMaker starts the job again after an internal fault"),
+    "Restarting": (RunState.RESTARTING, "SageMaker starts the job again after an internal issue"),
     "Stopping": (RunState.RUNNING, "stopping"),
     "Stopped": (RunState.STOPPED, "stopped on request"),
     "MaxRuntimeExceeded": (RunState.INTERRUPTED, "the time limit backend.max_run_seconds was reached"),
@@ -83,7 +83,7 @@ def seconds(moment: Any) -> float:
 
 
 def _failure(reason: str) -> str:
-    """The service's reason without its frame: whose fault it is first, then the first line that names it."""
+    """The service's reason without its frame: whose issue it is first, then the first line that names it."""
     kind, _, rest = reason.partition(": ")
     if kind == "CapacityError" or any(word in reason.lower() for word in _CAPACITY):
         return f"capacity: {reason}"

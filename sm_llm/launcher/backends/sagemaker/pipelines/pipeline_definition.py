@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER
 from sm_llm.contract.job_file import JobFile
-from sm_llm.errors import Fault, PlanError
+from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_variables import TYPES, Variable, variables_of
 from sm_llm.launcher.backends.sagemaker.render import render as render_job
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
@@ -115,14 +115,24 @@ def render(
     ``variables`` are names of parameters and the dotted paths that they override, ``steps.train.task.max_steps``;
     defaults are the workflow's values. ``cache_days``: how long a finished step stands in for an equal one; None runs
     every step in every execution, in a run of its own. ``plans`` are the plans of the steps, where they are
-    made already. Raises ``PlanError`` with every fault.
+    made already. Raises ``PlanError`` with every issue.
     """
     if workflow.backend.name != "sagemaker":
         remedy = "Set backend.name=sagemaker"
-        raise PlanError([Fault("backend.name", "a pipeline runs on SageMaker", workflow.backend.name, remedy)])
+        raise PlanError(
+            [
+                Issue(
+                    "pipeline-backend-unsupported",
+                    "backend.name",
+                    "a pipeline runs on SageMaker",
+                    workflow.backend.name,
+                    remedy,
+                )
+            ]
+        )
     if cache_days is not None and cache_days < 1:
         remedy = "Give a number of days, or None to run every step every time"
-        raise PlanError([Fault("cache_days", "must be at least 1", cache_days, remedy)])
+        raise PlanError([Issue("pipeline-cache-days-too-few", "cache_days", "must be at least 1", cache_days, remedy)])
     if register is not None:
         workflow = _with_registration(workflow, register)
     known = variables_of(workflow, variables or {})
@@ -131,23 +141,33 @@ def render(
     for plan in plan_workflow(workflow) if plans is None else plans:
         assert plan.step is not None
         steps.append(_training(workflow, plan, known, places, more=[EXECUTION] if cache_days is None else []))
-    if faults := [fault for step in steps for fault in _hyperparameter_faults(step, known)]:
-        raise PlanError(faults)
+    if issues := [issue for step in steps for issue in _hyperparameter_issues(step, known)]:
+        raise PlanError(issues)
     request = steps[0].arguments
     region = json.loads(request["HyperParameters"]["sagemaker_region"])
     return PipelineDefinition(workflow.name, request["RoleArn"], region, known, tuple(steps), cache_days)
 
 
-def _hyperparameter_faults(step: PipelineStep, known: tuple[Variable, ...]) -> Iterator[Fault]:
+def _hyperparameter_issues(step: PipelineStep, known: tuple[Variable, ...]) -> Iterator[Issue]:
     """Limits of the service on what the variables of a step become."""
     count = len(step.arguments["HyperParameters"])
     if count > _MOST_HYPERPARAMETERS:
         problem = f"step {step.name} would get {count} hyperparameters; the service takes {_MOST_HYPERPARAMETERS}"
-        yield Fault("variables", problem, remedy="Write what does not vary into the workflow")
+        yield Issue(
+            "pipeline-hyperparameters-too-many",
+            "variables",
+            problem,
+            remedy="Write what does not vary into the workflow",
+        )
     for it in known:
         if it.step == step.name and len(str(it.default)) > _LONGEST_HYPERPARAMETER:
             problem = f"has {len(it.default):,} characters; a hyperparameter takes {_LONGEST_HYPERPARAMETER:,}"
-            yield Fault(f"variables.{it.name}", problem, remedy="Write it into the workflow: job.json takes any length")
+            yield Issue(
+                "pipeline-default-too-long",
+                f"variables.{it.name}",
+                problem,
+                remedy="Write it into the workflow: job.json takes any length",
+            )
 
 
 def _training(
@@ -210,9 +230,18 @@ def request_digest(spec_digest: str, request: Mapping[str, Any]) -> str:
 def _with_registration(workflow: WorkflowSpec, register: Register) -> WorkflowSpec:
     """The workflow with one more step, which registers what another publishes."""
     if register.step not in workflow.steps:
-        raise PlanError([Fault("register.step", "there is no such step", register.step)])
+        raise PlanError([Issue("register-step-unknown", "register.step", "there is no such step", register.step)])
     if REGISTER in workflow.steps:
-        raise PlanError([Fault(f"steps.{REGISTER}", "the workflow registers already", remedy="Leave register out")])
+        raise PlanError(
+            [
+                Issue(
+                    "register-step-repeated",
+                    f"steps.{REGISTER}",
+                    "the workflow registers already",
+                    remedy="Leave register out",
+                )
+            ]
+        )
     task = RegisterTask(model=f"{_STEP}{register.step}.output", group=register.group, image_uri=register.image_uri)
     step = StepSpec(task=task, compute=ComputeSpec(instance_type=register.instance_type))
     return workflow.model_copy(update={"steps": {**workflow.steps, REGISTER: step}})

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import applied
 from sm_llm.contract.job_file import JOB_CHANNEL, JobFile
-from sm_llm.errors import Fault, SpecError, StorageError
+from sm_llm.errors import Issue, SpecError, StorageError
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched
 from sm_llm.runs.run_paths import JOB_FILE
-from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
@@ -24,24 +24,24 @@ def spelt(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def value_faults(
+def value_issues(
     definition: Mapping[str, Any], values: Mapping[str, Any], read: Callable[[str], JobFile | None]
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     """Names that the pipeline does not have, types that it does not take, values that a step's worker would refuse.
 
     ``read`` gives the job file in a folder in S3, or None where it cannot be read.
     """
     declared = {it["Name"]: it for it in definition.get("Parameters", ())}
-    faults = [fault for name, value in values.items() for fault in _own_faults(name, value, declared)]
+    issues = [issue for name, value in values.items() for issue in _own_issues(name, value, declared)]
     texts = {name: spelt(values.get(name, it.get("DefaultValue", ""))) for name, it in declared.items()}
-    yield from faults
-    for step in training_steps(definition.get("Steps", ())) if not faults else ():
+    yield from issues
+    for step in training_steps(definition.get("Steps", ())) if not issues else ():
         used = {path: name for path, name in _variables(step["Arguments"]) if name in texts}
         if not set(used.values()) & set(values):
             continue
         folder = _job_folder(step["Arguments"])
         if folder is not None and (job := read(folder)) is not None:
-            yield from _step_faults(job, used, texts, values)
+            yield from _step_issues(job, used, texts, values)
 
 
 def training_steps(steps: Any) -> Iterator[dict[str, Any]]:
@@ -67,23 +67,33 @@ def job_in(folder: str) -> JobFile | None:
         return None
 
 
-def _own_faults(name: str, value: Any, declared: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]:
+def _own_issues(name: str, value: Any, declared: Mapping[str, Mapping[str, Any]]) -> Iterator[Issue]:
     path, found = f"values.{name}", declared.get(name)
     if found is None:
         listed = f"Known: {', '.join(declared)}" if declared else "It has none"
-        yield Fault(
-            path, "the pipeline has no such variable", value, f"{did_you_mean(name, declared)} {listed}".strip()
+        yield Issue(
+            "pipeline-variable-unknown",
+            path,
+            "the pipeline has no such variable",
+            value,
+            f"{did_you_mean(name, declared)} {listed}".strip(),
         )
         return
     kind, text, allowed = found.get("Type"), spelt(value), found.get("EnumValues")
     if allowed and text not in map(spelt, allowed):
-        yield Fault(path, "is not one of its values", value, f"Write one of {', '.join(map(spelt, allowed))}")
+        yield Issue(
+            "pipeline-value-not-a-choice",
+            path,
+            "is not one of its values",
+            value,
+            f"Write one of {', '.join(map(spelt, allowed))}",
+        )
     elif kind == "Integer" and not _reads_as(int, text):
-        yield Fault(path, "must be a whole number", value, "Write for example 100")
+        yield Issue("pipeline-value-not-whole", path, "must be a whole number", value, "Write for example 100")
     elif kind == "Float" and not _reads_as(float, text):
-        yield Fault(path, "must be a number", value, "Write for example 1e-4")
+        yield Issue("pipeline-value-not-a-number", path, "must be a number", value, "Write for example 1e-4")
     elif kind == "Boolean" and text.lower() not in ("true", "false"):
-        yield Fault(path, "must be true or false", value, "Write true or false")
+        yield Issue("pipeline-value-not-boolean", path, "must be true or false", value, "Write true or false")
 
 
 def _reads_as(kind: type[int] | type[float], text: str) -> bool:
@@ -112,18 +122,29 @@ def _job_folder(arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _step_faults(
+def _step_issues(
     job: JobFile, used: Mapping[str, str], texts: Mapping[str, str], values: Mapping[str, Any]
-) -> Iterator[Fault]:
+) -> Iterator[Issue]:
     """What the worker of a step would refuse of the values of all its variables together."""
     try:
         changed, _ = applied(job, {path: texts[name] for path, name in used.items()})
     except SpecError as error:
-        for fault in error.faults:
-            path = next((it for it in used if f"{fault.path}.".startswith(f"{it}.")), None)
+        for issue in error.issues:
+            path = next((it for it in used if f"{issue.path}.".startswith(f"{it}.")), None)
             name = used[path] if path is not None else next(it for it in used.values() if it in values)
-            yield Fault(f"values.{name}", f"{fault.path}: {fault.problem}", texts[name], fault.remedy)
+            yield Issue(
+                "pipeline-value-invalid-in-step",
+                f"values.{name}",
+                f"{issue.path}: {issue.message}",
+                texts[name],
+                issue.remedy,
+            )
         return
     if launched(changed.spec) != launched(job.spec):
         listed = ", ".join(sorted(set(used.values()) & set(values)))
-        yield Fault("values", f"{listed}: {PROBLEM}", remedy="Write the values into the workflow and store it again")
+        yield Issue(
+            "pipeline-values-fixed-at-launch",
+            "values",
+            f"{listed}: {PROBLEM}",
+            remedy="Write the values into the workflow and store it again",
+        )

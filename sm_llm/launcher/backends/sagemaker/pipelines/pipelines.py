@@ -16,10 +16,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.errors import Issue, PlanError, SubmitError
 from sm_llm.launcher.backends.sagemaker.account import Account, is_missing, told
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, spelt, value_faults
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, spelt, value_issues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,12 +57,27 @@ def definition(
 
     spec = load_whole(workflow, overrides).spec
     if not isinstance(spec, WorkflowSpec):
-        raise PlanError([Fault("steps", "a pipeline is made of a workflow", remedy="Write the job as its only step")])
+        raise PlanError(
+            [
+                Issue(
+                    "pipeline-needs-workflow",
+                    "steps",
+                    "a pipeline is made of a workflow",
+                    remedy="Write the job as its only step",
+                )
+            ]
+        )
     found = render(spec, variables, register, cache_days)
     size = len(json.dumps(found.to_json()))
     if size > LONGEST_DEFINITION:
         raise PlanError(
-            [Fault("steps", f"the definition has {size:,} bytes; the service takes {LONGEST_DEFINITION:,}")]
+            [
+                Issue(
+                    "pipeline-definition-too-large",
+                    "steps",
+                    f"the definition has {size:,} bytes; the service takes {LONGEST_DEFINITION:,}",
+                )
+            ]
         )
     return found
 
@@ -145,8 +160,8 @@ def _check_values(client: Any, name: str, values: Mapping[str, Any], chosen: Map
     """Raise ``PlanError`` for values that the stored pipeline cannot take."""
     with told(f"pipeline {name} was not started: its definition cannot be read (sagemaker:DescribePipeline)"):
         text = client.describe_pipeline(PipelineName=name, **chosen)["PipelineDefinition"]
-    if faults := list(value_faults(json.loads(text), values, job_in)):
-        raise PlanError(faults)
+    if issues := list(value_issues(json.loads(text), values, job_in)):
+        raise PlanError(issues)
 
 
 @dataclass(frozen=True)
@@ -213,12 +228,12 @@ def build_pipeline(
     for a session that is no ``PipelineSession`` or of another region.
     """
     from sm_llm.launcher.backends.sagemaker.sdk.estimators import pytorch
-    from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of, session_faults, stored_with
+    from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of, session_issues, stored_with
 
     pytorch()  # nothing is stored for an SDK that is not there
     found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
-    if faults := list(session_faults(sagemaker_session, found.region)):
-        raise PlanError(faults)
+    if issues := list(session_issues(sagemaker_session, found.region)):
+        raise PlanError(issues)
     with stored_with(sagemaker_session):
         _store(found)
     return pipeline_of(found, sagemaker_session)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.job_file import settled_fault
-from sm_llm.errors import Fault
+from sm_llm.contract.job_file import settled_issue
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
 from sm_llm.launcher.images.images import line_of
 from sm_llm.spec.base import SpecModel
@@ -23,13 +23,13 @@ def launched(job: JobSpec) -> tuple[object, ...]:
     return distribution(job), line_of(job)
 
 
-def variable_fault(job: JobSpec, path: str) -> Fault | None:
+def variable_issue(job: JobSpec, path: str) -> Issue | None:
     """Why ``path`` cannot be a variable, whose value nobody knows before the job starts; None where it can."""
-    if (fault := settled_fault(path)) is not None:
-        return fault
+    if (issue := settled_issue(path)) is not None:
+        return issue
     usual = launched(job)
     if any(changed is None or launched(changed) != usual for changed in _changed(job, path.split("."))):
-        return Fault(path, PROBLEM, remedy="Write its value into the specification")
+        return Issue("field-fixed-by-request", path, PROBLEM, remedy="Write its value into the specification")
     return None
 
 

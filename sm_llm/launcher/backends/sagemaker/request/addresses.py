@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import JOB_CHANNEL
-from sm_llm.errors import Fault, StorageError
+from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.backends.sagemaker.jobs.names import base_in_names
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.planning.plan_settings import requirements
-from sm_llm.launcher.planning.source_faults import source_faults
+from sm_llm.launcher.planning.program_checks import source_issues
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.storage.uri import is_s3, parse
@@ -20,22 +20,24 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
 
 
-def address_faults(job: JobSpec) -> Iterator[Fault]:
+def address_issues(job: JobSpec) -> Iterator[Issue]:
     """Addresses that cannot be what they are taken for."""
     options = SageMakerOptions.of(job)
     if options.image_uri is not None and not ECR.fullmatch(options.image_uri):
         problem = _image_problem(options.image_uri)
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG; sm-llm image push copies one there"
-        yield Fault("backend.image_uri", problem, options.image_uri, remedy)
+        yield Issue("image-address-invalid", "backend.image_uri", problem, options.image_uri, remedy)
     if options.bucket is not None and _bucket(f"s3://{options.bucket}") != options.bucket:
         named = _bucket(options.bucket)
         remedy = f"Write {named}" if named else "Write its name alone: lower-case letters, digits, dots and hyphens"
-        yield Fault("backend.bucket", "is not a valid bucket name", options.bucket, remedy)
+        yield Issue("backend-bucket-invalid", "backend.bucket", "is not a valid bucket name", options.bucket, remedy)
     if options.wheelhouse is not None and _bucket(options.wheelhouse) is None:
         remedy = "Write s3://bucket/prefix; sm-llm image wheelhouse fills it"
-        yield Fault("backend.wheelhouse", "is not a prefix in S3", options.wheelhouse, remedy)
-    yield from channel_faults(job)
-    yield from source_faults(job)
+        yield Issue(
+            "wheelhouse-address-invalid", "backend.wheelhouse", "is not a prefix in S3", options.wheelhouse, remedy
+        )
+    yield from channel_issues(job)
+    yield from source_issues(job)
 
 
 def _image_problem(uri: str) -> str:
@@ -54,11 +56,11 @@ def _image_problem(uri: str) -> str:
     return "must be a registry, a repository, and a tag or a digest"
 
 
-def channel_faults(job: JobSpec) -> Iterator[Fault]:
+def channel_issues(job: JobSpec) -> Iterator[Issue]:
     """An input that another channel would take the place of."""
     if JOB_CHANNEL in job.inputs:
         problem = "is the name of the channel that brings the job itself"
-        yield Fault(f"inputs.{JOB_CHANNEL}", problem, remedy="Give the input another name")
+        yield Issue("input-name-reserved", f"inputs.{JOB_CHANNEL}", problem, remedy="Give the input another name")
 
 
 def _bucket(address: str) -> str | None:

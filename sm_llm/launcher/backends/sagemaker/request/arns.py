@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.limits import fresh_session
 from sm_llm.launcher.images.images import DLC_ACCOUNTS, SMP_ACCOUNT, dns_suffix
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
@@ -55,7 +55,7 @@ def partition_of(region: str) -> str:
         raise ValueError(str(error)) from None
 
 
-def place_faults(job: JobSpec, found: Settings) -> Iterator[Fault]:
+def place_issues(job: JobSpec, found: Settings) -> Iterator[Issue]:
     """ARNs and images that belong to another partition, region or account than the job."""
     if found.region is None:
         return
@@ -63,14 +63,14 @@ def place_faults(job: JobSpec, found: Settings) -> Iterator[Fault]:
         partition = partition_of(found.region)
     except ValueError:
         remedy = "Write a region such as us-west-2"
-        yield Fault("backend.region", "is not a region of AWS", found.region, remedy)
+        yield Issue("region-unknown", "backend.region", "is not a region of AWS", found.region, remedy)
         return
     account = _account(found)
     for it in _named(job, found):
-        yield from _arn_faults(it, found.region, partition, account)
+        yield from _arn_issues(it, found.region, partition, account)
     for path, image in _images(job):
         if image is not None and (match := ECR.fullmatch(image)):
-            yield from _image_faults(path, image, match, found.region)
+            yield from _image_issues(path, image, match, found.region)
 
 
 def place_warnings(job: JobSpec, found: Settings) -> Iterator[str]:
@@ -112,22 +112,34 @@ def _named(job: JobSpec, found: Settings) -> Iterator[_Named]:
             yield _Named(f"secrets.{name}", place, kind, in_region=False)
 
 
-def _arn_faults(it: _Named, region: str, partition: str, account: str | None) -> Iterator[Fault]:
+def _arn_issues(it: _Named, region: str, partition: str, account: str | None) -> Iterator[Issue]:
     if it.value is None or not (it.is_arn or it.value.startswith("arn:")):
         return
     match = _ARN.fullmatch(it.value)
     if match is None or match["service"] != it.service:
         if not it.is_arn or match is not None:  # what is not an ARN at all is a broken limit of the service
-            yield Fault(it.path, f"is not an ARN of {it.service}", it.value, f"Write arn:{partition}:{it.service}:…")
+            yield Issue(
+                "arn-invalid",
+                it.path,
+                f"is not an ARN of {it.service}",
+                it.value,
+                f"Write arn:{partition}:{it.service}:…",
+            )
     elif match["partition"] != partition:
         problem = f"is of partition {match['partition']}, the job runs in {region}, which is of {partition}"
-        yield Fault(it.path, problem, it.value, "Name one of the job's own partition, or set backend.region")
+        yield Issue(
+            "arn-partition-mismatch",
+            it.path,
+            problem,
+            it.value,
+            "Name one of the job's own partition, or set backend.region",
+        )
     elif it.in_region and match["region"] != region:
         problem = f"is in {match['region'] or 'no region'}, the job runs in {region}"
-        yield Fault(it.path, problem, it.value, f"Name one in {region}, or set backend.region")
+        yield Issue("arn-region-mismatch", it.path, problem, it.value, f"Name one in {region}, or set backend.region")
     elif it.in_account and account is not None and match["account"] != account:
         problem = f"is of account {match['account']}, the job runs in {account}, the account of its role"
-        yield Fault(it.path, problem, it.value, "Name one of the job's own account")
+        yield Issue("arn-account-mismatch", it.path, problem, it.value, "Name one of the job's own account")
 
 
 def _images(job: JobSpec) -> Iterator[tuple[str, str | None]]:
@@ -137,14 +149,24 @@ def _images(job: JobSpec) -> Iterator[tuple[str, str | None]]:
         yield "task.image_uri", job.task.image_uri
 
 
-def _image_faults(path: str, image: str, match: re.Match[str], region: str) -> Iterator[Fault]:
+def _image_issues(path: str, image: str, match: re.Match[str], region: str) -> Iterator[Issue]:
     published, suffix = DLC_ACCOUNTS.get(region), dns_suffix(region)
     if match["region"] != region:
         problem = f"the image is in {match['region']}, the job runs in {region}; SageMaker pulls from its own region"
-        yield Fault(path, problem, image, "Copy it there: sm-llm image push, or set backend.region")
+        yield Issue(
+            "image-region-mismatch", path, problem, image, "Copy it there: sm-llm image push, or set backend.region"
+        )
     elif match["suffix"] != suffix:
-        yield Fault(path, f"hosts of {region} end with {suffix}", image, f"Write ….dkr.ecr.{region}.{suffix}/…")
+        yield Issue(
+            "image-host-mismatch",
+            path,
+            f"hosts of {region} end with {suffix}",
+            image,
+            f"Write ….dkr.ecr.{region}.{suffix}/…",
+        )
     elif match["account"] in DLC_ACCOUNTS.values() and match["account"] != published:
         where = f"there they are of account {published}" if published else "none are known to be published there"
         problem = f"account {match['account']} publishes no AWS images in {region}; {where}"
-        yield Fault(path, problem, image, "Leave image_uri out: the table of images knows the account")
+        yield Issue(
+            "image-account-unknown", path, problem, image, "Leave image_uri out: the table of images knows the account"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.request import volume_size_gb
 from sm_llm.launcher.display.lines import size
 from sm_llm.launcher.images.images import line_of
@@ -43,14 +43,14 @@ def held_bytes(plan: Plan) -> tuple[int, int]:
     return max(share, weights) + start, _SAVES * share + weights + start
 
 
-def volume_faults(plan: Plan) -> Iterator[Fault]:
+def volume_issues(plan: Plan) -> Iterator[Issue]:
     """A disk on which not even one save fits."""
     least, most = held_bytes(plan)
     path, held = _disk(plan)
     if least > held:
         problem = f"the disk does not hold one checkpoint or the final model: a node writes {size(least)}"
         seen = f"{held // _GB} GB"
-        yield Fault(path, problem, seen, _remedy(path, most))
+        yield Issue("volume-too-small", path, problem, seen, _remedy(path, most))
 
 
 def volume_warnings(plan: Plan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Faults of a request by the fields of the specification: where the user wrote the value, and what to write."""
+"""Issues of a request by the fields of the specification: where the user wrote the value, and what to write."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_CHANNEL
-from sm_llm.launcher.backends.sagemaker.request.limits import limit_faults
+from sm_llm.launcher.backends.sagemaker.request.limits import limit_issues
 from sm_llm.launcher.backends.sagemaker.request.request import NAME_TAG, RUN_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sm_llm.errors import Fault
+    from sm_llm.errors import Issue
 
 _FIELDS = {
     "TrainingJobName": "name",
@@ -56,26 +56,26 @@ _REMEDIES = {
 }
 
 
-def request_faults(request: dict[str, Any], known: Sequence[Fault]) -> Iterator[Fault]:
-    """Limits of the service that a request breaks, but for fields that ``known`` faults are about already."""
-    told = {fault.path for fault in known}
-    for fault in limit_faults(request):
-        named = _named(fault, request)
+def request_issues(request: dict[str, Any], known: Sequence[Issue]) -> Iterator[Issue]:
+    """Limits of the service that a request breaks, but for fields that ``known`` issues are about already."""
+    told = {issue.path for issue in known}
+    for issue in limit_issues(request):
+        named = _named(issue, request)
         if named.path not in told:
             told.add(named.path)
             yield named
 
 
-def _named(fault: Fault, request: Mapping[str, Any]) -> Fault:
-    """A fault under the name that the user gave the value by."""
-    prefix = next((it for it in _FIELDS if fault.path == it or fault.path.startswith(f"{it}.")), None)
+def _named(issue: Issue, request: Mapping[str, Any]) -> Issue:
+    """A issue under the name that the user gave the value by."""
+    prefix = next((it for it in _FIELDS if issue.path == it or issue.path.startswith(f"{it}.")), None)
     if prefix is None:
-        return fault
+        return issue
     field = _FIELDS[prefix]
-    rest = fault.path[len(prefix) :]
+    rest = issue.path[len(prefix) :]
     if rest and prefix in _NAMED:
         entry = request[prefix][int(rest.split(".")[1])][_NAMED[prefix]]
         if own := _OWN.get((prefix, entry)):
-            return replace(fault, path=own)
+            return replace(issue, path=own)
         rest = f".{entry}"
-    return replace(fault, path=f"{field}{rest}", remedy=fault.remedy or _REMEDIES.get(field, ""))
+    return replace(issue, path=f"{field}{rest}", remedy=issue.remedy or _REMEDIES.get(field, ""))

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, line_of
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
@@ -58,19 +58,25 @@ def aws_image(uri: str) -> AwsImage | None:
     )
 
 
-def image_faults(job: JobSpec) -> Iterator[Fault]:
+def image_issues(job: JobSpec) -> Iterator[Issue]:
     """Images of AWS in which a job cannot run, or not on its machines."""
     options = SageMakerOptions.of(job)
     if isinstance(job.task, RegisterTask):
         serving = aws_image(job.task.image_uri)
         if serving is not None and "training" in serving.repository:
             problem = "is an image for training, which serves no model"
-            yield Fault("task.image_uri", problem, job.task.image_uri, "Give an image for inference")
+            yield Issue(
+                "inference-image-for-training-only",
+                "task.image_uri",
+                problem,
+                job.task.image_uri,
+                "Give an image for inference",
+            )
     image = aws_image(options.image_uri or "")
     if image is None:
         return
     for problem, remedy in (*_content_problems(job, options, image), *_hardware_problems(job, image)):
-        yield Fault("backend.image_uri", problem, options.image_uri, remedy)
+        yield Issue("image-unfit-for-task", "backend.image_uri", problem, options.image_uri, remedy)
 
 
 def image_warnings(job: JobSpec) -> Iterator[str]:

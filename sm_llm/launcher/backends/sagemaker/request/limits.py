@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, SubmitError
+from sm_llm.errors import Issue, SubmitError
 from sm_llm.optional import missing
 from sm_llm.storage.s3 import s3_client
 
@@ -21,12 +21,12 @@ _JAVA = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": "A-Za-
 """Java's classes of characters as Python's; ``\\w`` is a little wider than letters, and the service decides."""
 
 
-def limit_faults(request: dict[str, Any], operation: str = "CreateTrainingJob") -> Iterator[Fault]:
+def limit_issues(request: dict[str, Any], operation: str = "CreateTrainingJob") -> Iterator[Issue]:
     """Every limit that a request breaks, by its path in the request (``ResourceConfig.InstanceCount``)."""
     yield from _walk(_input_shape(operation), request, "")
 
 
-def value_faults(place: str, value: Any, path: str, operation: str = "CreateTrainingJob") -> Iterator[Fault]:
+def value_issues(place: str, value: Any, path: str, operation: str = "CreateTrainingJob") -> Iterator[Issue]:
     """Types that a value at ``place`` of a request may not have, else limits that it breaks; ``path`` is its name.
 
     ``place`` is dotted, with ``*`` for an entry of a list.
@@ -37,11 +37,22 @@ def value_faults(place: str, value: Any, path: str, operation: str = "CreateTrai
     for name in place.split("."):
         shape = shape.member if name == "*" else shape.members.get(name)
         if shape is None:
-            yield Fault(path, "the installed botocore does not know this", value, "Install a newer boto3")
+            yield Issue(
+                "request-value-unknown",
+                path,
+                "the installed botocore does not know this",
+                value,
+                "Install a newer boto3",
+            )
             return
     found = ParamValidator().validate(value, shape)
     if found.has_errors():
-        yield Fault(path, f"cannot be sent: {'; '.join(found.generate_report().splitlines())}", value)
+        yield Issue(
+            "request-value-not-sendable",
+            path,
+            f"cannot be sent: {'; '.join(found.generate_report().splitlines())}",
+            value,
+        )
     else:
         yield from _walk(shape, value, path)
 
@@ -72,7 +83,7 @@ def _input_shape(operation: str) -> Any:
     return _model().operation_model(operation).input_shape
 
 
-def _walk(shape: Any, value: Any, path: str) -> Iterator[Fault]:
+def _walk(shape: Any, value: Any, path: str) -> Iterator[Issue]:
     if shape.type_name == "structure":
         yield from _structure(shape, value, path)
     elif shape.type_name == "list":
@@ -90,14 +101,19 @@ def _walk(shape: Any, value: Any, path: str) -> Iterator[Fault]:
         yield from _size(shape, value, path, "", value)
 
 
-def _structure(shape: Any, value: dict[str, Any], path: str) -> Iterator[Fault]:
+def _structure(shape: Any, value: dict[str, Any], path: str) -> Iterator[Issue]:
     for name in shape.required_members:
         if name not in value:
-            yield Fault(_join(path, name), "missing")
+            yield Issue("request-field-missing", _join(path, name), "missing")
     for name, item in value.items():
         member = shape.members.get(name)
         if member is None:
-            yield Fault(_join(path, name), "the installed botocore does not know this", remedy="Install a newer boto3")
+            yield Issue(
+                "request-field-unknown",
+                _join(path, name),
+                "the installed botocore does not know this",
+                remedy="Install a newer boto3",
+            )
         else:
             yield from _walk(member, item, _join(path, name))
 
@@ -106,27 +122,27 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _size(shape: Any, size: float, path: str, unit: str, seen: Any) -> Iterator[Fault]:
+def _size(shape: Any, size: float, path: str, unit: str, seen: Any) -> Iterator[Issue]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     counted = f"has {size:g} {unit}; " if unit else ""
     if most is not None and size > most:
-        yield Fault(path, f"{counted}the service takes at most {most:,}", seen)
+        yield Issue("request-value-too-large", path, f"{counted}the service takes at most {most:,}", seen)
     elif least is not None and size < least:
-        yield Fault(path, f"{counted}the service takes at least {least:,}", seen)
+        yield Issue("request-value-too-small", path, f"{counted}the service takes at least {least:,}", seen)
 
 
-def _text(shape: Any, text: Any, path: str, what: str = "") -> Iterator[Fault]:
+def _text(shape: Any, text: Any, path: str, what: str = "") -> Iterator[Issue]:
     if not isinstance(text, str):
-        yield Fault(path, "is no text", text)
+        yield Issue("request-text-expected", path, "is no text", text)
         return
     pattern = shape.metadata.get("pattern")
     if pattern and not _matches(pattern, text):
-        yield Fault(path, f"{what}does not have the form {pattern}", text)
+        yield Issue("request-text-form", path, f"{what}does not have the form {pattern}", text)
     else:
         yield from _size(shape, len(text), path, f"characters{' in its name' if what else ''}", text)
     allowed = getattr(shape, "enum", ())
     if allowed and shape.name != "TrainingInstanceType" and text not in allowed:
-        yield Fault(path, f"is none of {', '.join(allowed)}", text)
+        yield Issue("request-text-not-a-choice", path, f"is none of {', '.join(allowed)}", text)
 
 
 def _matches(pattern: str, text: str) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault
-from sm_llm.launcher.backends.sagemaker.request.addresses import address_faults
-from sm_llm.launcher.backends.sagemaker.request.image_names import image_faults, image_warnings
+from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.request.addresses import address_issues
+from sm_llm.launcher.backends.sagemaker.request.image_names import image_issues, image_warnings
 from sm_llm.launcher.backends.sagemaker.request.time_limit import LONGEST_SECONDS
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
@@ -35,37 +35,56 @@ _SMDDP_FAMILIES = ("p4d", "p4de")
 _LOCAL_SECRETS = ("env:", "file:", "k8s:")
 
 
-def job_faults(job: JobSpec) -> Iterator[Fault]:
-    """Faults of a job that runs on SageMaker, whatever account it runs in."""
+def job_issues(job: JobSpec) -> Iterator[Issue]:
+    """Issues of a job that runs on SageMaker, whatever account it runs in."""
     options = SageMakerOptions.of(job)
-    yield from _instance_faults(job, options)
-    yield from _strategy_faults(job, options)
-    yield from _capacity_faults(options)
-    yield from _place_faults(job)
-    yield from address_faults(job)
-    yield from image_faults(job)
-    yield from _secret_faults(job)
+    yield from _instance_issues(job, options)
+    yield from _strategy_issues(job, options)
+    yield from _capacity_issues(options)
+    yield from _place_issues(job)
+    yield from address_issues(job)
+    yield from image_issues(job)
+    yield from _secret_issues(job)
     if options.image == "built" and options.image_uri is None:
         remedy = "Build and push it with sm-llm image build, sm-llm image push, and give its address"
-        yield Fault("backend.image_uri", "image: built needs the address of that image", None, remedy)
+        yield Issue(
+            "built-image-address-missing",
+            "backend.image_uri",
+            "image: built needs the address of that image",
+            None,
+            remedy,
+        )
 
 
-def account_faults(job: JobSpec, found: Settings, limit: TimeLimit | None) -> Iterator[Fault]:
-    """Faults that hang on the account's settings and on how long the job may run."""
+def account_issues(job: JobSpec, found: Settings, limit: TimeLimit | None) -> Iterator[Issue]:
+    """Issues that hang on the account's settings and on how long the job may run."""
     row = next((row for row in machines(job) if row.nvme_gb), None)
     file_systems = [name for name, it in job.inputs.items() if isinstance(it, FileSystemInput)]
     for name in file_systems if not found.subnets else []:
         remedy = "Set backend.vpc.subnets and backend.vpc.security_group_ids to the file system's"
-        yield Fault(f"inputs.{name}", "a file system can be mounted only inside its network", None, remedy)
+        yield Issue(
+            "file-system-without-vpc",
+            f"inputs.{name}",
+            "a file system can be mounted only inside its network",
+            None,
+            remedy,
+        )
     if found.volume_kms_key_id and row is not None:
         problem = f"{row.name} keeps data on NVMe disks, which have keys of their own; the service refuses this"
         where = found.origins.get("volume_kms_key_id", "")
-        yield Fault("backend.volume_kms_key_id", problem, found.volume_kms_key_id, "Leave it out", where)
+        yield Issue(
+            "volume-key-without-effect",
+            "backend.volume_kms_key_id",
+            problem,
+            found.volume_kms_key_id,
+            "Leave it out",
+            where,
+        )
     if limit is not None:
-        yield from _limit_faults(job, limit)
+        yield from _limit_issues(job, limit)
 
 
-def model_faults(plan: Plan) -> Iterator[Fault]:
+def model_issues(plan: Plan) -> Iterator[Issue]:
     """Key/value heads are laid out wrongly on Trn2 where NxD copies them (its converter and its ranks disagree)."""
     parallelism = parallelism_of(plan.job.task)
     row = next((row for row in machines(plan.job) if row.family.startswith("trn2")), None)
@@ -74,141 +93,202 @@ def model_faults(plan: Plan) -> Iterator[Fault]:
     degree, heads = parallelism.tensor_parallel_degree, plan.model.key_value_heads
     if degree > heads:
         problem = f"more than the {heads} key/value heads, which NxD would copy, wrongly so on Trn2"
-        yield Fault("task.parallelism.tensor_parallel_degree", problem, degree, f"Use at most {heads} on {row.name}")
+        yield Issue(
+            "trn2-degree-too-large",
+            "task.parallelism.tensor_parallel_degree",
+            problem,
+            degree,
+            f"Use at most {heads} on {row.name}",
+        )
 
 
-def _limit_faults(job: JobSpec, limit: TimeLimit) -> Iterator[Fault]:
+def _limit_issues(job: JobSpec, limit: TimeLimit) -> Iterator[Issue]:
     options = SageMakerOptions.of(job)
     if limit.max_run > LONGEST_SECONDS:
         remedy = "The job saves checkpoints: launch it again to continue"
-        yield Fault("backend.max_run_seconds", "no training job runs longer than 28 days", limit.max_run, remedy)
+        yield Issue(
+            "time-limit-too-long",
+            "backend.max_run_seconds",
+            "no training job runs longer than 28 days",
+            limit.max_run,
+            remedy,
+        )
     if options.max_wait_seconds is None:
         return
     if options.max_wait_seconds > LONGEST_SECONDS:
         problem = "no training job waits and runs for more than 28 days"
-        yield Fault("backend.max_wait_seconds", problem, options.max_wait_seconds, f"Use at most {LONGEST_SECONDS}")
+        yield Issue(
+            "wait-limit-too-long",
+            "backend.max_wait_seconds",
+            problem,
+            options.max_wait_seconds,
+            f"Use at most {LONGEST_SECONDS}",
+        )
     if not options.spot:
         problem, remedy = "is for spot capacity only", "Set backend.spot to true, or leave it out"
-        yield Fault("backend.max_wait_seconds", problem, options.max_wait_seconds, remedy)
+        yield Issue("wait-limit-without-spot", "backend.max_wait_seconds", problem, options.max_wait_seconds, remedy)
     elif options.max_wait_seconds < limit.max_run:
         problem = f"covers waiting and running together, and is shorter than max_run = {limit.max_run} ({limit.reason})"
-        yield Fault("backend.max_wait_seconds", problem, options.max_wait_seconds, f"Use at least {limit.max_run}")
+        yield Issue(
+            "wait-limit-too-short",
+            "backend.max_wait_seconds",
+            problem,
+            options.max_wait_seconds,
+            f"Use at least {limit.max_run}",
+        )
 
 
-def _instance_faults(job: JobSpec, options: SageMakerOptions) -> Iterator[Fault]:
+def _instance_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]:
     processes = job.compute.processes
     if groups(job):
-        yield from _group_faults(job, options.instance_groups)
+        yield from _group_issues(job, options.instance_groups)
         return
     for row in machines(job):
         if row.accelerator and processes > row.accelerators:
             problem = f"{processes} processes for the {row.accelerators} accelerators of {row.name}"
-            yield Fault("compute.processes_per_instance", problem, processes, f"Use {row.accelerators}")
+            yield Issue(
+                "processes-exceed-accelerators",
+                "compute.processes_per_instance",
+                problem,
+                processes,
+                f"Use {row.accelerators}",
+            )
 
 
-def _group_faults(job: JobSpec, groups: Sequence[InstanceGroup]) -> Iterator[Fault]:
+def _group_issues(job: JobSpec, groups: Sequence[InstanceGroup]) -> Iterator[Issue]:
     total = sum(group.instance_count for group in groups)
     if total != job.compute.instance_count:
         problem = f"the groups have {total} nodes together, compute.instance_count is {job.compute.instance_count}"
-        yield Fault("backend.instance_groups", problem, total, f"Set compute.instance_count to {total}")
+        yield Issue(
+            "group-count-mismatch", "backend.instance_groups", problem, total, f"Set compute.instance_count to {total}"
+        )
     if len({group.name for group in groups}) < len(groups):
-        yield Fault("backend.instance_groups", "two groups have one name", [group.name for group in groups])
+        yield Issue(
+            "group-name-repeated",
+            "backend.instance_groups",
+            "two groups have one name",
+            [group.name for group in groups],
+        )
     for index, group in enumerate(groups):
         row = instance(group.instance_type)
         if row is not None and row.processes != job.compute.processes:
             problem = f"runs {row.processes} processes a node, the others {job.compute.processes}"
-            yield Fault(f"backend.instance_groups.{index}.instance_type", problem, group.instance_type)
+            yield Issue(
+                "group-processes-differ", f"backend.instance_groups.{index}.instance_type", problem, group.instance_type
+            )
     rows = machines(job)
     kinds = {_kind(row): row.name for row in reversed(rows)}
     if len(kinds) > 1:
         problem = "all groups must have the same kind of accelerator, for the nodes run one image"
         seen = ", ".join(f"{name} has {kind}" for kind, name in kinds.items())
-        yield Fault("backend.instance_groups", problem, seen, "Give groups of one kind")
+        yield Issue("group-accelerators-differ", "backend.instance_groups", problem, seen, "Give groups of one kind")
     if rows and job.compute.instance_type not in machine_types(job):
         problem = "has no effect: no instance group is of this type"
         remedy = f"Write {rows[0].name}, or another type of the groups"
-        yield Fault("compute.instance_type", problem, job.compute.instance_type, remedy)
+        yield Issue("instance-type-not-in-groups", "compute.instance_type", problem, job.compute.instance_type, remedy)
 
 
 def _kind(row: Instance) -> str:
     return "Neuron cores" if row.is_neuron else "GPUs" if row.is_gpu else "no accelerator"
 
 
-def _strategy_faults(job: JobSpec, options: SageMakerOptions) -> Iterator[Fault]:
+def _strategy_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]:
     parallelism = parallelism_of(job.task)
     if parallelism is None:
         return
     path = "backend.instance_groups" if groups(job) else "compute.instance_type"
     for row in machines(job):
-        yield from _row_faults(path, parallelism, row, options)
+        yield from _row_issues(path, parallelism, row, options)
 
 
-def _row_faults(path: str, parallelism: Parallelism, row: Instance, options: SageMakerOptions) -> Iterator[Fault]:
-    """Faults of a strategy on one instance type of a job."""
+def _row_issues(path: str, parallelism: Parallelism, row: Instance, options: SageMakerOptions) -> Iterator[Issue]:
+    """Issues of a strategy on one instance type of a job."""
     if row.is_neuron and not isinstance(parallelism, NxdSpec):
         problem = f"{parallelism.strategy} does not run on Trainium"
-        yield Fault(path, problem, row.name, "Use strategy nxd, or a GPU instance")
+        yield Issue("strategy-not-for-trainium", path, problem, row.name, "Use strategy nxd, or a GPU instance")
     elif isinstance(parallelism, NxdSpec) and not row.is_neuron:
-        yield Fault(path, "nxd runs on Trainium only", row.name, "Use ml.trn1.32xlarge, or strategy fsdp")
+        yield Issue(
+            "nxd-needs-trainium", path, "nxd runs on Trainium only", row.name, "Use ml.trn1.32xlarge, or strategy fsdp"
+        )
     elif isinstance(parallelism, SmpSpec):
-        yield from _smp_faults(path, parallelism, row, options)
+        yield from _smp_issues(path, parallelism, row, options)
 
 
-def _smp_faults(path: str, smp: SmpSpec, row: Instance, options: SageMakerOptions) -> Iterator[Fault]:
+def _smp_issues(path: str, smp: SmpSpec, row: Instance, options: SageMakerOptions) -> Iterator[Issue]:
     """Source: SageMaker Developer Guide, "Supported frameworks, instances and regions" of SMP v2."""
     if row.family not in _SMP_FAMILIES:
         remedy = f"Use one of {', '.join(_SMP_FAMILIES)}, or strategy fsdp"
-        yield Fault(path, "SMP v2 runs on P4d, P4de and P5 instances only", row.name, remedy)
+        yield Issue(
+            "smp-instance-unsupported", path, "SMP v2 runs on P4d, P4de and P5 instances only", row.name, remedy
+        )
     if smp.fp8 and row.family not in _FP8_FAMILIES:
-        yield Fault("task.parallelism.fp8", f"the {row.accelerator} of {row.name} has no fp8", True, "Leave it out")
+        yield Issue(
+            "fp8-unsupported-by-gpu",
+            "task.parallelism.fp8",
+            f"the {row.accelerator} of {row.name} has no fp8",
+            True,
+            "Leave it out",
+        )
     if smp.collectives == "smddp" and row.family not in _SMDDP_FAMILIES:
         problem = f"SMDDP supports P4d and P4de only, not {row.name}"
-        yield Fault("task.parallelism.collectives", problem, "smddp", "Use nccl")
+        yield Issue("smddp-instance-unsupported", "task.parallelism.collectives", problem, "smddp", "Use nccl")
     image = options.image_uri
     if image is not None and options.image == "stock" and "smdistributed-modelparallel" not in image:
         remedy = (
             "Use an image of smdistributed-modelparallel (leave image_uri out), or image: built for one made from it"
         )
-        yield Fault("backend.image_uri", "this image does not hold torch.sagemaker", image, remedy)
+        yield Issue("image-without-smp", "backend.image_uri", "this image does not hold torch.sagemaker", image, remedy)
 
 
-def _capacity_faults(options: SageMakerOptions) -> Iterator[Fault]:
+def _capacity_issues(options: SageMakerOptions) -> Iterator[Issue]:
     if options.spot and options.keep_alive_period_in_seconds is not None:
         problem, seen = "a warm pool cannot be of spot capacity", options.keep_alive_period_in_seconds
-        yield Fault("backend.keep_alive_period_in_seconds", problem, seen, "Leave one of the two out")
+        yield Issue(
+            "warm-pool-with-spot", "backend.keep_alive_period_in_seconds", problem, seen, "Leave one of the two out"
+        )
     if options.spot and options.training_plan_arn is not None:
         problem = "a training plan is reserved capacity, not spot"
-        yield Fault("backend.spot", problem, True, "Leave one of the two out")
+        yield Issue("training-plan-with-spot", "backend.spot", problem, True, "Leave one of the two out")
     for key in options.tags:
         if key.lower().startswith("aws:"):
-            yield Fault(f"backend.tags.{key}", "tags that begin with aws: are AWS's own", key)
+            yield Issue("tag-prefix-of-aws", f"backend.tags.{key}", "tags that begin with aws: are AWS's own", key)
 
 
-def _place_faults(job: JobSpec) -> Iterator[Fault]:
+def _place_issues(job: JobSpec) -> Iterator[Issue]:
     """Places that a container in the cloud cannot see."""
     if not job.storage.startswith("s3://"):
         remedy = "Write s3://bucket/prefix; folders are for the local backend"
-        yield Fault("storage", "a SageMaker job keeps its run in S3", job.storage, remedy)
+        yield Issue("storage-not-in-s3", "storage", "a SageMaker job keeps its run in S3", job.storage, remedy)
     places = {**sources(job), **{f"inputs.{name}": it for name, it in job.inputs.items() if isinstance(it, str)}}
     for path, place in places.items():
         if path == "task.source" or place.startswith("/opt/ml/") or is_reference(place):
             continue  # a program goes into the bundle
         if local_folder(place) is not None:
             remedy = "Copy it first: sm-llm sync PATH s3://bucket/prefix"
-            yield Fault(path, "is on this machine, where the job cannot see it", place, remedy)
+            yield Issue(
+                "input-only-on-this-machine", path, "is on this machine, where the job cannot see it", place, remedy
+            )
     training = training_of(job.task)
     tensorboard = training.logging.sinks.tensorboard if training else None
     if tensorboard and tensorboard.folder and local_folder(tensorboard.folder) is not None:
         remedy = "Leave it out: it is kept in the run's folder in S3"
         path = "task.logging.sinks.tensorboard.folder"
-        yield Fault(path, "is on this machine, where the job cannot see it", tensorboard.folder, remedy)
+        yield Issue(
+            "tensorboard-only-on-this-machine",
+            path,
+            "is on this machine, where the job cannot see it",
+            tensorboard.folder,
+            remedy,
+        )
 
 
-def _secret_faults(job: JobSpec) -> Iterator[Fault]:
+def _secret_issues(job: JobSpec) -> Iterator[Issue]:
     for name, reference in job.secrets.items():
         if reference.startswith(_LOCAL_SECRETS):
             problem = "the container of a SageMaker job has no such place to read it from"
-            yield Fault(f"secrets.{name}", problem, reference, "Use secretsmanager: or ssm:")
+            yield Issue(
+                "secret-source-unsupported", f"secrets.{name}", problem, reference, "Use secretsmanager: or ssm:"
+            )
 
 
 def job_warnings(job: JobSpec) -> list[str]:

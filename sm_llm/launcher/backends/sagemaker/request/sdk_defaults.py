@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, PlanError
+from sm_llm.errors import Issue, PlanError
 from sm_llm.spec.loading.yaml_text import from_yaml
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
     wants; the usual places may be empty.
     """
     found = SdkDefaults()
-    faults: list[Fault] = []
+    issues: list[Issue] = []
     for place, is_named in _places(environ):
         text = _read(place, is_named)
         if text is None:
@@ -51,22 +51,24 @@ def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
         for path, value in _leaves(job if isinstance(job, dict) else {}):
             if value is None:
                 continue  # a key whose value is commented out
-            if fault := _shape_fault(path, value, place):
-                faults.append(fault)
+            if issue := _shape_issue(path, value, place):
+                issues.append(issue)
                 continue
             found.values[path] = value
             found.origins[path] = f"SageMaker SDK defaults {place}"
-    if faults:
-        raise PlanError(faults)
+    if issues:
+        raise PlanError(issues)
     return found
 
 
-def _shape_fault(path: str, value: Any, place: str) -> Fault | None:
+def _shape_issue(path: str, value: Any, place: str) -> Issue | None:
     """What is wrong with a value that we read, so that it is not taken for something else."""
     shape, fits = _SHAPES.get(path, ("", lambda _: True))
     if fits(value):
         return None
-    return Fault(f"SageMaker.TrainingJob.{path}", f"must be {shape}", value, "Correct it there", place)
+    return Issue(
+        "sdk-default-invalid", f"SageMaker.TrainingJob.{path}", f"must be {shape}", value, "Correct it there", place
+    )
 
 
 def _is_texts(value: Any) -> bool:
@@ -117,7 +119,9 @@ def _read(place: str, is_named: bool) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         if not is_named and isinstance(error, FileNotFoundError | NotADirectoryError):
             return None
-        raise PlanError([Fault(place, f"SageMaker SDK defaults cannot be read: {error}")]) from None
+        raise PlanError(
+            [Issue("sdk-defaults-unreadable", place, f"SageMaker SDK defaults cannot be read: {error}")]
+        ) from None
 
 
 def _read_s3(place: str) -> str:
@@ -128,7 +132,7 @@ def _read_s3(place: str) -> str:
         folder, name = place.rstrip("/"), _FILE
     body = open_store(folder).get(name)
     if body is None:
-        raise PlanError([Fault(place, "SageMaker SDK defaults are not there")])
+        raise PlanError([Issue("sdk-defaults-not-found", place, "SageMaker SDK defaults are not there")])
     return body.decode("utf-8")
 
 

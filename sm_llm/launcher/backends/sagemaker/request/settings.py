@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.limits import need_aws
 from sm_llm.launcher.backends.sagemaker.request.sdk_defaults import SdkDefaults, read_sdk_defaults
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
-from sm_llm.spec.environment.variables import reserved_faults
+from sm_llm.spec.environment.variables import reserved_issues
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,25 +91,40 @@ def region_of(environ: Mapping[str, str]) -> str | None:
     return found
 
 
-def setting_faults(found: Settings) -> list[Fault]:
+def setting_issues(found: Settings) -> list[Issue]:
     """What is missing, or cannot be."""
-    faults = []
+    issues = []
     if found.role is None:
         remedy = "Set backend.role, or once for all jobs: SM_LLM_ROLE, role in the user configuration, or the SDK's"
-        faults.append(Fault("backend.role", "no IAM role is given", remedy=remedy))
+        issues.append(Issue("role-missing", "backend.role", "no IAM role is given", remedy=remedy))
     if found.region is None:
-        faults.append(Fault("backend.region", "no AWS region is given", remedy="Set it, or AWS_REGION"))
+        issues.append(
+            Issue("region-missing", "backend.region", "no AWS region is given", remedy="Set it, or AWS_REGION")
+        )
     if bool(found.subnets) != bool(found.security_group_ids):
         given, missing = ("subnets", "security_group_ids") if found.subnets else ("security_group_ids", "subnets")
         problem, remedy = f"is missing; {given} are given", "Give both, or neither"
-        faults.append(Fault(f"backend.vpc.{missing}", problem, remedy=remedy, origin=found.origins.get(given, "")))
+        issues.append(
+            Issue(
+                "vpc-incomplete", f"backend.vpc.{missing}", problem, remedy=remedy, origin=found.origins.get(given, "")
+            )
+        )
     if found.network_isolation:
         problem = "a job without network cannot read or publish anything in S3"
         where = found.origins["network_isolation"]
-        faults.append(Fault("EnableNetworkIsolation", problem, True, "Ask your administrator for an exception", where))
+        issues.append(
+            Issue(
+                "network-isolation-unsupported",
+                "EnableNetworkIsolation",
+                problem,
+                True,
+                "Ask your administrator for an exception",
+                where,
+            )
+        )
     origin = next((text for path, text in found.origins.items() if path.startswith("environment.")), "")
-    faults += reserved_faults(found.environment, origin=origin)
-    return faults
+    issues += reserved_issues(found.environment, origin=origin)
+    return issues
 
 
 def _borrowed_tags(defaults: SdkDefaults) -> dict[str, str]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.display.lines import duration
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.machines.gpus import machines, slowest_flops
@@ -40,8 +40,8 @@ class TimeLimit:
     reason: str
 
 
-def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
-    """The limits of a job whose whole training is ``total_flops``; a fault where nobody knows."""
+def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Issue:
+    """The limits of a job whose whole training is ``total_flops``; a issue where nobody knows."""
     options = SageMakerOptions.of(job)
     seconds, reason = options.max_run_seconds, "backend.max_run_seconds"
     if seconds is None and isinstance(job.task, RegisterTask):
@@ -51,7 +51,7 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
         if total_flops is None or peak is None:
             remedy = "Give the seconds after which the job is ended whatever it does, for example 86400"
             problem = "the plan does not know how long this takes, and the service's own default is one day"
-            return Fault("backend.max_run_seconds", problem, None, remedy)
+            return Issue("time-limit-unknown", "backend.max_run_seconds", problem, None, remedy)
         seconds, reason = _derived(total_flops, peak, job.compute.world_size)
         if len(machines(job)) > 1:
             reason += "; FLOP/s of the slowest instance group"
@@ -61,7 +61,7 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Fault:
     return TimeLimit(seconds, wait, reason)
 
 
-def time_faults(plan: Plan) -> Iterator[Fault]:
+def time_issues(plan: Plan) -> Iterator[Issue]:
     """A stated limit in which no training can save one step, even on hardware at its peak."""
     options, task = SageMakerOptions.of(plan.job), plan.job.task
     limit, until_stop = options.max_run_seconds, options.seconds_until_stop
@@ -71,14 +71,26 @@ def time_faults(plan: Plan) -> Iterator[Fault]:
     step, publishing = _step_seconds(plan), _publish_seconds(plan)
     if limit < least:
         problem = f"leaves {limit - until_stop:g} s to save a checkpoint, which takes up to {options.stop_seconds:g} s"
-        yield Fault(path, problem, limit, f"Use at least {least}; loading image, data and weights takes minutes more")
+        yield Issue(
+            "time-limit-too-short-to-save",
+            path,
+            problem,
+            limit,
+            f"Use at least {least}; loading image, data and weights takes minutes more",
+        )
     elif step is not None and step + publishing > limit:
         problem = (
             f"ends before one step is saved: at the hardware's peak a step takes {step:,.0f} s, and publishing its "
             f"checkpoint {publishing:,.0f} s"
         )
         needed = math.ceil(step + publishing) + _START_SECONDS
-        yield Fault(path, problem, limit, f"Use at least {needed}, leave it out, or use more nodes")
+        yield Issue(
+            "time-limit-too-short-for-a-step",
+            path,
+            problem,
+            limit,
+            f"Use at least {needed}, leave it out, or use more nodes",
+        )
 
 
 def time_warnings(plan: Plan) -> Iterator[str]:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.arns import partition_of
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _DIGITS = re.compile(r"[0-9a-f]+")
 """Of an id of EC2, behind the hyphen."""
 
 
-def unusable_faults(job: JobSpec, found: Settings) -> list[Fault]:
-    """Faults of a job for SageMaker, not for its emulation on this machine."""
+def unusable_issues(job: JobSpec, found: Settings) -> list[Issue]:
+    """Issues of a job for SageMaker, not for its emulation on this machine."""
     return [*_variables(job, found), *_tags(found), *_network(found), *_storage(job, found)]
 
 
@@ -49,35 +49,43 @@ def unusable_warnings(job: JobSpec, found: Settings) -> Iterator[str]:
             yield f"environment.{name}: takes the place of the image's own, which its programs may need"
 
 
-def _variables(job: JobSpec, found: Settings) -> Iterator[Fault]:
+def _variables(job: JobSpec, found: Settings) -> Iterator[Issue]:
     for name, value in {**found.environment, **job.environment}.items():
         if name in _REFUSED_VARIABLES:
             problem, remedy = _REFUSED_VARIABLES[name]
-            yield Fault(f"environment.{name}", f"cannot be set on SageMaker: it {problem}", value, remedy)
+            yield Issue(
+                "environment-variable-unusable",
+                f"environment.{name}",
+                f"cannot be set on SageMaker: it {problem}",
+                value,
+                remedy,
+            )
 
 
-def _tags(found: Settings) -> Iterator[Fault]:
+def _tags(found: Settings) -> Iterator[Issue]:
     for name, value in found.tags.items():
         if name.lower().startswith(_OWN_TAGS):
             problem = f"begins with {_OWN_TAGS}, as the tags by which a run is found again"
-            yield Fault(f"backend.tags.{name}", problem, value, "Rename it")
+            yield Issue("tag-prefix-reserved", f"backend.tags.{name}", problem, value, "Rename it")
 
 
-def _network(found: Settings) -> Iterator[Fault]:
+def _network(found: Settings) -> Iterator[Issue]:
     for path, ids, prefix in (
         ("backend.vpc.subnets", found.subnets, "subnet-"),
         ("backend.vpc.security_group_ids", found.security_group_ids, "sg-"),
     ):
         if wrong := [it for it in ids if not it.startswith(prefix)]:
-            yield Fault(path, f"ids begin with {prefix}", wrong[0], "Check which list an id belongs to")
+            yield Issue(
+                "vpc-id-invalid", path, f"ids begin with {prefix}", wrong[0], "Check which list an id belongs to"
+            )
         elif wrong := [it for it in ids if not _DIGITS.fullmatch(it.removeprefix(prefix))]:
             problem = f"an id is {prefix} and hexadecimal digits"
-            yield Fault(path, problem, wrong[0], f"Write for example {prefix}0123456789abcdef0")
+            yield Issue("vpc-id-malformed", path, problem, wrong[0], f"Write for example {prefix}0123456789abcdef0")
         elif len(set(ids)) < len(ids):
-            yield Fault(path, "holds an id twice", list(ids), "Keep one of each")
+            yield Issue("vpc-id-repeated", path, "holds an id twice", list(ids), "Keep one of each")
 
 
-def _storage(job: JobSpec, found: Settings) -> Iterator[Fault]:
+def _storage(job: JobSpec, found: Settings) -> Iterator[Issue]:
     options = job.storage_options
     if options.endpoint_url is not None or found.region is None:
         return
@@ -90,17 +98,23 @@ def _storage(job: JobSpec, found: Settings) -> Iterator[Fault]:
             partition = partition_of(options.region)
         except ValueError:
             problem, remedy = "is not a region of AWS", "Write a region such as us-west-2"
-            yield Fault("storage_options.region", problem, options.region, remedy)
+            yield Issue("storage-region-unknown", "storage_options.region", problem, options.region, remedy)
             return
         if partition != own:
             problem = f"is of partition {partition}, the job runs in {found.region}, which is of {own}"
-            yield Fault("storage_options.region", problem, options.region, "Use a bucket of the job's own partition")
+            yield Issue(
+                "storage-partition-mismatch",
+                "storage_options.region",
+                problem,
+                options.region,
+                "Use a bucket of the job's own partition",
+            )
     of_bucket, key = options.region or found.region, options.kms_key_id or ""
     parts = key.split(":")
     if len(parts) > 3 and parts[0] == "arn" and parts[1] == own and parts[3] != of_bucket:
         problem = f"is in {parts[3] or 'no region'}, and the bucket in {of_bucket}"
         remedy = f"Name a key in {of_bucket}, or the bucket's region: storage_options.region={parts[3]}"
-        yield Fault("storage_options.kms_key_id", problem, key, remedy)
+        yield Issue("storage-key-region-mismatch", "storage_options.kms_key_id", problem, key, remedy)
 
 
 def _is_loopback(endpoint: str) -> bool:

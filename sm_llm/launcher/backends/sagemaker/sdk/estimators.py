@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, PlanError, SubmitError
+from sm_llm.errors import Issue, PlanError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import request_digest
 from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, changed_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, changed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import inputs_by_name, specified
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_faults, hyperparameter_faults
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_issues, hyperparameter_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
     is_pipeline,
-    region_faults,
-    variable_faults,
+    region_issues,
+    variable_issues,
     was_created,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
@@ -93,7 +93,7 @@ def estimator(
     staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
     region = json.loads(staged.request["HyperParameters"]["sagemaker_region"])
     own_metrics = staged.request["AlgorithmSpecification"].get("MetricDefinitions", ())
-    _refuse([*region_faults(session, region), *passed_faults(rest, own_metrics)])
+    _refuse([*region_issues(session, region), *passed_issues(rest, own_metrics)])
     return kind(staged, session, rest)
 
 
@@ -103,7 +103,16 @@ def _job(loaded: Loaded) -> Loaded:
     if isinstance(loaded.spec, JobSpec) and loaded.spec.backend.name == "sagemaker":
         return loaded
     remedy = "Give one job with backend.name=sagemaker; for workflows there is sm_llm.pipelines"
-    raise PlanError([Fault("backend.name", "an estimator is for a training job of SageMaker", remedy=remedy)])
+    raise PlanError(
+        [
+            Issue(
+                "estimator-backend-unsupported",
+                "backend.name",
+                "an estimator is for a training job of SageMaker",
+                remedy=remedy,
+            )
+        ]
+    )
 
 
 class Staged:
@@ -219,8 +228,8 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._first = self._staged = staged
         self._fitted = False
         self._more_tags = kwargs.get("tags") or []
-        _refuse(hyperparameter_faults(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
-        _refuse(variable_faults(session, kwargs))
+        _refuse(hyperparameter_issues(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
+        _refuse(variable_issues(session, kwargs))
         self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
         self._address: Any = None
         self._is_fitting = False
@@ -269,8 +278,8 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         given = inputs_by_name(inputs)
         values = {f"inputs.{name}": getattr(it, "config", it) for name, it in given.items() if isinstance(name, str)}
         _refuse([
-            *changed_faults(self, self._built), *fit_faults(self.submission, given, job_name),
-            *variable_faults(self.sagemaker_session, values),
+            *changed_issues(self, self._built), *fit_issues(self.submission, given, job_name),
+            *variable_issues(self.sagemaker_session, values),
         ])  # fmt: skip
         return {**self.channels, **given} or None
 
@@ -332,9 +341,9 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         return own
 
     def set_hyperparameters(self, **given: Any) -> None:
-        variables = variable_faults(self.sagemaker_session, {"hyperparameters": given})
-        faults = hyperparameter_faults(self._staged.submission, self._staged.plan, given)
-        _refuse([*changed_faults(self, self._built), *variables, *faults])
+        variables = variable_issues(self.sagemaker_session, {"hyperparameters": given})
+        issues = hyperparameter_issues(self._staged.submission, self._staged.plan, given)
+        _refuse([*changed_issues(self, self._built), *variables, *issues])
         self._given["hyperparameters"] |= given
         super().set_hyperparameters(**given)
         self._built = attributes(self)
@@ -343,9 +352,9 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         if not self._is_fitting:  # TrainingStep(estimator=…), TuningStep(tuner=…), Airflow's training_config
             problem = "is used without fit, which gives the job its inputs and the address of its run"
             remedy = "Write step_args=estimator.fit(inputs), for a tuner step_args=tuner.fit(inputs)"
-            raise PlanError([Fault("estimator", problem, remedy=remedy)])
+            raise PlanError([Issue("estimator-without-fit", "estimator", problem, remedy=remedy)])
         for it in (self, self._source):  # a step is prepared when its pipeline is defined, after ``fit``
-            _refuse(changed_faults(it, it._built) if it is not None else ())
+            _refuse(changed_issues(it, it._built) if it is not None else ())
         with of_session(self.sagemaker_session):
             self._staged.store(with_record=self._address in (None, self.submission.job.run_uri))
         super()._prepare_for_training(job_name=job_name)
@@ -364,8 +373,8 @@ def _with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, **given, **both}
 
 
-def _refuse(faults: Iterable[Fault]) -> None:
-    if found := list(faults):
+def _refuse(issues: Iterable[Issue]) -> None:
+    if found := list(issues):
         raise PlanError(found)
 
 

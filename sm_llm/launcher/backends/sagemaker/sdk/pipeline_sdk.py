@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import EXECUTION
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import of_session, pytorch, without_telemetry
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline, region_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline, region_issues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,14 +39,20 @@ def pipeline_of(found: PipelineDefinition, session: Any = None) -> Any:
     return Pipeline(found.name, parameters=list(own.values()), steps=steps, sagemaker_session=session)
 
 
-def session_faults(session: Any, region: str) -> Iterator[Fault]:
+def session_issues(session: Any, region: str) -> Iterator[Issue]:
     """A session that would start the jobs of the steps at once, or store the pipeline in another region."""
     if session is None:
         return
     if not is_pipeline(session):
         problem = "must be a PipelineSession: with any other the steps would start at once"
-        yield Fault("sagemaker_session", problem, type(session).__name__, "Give a PipelineSession, or leave it out")
-    yield from region_faults(session, region)
+        yield Issue(
+            "pipeline-session-expected",
+            "sagemaker_session",
+            problem,
+            type(session).__name__,
+            "Give a PipelineSession, or leave it out",
+        )
+    yield from region_issues(session, region)
 
 
 def stored_with(session: Any) -> AbstractContextManager[None]:

@@ -1,6 +1,6 @@
 """Attributes of an estimator that are set after it was built: they would reach the request without any check.
 
-``attributes`` describes an estimator; ``changed_faults`` compares it with an earlier description. A new attribute
+``attributes`` describes an estimator; ``changed_issues`` compares it with an earlier description. A new attribute
 counts as a change too, for a mistyped name has no effect.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS
-from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.spec.validation.fields import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,8 +31,8 @@ def attributes(estimator: Any) -> dict[str, Any]:
     return {name: _fixed(value) for name, value in vars(estimator).items() if name not in left_out}
 
 
-def changed_faults(estimator: Any, built: Mapping[str, Any]) -> Iterator[Fault]:
-    """A fault for every attribute that differs from ``built``, an earlier result of ``attributes``."""
+def changed_issues(estimator: Any, built: Mapping[str, Any]) -> Iterator[Issue]:
+    """A issue for every attribute that differs from ``built``, an earlier result of ``attributes``."""
     now = attributes(estimator)
     for name in sorted({*built, *now}):
         if name in built and name in now and built[name] == now[name]:
@@ -49,7 +49,9 @@ def changed_faults(estimator: Any, built: Mapping[str, Any]) -> Iterator[Fault]:
             remedy = effect.target
         elif effect is not None:
             remedy = f"Give it as an argument: sm_llm.estimator(spec, {argument}=...)"
-        yield Fault(argument, problem, now.get(name), remedy or "Build another estimator")
+        yield Issue(
+            "estimator-attribute-changed", argument, problem, now.get(name), remedy or "Build another estimator"
+        )
 
 
 def _fixed(value: Any) -> Any:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.bucket_names import bucket_problem
 from sm_llm.contract.job_file import JOB_CHANNEL
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.channels import read_channels
-from sm_llm.launcher.backends.sagemaker.request.limits import value_faults
+from sm_llm.launcher.backends.sagemaker.request.limits import value_issues
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.storage.uri import is_s3
 
@@ -53,7 +53,7 @@ def inputs_by_name(inputs: Any) -> dict[Any, Any]:
 
 
 def specified(inputs: Any) -> dict[str, dict[str, Any]]:
-    """Inputs that ``fit`` was given and that have no faults, in the form of the specification's ``inputs``."""
+    """Inputs that ``fit`` was given and that have no issues, in the form of the specification's ``inputs``."""
     return {name: _specified(value) for name, value in inputs_by_name(inputs).items()}
 
 
@@ -73,8 +73,8 @@ def _specified(value: Any) -> dict[str, Any]:
     }
 
 
-def input_faults(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) -> Iterator[Fault]:
-    """Faults of the channels that ``fit`` is given for a job as its worker reads it.
+def input_issues(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) -> Iterator[Issue]:
+    """Issues of the channels that ``fit`` is given for a job as its worker reads it.
 
     ``has_network`` is whether the job runs in a VPC, which file systems need.
     """
@@ -82,44 +82,59 @@ def input_faults(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
     for name, value in inputs.items():
         if not isinstance(name, str):
             problem = "the name of a channel must be text, not a pipeline variable"
-            yield Fault("inputs", problem, getattr(name, "expr", name), "Write the name itself")
+            yield Issue(
+                "channel-name-is-variable", "inputs", problem, getattr(name, "expr", name), "Write the name itself"
+            )
             continue
         if name == JOB_CHANNEL:
             continue
         path = f"inputs.{name}"
-        if faults := list(_value_faults(path, value)):
-            yield from faults
+        if issues := list(_value_issues(path, value)):
+            yield from issues
             continue
         if read is not None and name not in read:
             yield _unread(job, name, read, _uri(value))
         config = getattr(value, "config", None)
         if isinstance(config, dict):
-            yield from _setting_faults(path, config, is_script=isinstance(job.task, ScriptTask))
+            yield from _setting_issues(path, config, is_script=isinstance(job.task, ScriptTask))
             if "FileSystemDataSource" in config.get("DataSource", {}) and not has_network:
                 remedy = "Set backend.vpc.subnets and backend.vpc.security_group_ids to the file system's"
-                yield Fault(path, "a file system can be mounted only inside its network", remedy=remedy)
+                yield Issue(
+                    "channel-file-system-without-vpc",
+                    path,
+                    "a file system can be mounted only inside its network",
+                    remedy=remedy,
+                )
 
 
-def _value_faults(path: str, value: Any) -> Iterator[Fault]:
+def _value_issues(path: str, value: Any) -> Iterator[Issue]:
     """What is not an input, or what the service would refuse of one; variables of a pipeline have a default at most."""
     config = {"DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": value}}}
     if not isinstance(value, str) and not hasattr(value, "expr"):
         found = getattr(value, "config", None)
         if not isinstance(found, dict):
-            yield Fault(path, "is not an input", value, "Write s3://bucket/prefix, a TrainingInput or FileSystemInput")
+            yield Issue(
+                "channel-invalid",
+                path,
+                "is not an input",
+                value,
+                "Write s3://bucket/prefix, a TrainingInput or FileSystemInput",
+            )
             return
         config = found
     uri = config["DataSource"].get("S3DataSource", {}).get("S3Uri", "")
     uri = getattr(uri, "default_value", uri)
     if isinstance(uri, str) and uri and not is_s3(uri):
-        yield Fault(path, "is not a prefix in S3", uri, "Write s3://bucket/prefix")
+        yield Issue("channel-address-invalid", path, "is not a prefix in S3", uri, "Write s3://bucket/prefix")
     elif isinstance(uri, str) and uri and (problem := bucket_problem(uri.removeprefix("s3://").partition("/")[0])):
-        yield Fault(path, f"names no valid bucket: a name {problem}", uri, "Write s3://bucket/prefix")
+        yield Issue(
+            "channel-bucket-invalid", path, f"names no valid bucket: a name {problem}", uri, "Write s3://bucket/prefix"
+        )
     elif not any(hasattr(it, "expr") for _, it in _leaves(config, "")):
-        yield from value_faults("InputDataConfig.*", {**config, "ChannelName": "any"}, path)
+        yield from value_issues("InputDataConfig.*", {**config, "ChannelName": "any"}, path)
 
 
-def _unread(job: JobSpec, name: str, read: set[str], uri: Any) -> Fault:
+def _unread(job: JobSpec, name: str, read: set[str], uri: Any) -> Issue:
     task = job.task
     reads = f"it reads {', '.join(sorted(read))}" if read else "it reads no channel"
     if isinstance(task, TrainTask) and task.data.format == "synthetic":
@@ -129,7 +144,9 @@ def _unread(job: JobSpec, name: str, read: set[str], uri: Any) -> Fault:
     if isinstance(task, TrainTask) and task.data.format == "synthetic":
         whole += " task.data.format=rows"
     remedy = f"Name it in the specification: {whole}; or leave it out"
-    return Fault(f"inputs.{name}", f"the {task.kind} task does not read this channel: {reads}", uri, remedy)
+    return Issue(
+        "channel-unread", f"inputs.{name}", f"the {task.kind} task does not read this channel: {reads}", uri, remedy
+    )
 
 
 def _uri(value: Any) -> Any:
@@ -138,20 +155,32 @@ def _uri(value: Any) -> Any:
     return uri if isinstance(uri, str) else "URI"
 
 
-def _setting_faults(path: str, config: Mapping[str, Any], *, is_script: bool) -> Iterator[Fault]:
+def _setting_issues(path: str, config: Mapping[str, Any], *, is_script: bool) -> Iterator[Issue]:
     for setting, value in _leaves(config, ""):
         name = setting.rpartition(".")[2]
         allowed = _SETTINGS.get(setting, ((), ()))[is_script]
         if hasattr(value, "expr") and allowed:
             if set(allowed) != _EVERY_DISTRIBUTION:
                 problem = "must be a value, not a pipeline variable: not every value works"
-                yield Fault(f"{path}.{name}", problem, value.expr, f"Write {' or '.join(allowed)}")
+                yield Issue(
+                    "channel-setting-is-variable",
+                    f"{path}.{name}",
+                    problem,
+                    value.expr,
+                    f"Write {' or '.join(allowed)}",
+                )
             continue
         if allowed is None or value in allowed:
             continue
         remedy = f"Use {' or '.join(allowed)}" if allowed else "Leave it out"
         seen = getattr(value, "expr", value)
-        yield Fault(f"{path}.{name}", _WHY.get(setting, "has no effect that the job knows of"), seen, remedy)
+        yield Issue(
+            "channel-setting-without-effect",
+            f"{path}.{name}",
+            _WHY.get(setting, "has no effect that the job knows of"),
+            seen,
+            remedy,
+        )
 
 
 def _leaves(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:

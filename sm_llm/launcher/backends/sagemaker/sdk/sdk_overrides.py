@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import applied, is_reserved, overrides
 from sm_llm.contract.job_file import JOB_CHANNEL
-from sm_llm.errors import Fault, PlanError, SpecError
-from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched, variable_fault
-from sm_llm.launcher.backends.sagemaker.request.limits import limit_faults
+from sm_llm.errors import Issue, PlanError, SpecError
+from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched, variable_issue
+from sm_llm.launcher.backends.sagemaker.request.limits import limit_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_issues
 from sm_llm.launcher.planning.planner import load_whole, plan_loaded
-from sm_llm.spec.environment.variables import reserved_faults
+from sm_llm.spec.environment.variables import reserved_issues
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.reference.schema import dotted_paths, knows
-from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.spec.validation.fields import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +37,8 @@ def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     ``sdk_effects.EFFECTS`` lists the effect of every argument. Raises ``PlanError`` for names that are none (the SDK
     drops them silently), for arguments that are not listed and for what follows from the specification.
     """
-    if faults := list(_argument_faults(kind, kwargs)):
-        raise PlanError(faults)
+    if issues := list(_argument_issues(kind, kwargs)):
+        raise PlanError(issues)
     fields, rest = {}, {}
     for name, value in kwargs.items():
         effect = EFFECTS[name]
@@ -54,61 +54,83 @@ def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     return fields, rest
 
 
-def _argument_faults(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Fault]:
+def _argument_issues(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Issue]:
     for name, value in kwargs.items():
         effect = EFFECTS.get(name)
         if effect is None:
             known = _parameters(kind)
             if name in known:
                 problem = "is an argument of the SDK whose effect on the job is not known"
-                yield Fault(name, problem, shown(value), "Leave it out")
+                yield Issue("estimator-argument-unsupported", name, problem, shown(value), "Leave it out")
             else:
-                yield Fault(name, "is not an argument of PyTorch; the SDK drops it", value, did_you_mean(name, known))
+                yield Issue(
+                    "estimator-argument-unknown",
+                    name,
+                    "is not an argument of PyTorch; the SDK drops it",
+                    value,
+                    did_you_mean(name, known),
+                )
         elif effect.kind == "refused":
             if value is not None and not any(value is it or value == it for it in effect.neutral):
-                yield Fault(name, effect.reason, shown(value), effect.target)
+                yield Issue("estimator-argument-refused", name, effect.reason, shown(value), effect.target)
         elif is_variable(value) and not effect.variable:
             problem = "must be a value: job.json and how many processes start follow from it, before a pipeline starts"
-            yield Fault(name, problem, shown(value), _instead(name, effect))
+            yield Issue("estimator-argument-is-variable", name, problem, shown(value), _instead(name, effect))
         else:
-            yield from _name_faults(name, value)
+            yield from _name_issues(name, value)
     network = {name: is_variable(kwargs[name]) for name in ("subnets", "security_group_ids") if kwargs.get(name)}
     if len(set(network.values())) == 2:
         variable, fixed = sorted(network, key=lambda it: not network[it])
         problem = f"holds a pipeline variable, and {fixed} holds values: the two are checked together"
-        yield Fault(variable, problem, shown(kwargs[variable]), "Give both as values, or both as variables")
+        yield Issue(
+            "estimator-network-mixed",
+            variable,
+            problem,
+            shown(kwargs[variable]),
+            "Give both as values, or both as variables",
+        )
 
 
 def _instead(name: str, effect: Effect) -> str:
     return f"Give a value, here or as {effect.target}" if effect.kind == "field" else f"Give {name} a value"
 
 
-def _name_faults(argument: str, value: Any) -> Iterator[Fault]:
+def _name_issues(argument: str, value: Any) -> Iterator[Issue]:
     """Names that are not text: a pipeline variable has a value only once the pipeline runs."""
     if argument in _NAMED_BY_KEY and isinstance(value, dict):
         names = list(value)
     elif argument == "tags" and isinstance(value, list):
-        yield from _tag_faults(value)
+        yield from _tag_issues(value)
         names = [tag["Key"] for tag in value if isinstance(tag, dict) and "Key" in tag]
     else:
         return
     for name in names:
         if not isinstance(name, str):
-            yield Fault(argument, "a name must be text, not a pipeline variable", shown(name), "Write the name itself")
+            yield Issue(
+                "estimator-name-is-variable",
+                argument,
+                "a name must be text, not a pipeline variable",
+                shown(name),
+                "Write the name itself",
+            )
     if argument == "environment":
-        yield from reserved_faults(name for name in names if isinstance(name, str))
+        yield from reserved_issues(name for name in names if isinstance(name, str))
 
 
-def _tag_faults(tags: list[Any]) -> Iterator[Fault]:
+def _tag_issues(tags: list[Any]) -> Iterator[Issue]:
     """Tags that are not the SDK's pairs, or that give one key two values: the service refuses both."""
     for tag in tags:
         if not isinstance(tag, dict) or set(tag) != {"Key", "Value"}:
-            yield Fault(
-                "tags", "a tag must have Key and Value, and nothing else", shown(tag), "Write {'Key': …, 'Value': …}"
+            yield Issue(
+                "tag-malformed",
+                "tags",
+                "a tag must have Key and Value, and nothing else",
+                shown(tag),
+                "Write {'Key': …, 'Value': …}",
             )
     keys = [tag["Key"] for tag in tags if isinstance(tag, dict) and isinstance(tag.get("Key"), str)]
     for key in sorted({it for it in keys if keys.count(it) > 1}):
-        yield Fault("tags", f"the key {key!r} is given {keys.count(key)} times", remedy="Keep one")
+        yield Issue("tag-repeated", "tags", f"the key {key!r} is given {keys.count(key)} times", remedy="Keep one")
 
 
 def _parameters(kind: Any) -> list[str]:
@@ -153,48 +175,58 @@ def _usual(entry: tuple[str, Any]) -> tuple[str, Any]:
     return (name, value) if default is None else (name, default)
 
 
-def hyperparameter_faults(submission: Submission, plan: Plan, given: Mapping[str, Any]) -> Iterator[Fault]:
+def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str, Any]) -> Iterator[Issue]:
     """What the service would refuse, or the worker minutes after the job has begun to cost: names, values, lengths.
 
     ``plan`` is that of the job that ``submission`` starts.
     """
     if not isinstance(given, dict):
-        yield Fault("hyperparameters", "must be a mapping", given, "Write {'task.max_steps': 100}")
+        yield Issue(
+            "hyperparameters-not-a-mapping",
+            "hyperparameters",
+            "must be a mapping",
+            given,
+            "Write {'task.max_steps': 100}",
+        )
         return
     reserved = [name for name in given if isinstance(name, str) and is_reserved(name)]
     for name in reserved:
         problem = "is a hyperparameter of sm_llm or the training toolkit: it follows from the specification"
         remedy = "Leave it out; storage, task, compute and task.parallelism are the fields it follows from"
-        yield Fault(f"hyperparameters.{name}", problem, shown(given[name]), remedy)
+        yield Issue("hyperparameter-reserved", f"hyperparameters.{name}", problem, shown(given[name]), remedy)
     if reserved:
         return
-    named = [*_variable_faults(submission.job.spec, [name for name, value in given.items() if is_variable(value)])]
+    named = [*_variable_issues(submission.job.spec, [name for name, value in given.items() if is_variable(value)])]
     yield from named
-    refused = {fault.path for fault in named}  # their default values would be refused once more
+    refused = {issue.path for issue in named}  # their default values would be refused once more
     given = {name: value for name, value in given.items() if f"hyperparameters.{name}" not in refused}
     try:
         texts = {name: json.dumps(value) for name, value in map(_usual, given.items()) if not is_variable(value)}
     except (TypeError, ValueError) as error:
-        yield Fault("hyperparameters", f"cannot be written as JSON, which the SDK makes of them: {error}")
+        yield Issue(
+            "hyperparameters-not-json",
+            "hyperparameters",
+            f"cannot be written as JSON, which the SDK makes of them: {error}",
+        )
         return
     whole, too_long = {**submission.request["HyperParameters"], **texts}, False
-    for fault in limit_faults({**submission.request, "HyperParameters": whole}):
-        if fault.path.startswith("HyperParameters"):
+    for issue in limit_issues({**submission.request, "HyperParameters": whole}):
+        if issue.path.startswith("HyperParameters"):
             too_long = True
-            path = fault.path.replace("HyperParameters", "hyperparameters", 1)
-            yield replace(fault, path=path, remedy="Set it in the specification: a job file has no such limit")
+            path = issue.path.replace("HyperParameters", "hyperparameters", 1)
+            yield replace(issue, path=path, remedy="Set it in the specification: a job file has no such limit")
     try:
         _, changes = applied(submission.job, texts)
         if not too_long:
-            yield from _launch_faults(plan, changes)
+            yield from _launch_issues(plan, changes)
     except (SpecError, PlanError) as error:
-        for fault in error.faults:
-            own = submission.job.spec.task.kind == "script" and "." not in fault.path
-            remedy = "Arguments of the program are task.args" if own else fault.remedy
-            yield replace(fault, path=f"hyperparameters.{fault.path}", origin="", remedy=remedy)
+        for issue in error.issues:
+            own = submission.job.spec.task.kind == "script" and "." not in issue.path
+            remedy = "Arguments of the program are task.args" if own else issue.remedy
+            yield replace(issue, path=f"hyperparameters.{issue.path}", origin="", remedy=remedy)
 
 
-def _variable_faults(job: JobSpec, names: Sequence[Any]) -> Iterator[Fault]:
+def _variable_issues(job: JobSpec, names: Sequence[Any]) -> Iterator[Issue]:
     """Names of hyperparameters whose values only a pipeline knows: the worker would refuse them whatever they are."""
     written = job.model_dump()
     for change in overrides({name: "" for name in names if isinstance(name, str)}):
@@ -204,14 +236,14 @@ def _variable_faults(job: JobSpec, names: Sequence[Any]) -> Iterator[Fault]:
             known = sorted(".".join(path) for path in dotted_paths(JobSpec, written))
             own = job.task.kind == "script" and "." not in name
             remedy = "Arguments of the program are task.args" if own else did_you_mean(name, known)
-            yield Fault(where, "unknown key", remedy=remedy)
-        elif (fault := variable_fault(job, name)) is not None:
-            yield replace(fault, path=where)
+            yield Issue("hyperparameter-unknown", where, "unknown key", remedy=remedy)
+        elif (issue := variable_issue(job, name)) is not None:
+            yield replace(issue, path=where)
         elif name.startswith("environment."):
-            yield from reserved_faults([name.removeprefix("environment.")], "hyperparameters.environment")
+            yield from reserved_issues([name.removeprefix("environment.")], "hyperparameters.environment")
 
 
-def _launch_faults(plan: Plan, changes: Sequence[str]) -> Iterator[Fault]:
+def _launch_issues(plan: Plan, changes: Sequence[str]) -> Iterator[Issue]:
     """Changes that the request was made without: it would start the processes for another job than the worker reads.
 
     Raises ``SpecError`` and ``PlanError`` where the changed job cannot be planned.
@@ -230,24 +262,37 @@ def _launch_faults(plan: Plan, changes: Sequence[str]) -> Iterator[Fault]:
             continue
         if isinstance(alone, JobSpec) and launched(alone) != launched(plan.job):
             remedy = f"Give it to the specification: sm_llm.estimator(spec, {change!r})"
-            yield Fault(f"hyperparameters.{name}", PROBLEM, change.partition("=")[2], remedy)
+            yield Issue(
+                "hyperparameter-fixed-by-request", f"hyperparameters.{name}", PROBLEM, change.partition("=")[2], remedy
+            )
 
 
-def fit_faults(submission: Submission, inputs: Mapping[str, Any], job_name: Any) -> Iterator[Fault]:
+def fit_issues(submission: Submission, inputs: Mapping[str, Any], job_name: Any) -> Iterator[Issue]:
     """What ``fit`` is given and the SDK or the service would refuse, after the code had been stored."""
     request = dict(submission.request)
     own = {channel["ChannelName"] for channel in request["InputDataConfig"]}
     if JOB_CHANNEL in inputs:
         remedy = "Give the input another name"
-        yield Fault(f"inputs.{JOB_CHANNEL}", "is the name of the channel that brings the job itself", remedy=remedy)
-    yield from input_faults(submission.job.spec, inputs, has_network="VpcConfig" in request)
+        yield Issue(
+            "channel-name-reserved",
+            f"inputs.{JOB_CHANNEL}",
+            "is the name of the channel that brings the job itself",
+            remedy=remedy,
+        )
+    yield from input_issues(submission.job.spec, inputs, has_network="VpcConfig" in request)
     if job_name is not None and not isinstance(job_name, str):
-        yield Fault("job_name", "must be text, not a pipeline variable", shown(job_name), "Write the name itself")
+        yield Issue(
+            "job-name-is-variable",
+            "job_name",
+            "must be text, not a pipeline variable",
+            shown(job_name),
+            "Write the name itself",
+        )
     more = [{"ChannelName": name, "DataSource": {}} for name in inputs if isinstance(name, str) and name not in own]
     request |= {"InputDataConfig": [*request["InputDataConfig"], *more]}
     request |= {"TrainingJobName": job_name} if isinstance(job_name, str) else {}
-    for fault in limit_faults(request):
-        if fault.path == "TrainingJobName":
-            yield replace(fault, path="job_name", remedy="Leave it out, or write letters, digits and hyphens")
-        elif fault.path.startswith("InputDataConfig"):
-            yield replace(fault, path="inputs", remedy="Letters, digits and ._- name a channel; there are at most 20")
+    for issue in limit_issues(request):
+        if issue.path == "TrainingJobName":
+            yield replace(issue, path="job_name", remedy="Leave it out, or write letters, digits and hyphens")
+        elif issue.path.startswith("InputDataConfig"):
+            yield replace(issue, path="inputs", remedy="Letters, digits and ._- name a channel; there are at most 20")

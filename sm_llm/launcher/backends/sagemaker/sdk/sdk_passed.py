@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
-from sm_llm.launcher.backends.sagemaker.request.limits import value_faults
+from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.request.limits import value_issues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _PLACES = {
 """Argument -> its place in the request."""
 
 
-def passed_faults(passed: Mapping[str, Any], own_metrics: Sequence[Mapping[str, str]]) -> Iterator[Fault]:
+def passed_issues(passed: Mapping[str, Any], own_metrics: Sequence[Mapping[str, str]]) -> Iterator[Issue]:
     """What the SDK or the service would refuse, after the run's record was written.
 
     ``own_metrics`` are the metric definitions of the job itself, which count with those that are ``passed``.
@@ -30,25 +30,39 @@ def passed_faults(passed: Mapping[str, Any], own_metrics: Sequence[Mapping[str, 
     for name, place in _PLACES.items():
         value = passed.get(name)
         if value is not None and not hasattr(value, "expr"):
-            faults = list(value_faults(place, value, name))
-            if name == "metric_definitions" and not faults:
-                faults = list(_metric_faults(value, own_metrics))
-            yield from faults
+            issues = list(value_issues(place, value, name))
+            if name == "metric_definitions" and not issues:
+                issues = list(_metric_issues(value, own_metrics))
+            yield from issues
     level = passed.get("container_log_level")
     if level is not None and (isinstance(level, bool) or not isinstance(level, int)):
-        yield Fault("container_log_level", "must be a level of logging as a whole number", level, "Write 20 for INFO")
+        yield Issue(
+            "log-level-invalid",
+            "container_log_level",
+            "must be a level of logging as a whole number",
+            level,
+            "Write 20 for INFO",
+        )
 
 
-def _metric_faults(given: Sequence[Mapping[str, str]], own: Sequence[Mapping[str, str]]) -> Iterator[Fault]:
+def _metric_issues(given: Sequence[Mapping[str, str]], own: Sequence[Mapping[str, str]]) -> Iterator[Issue]:
     for number, rule in enumerate(given):
         path = f"metric_definitions.{number}.Regex"
         try:
             groups = re.compile(rule["Regex"]).groups
         except re.error as error:
-            yield Fault(path, f"is not a regular expression: {error}", rule["Regex"], "Correct it")
+            yield Issue(
+                "metric-regex-invalid", path, f"is not a regular expression: {error}", rule["Regex"], "Correct it"
+            )
             continue
         if not groups:
             problem = f"has no group, so {rule['Name']} would have no value"
-            yield Fault(path, problem, rule["Regex"], r"Put the number in parentheses: loss=([0-9.]+)")
+            yield Issue(
+                "metric-regex-without-group",
+                path,
+                problem,
+                rule["Regex"],
+                r"Put the number in parentheses: loss=([0-9.]+)",
+            )
     merged = {it["Name"]: it for it in (*own, *given)}
-    yield from value_faults(_METRICS, list(merged.values()), "metric_definitions")
+    yield from value_issues(_METRICS, list(merged.values()), "metric_definitions")

@@ -10,7 +10,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, PlanError
+from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import training_steps
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 
@@ -29,16 +29,16 @@ def watch_pipelines() -> None:
     @functools.wraps(original)
     def definition(self: Any) -> str:
         text: str = original(self)
-        if faults := list(_address_faults(json.loads(text))):
-            raise PlanError(faults)
+        if issues := list(_address_issues(json.loads(text))):
+            raise PlanError(issues)
         return text
 
     definition.compares_runs = True  # type: ignore[attr-defined]
     Pipeline.definition = definition
 
 
-def _address_faults(definition: Mapping[str, Any]) -> Iterator[Fault]:
-    """A fault for every step whose run lies where that of an earlier step does."""
+def _address_issues(definition: Mapping[str, Any]) -> Iterator[Issue]:
+    """A issue for every step whose run lies where that of an earlier step does."""
     first: dict[str, str] = {}
     for step in training_steps(definition["Steps"]):
         for tag in step["Arguments"].get("Tags", ()):
@@ -49,4 +49,4 @@ def _address_faults(definition: Mapping[str, Any]) -> Iterator[Fault]:
             if other != name:
                 problem = f"its run would lie where that of {other} does: specification, arguments and inputs are equal"
                 remedy = f"Name one of them differently: sm_llm.estimator(spec, 'name={name.lower()}', ...)"
-                yield Fault(f"steps.{name}", problem, tag["Value"], remedy)
+                yield Issue("step-address-shared", f"steps.{name}", problem, tag["Value"], remedy)

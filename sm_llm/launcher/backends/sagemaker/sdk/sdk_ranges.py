@@ -7,9 +7,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
-from sm_llm.launcher.backends.sagemaker.request.limits import known_values, value_faults
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import hyperparameter_faults, is_variable, shown
+from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.request.limits import known_values, value_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import hyperparameter_issues, is_variable, shown
 from sm_llm.spec.loading.yaml_text import to_typed
 
 if TYPE_CHECKING:
@@ -24,85 +24,115 @@ _MOST_TRIALS = 32
 """Combinations of values that are tried; with more, each value is tried with the first and the last of the others."""
 
 
-def range_faults(estimator: Any, ranges: Mapping[Any, Any]) -> list[Fault]:
-    """Faults of the ranges of a tuner for one of our estimators: of each, then of the trials that they lead to."""
+def range_issues(estimator: Any, ranges: Mapping[Any, Any]) -> list[Issue]:
+    """Issues of the ranges of a tuner for one of our estimators: of each, then of the trials that they lead to."""
     given = estimator.hyperparameters_given
-    faults = [fault for name, value in ranges.items() for fault in _own_faults(name, value)]
-    faults += _overlaps(list(ranges), given)
-    return faults or list(_trial_faults(estimator, ranges, given))
+    issues = [issue for name, value in ranges.items() for issue in _own_issues(name, value)]
+    issues += _overlaps(list(ranges), given)
+    return issues or list(_trial_issues(estimator, ranges, given))
 
 
-def _own_faults(name: Any, value: Any) -> Iterator[Fault]:
-    """Faults of one range by itself."""
+def _own_issues(name: Any, value: Any) -> Iterator[Issue]:
+    """Issues of one range by itself."""
     if not isinstance(name, str):
         problem = "a name must be text, not a pipeline variable"
-        yield Fault("hyperparameter_ranges", problem, getattr(name, "expr", name), "Write the name itself")
+        yield Issue(
+            "range-name-is-variable",
+            "hyperparameter_ranges",
+            problem,
+            getattr(name, "expr", name),
+            "Write the name itself",
+        )
         return
     path, kind = f"hyperparameter_ranges.{name}", getattr(value, "__name__", None)
     if kind not in _KINDS:
         remedy = "Give a ContinuousParameter, IntegerParameter or CategoricalParameter"
-        yield Fault(path, "is not a range of the SDK", shown(value), remedy)
+        yield Issue("range-invalid", path, "is not a range of the SDK", shown(value), remedy)
     elif any(map(is_variable, vars(value).values())):
         problem = "must hold values, not pipeline variables: trials are checked before they start"
-        yield Fault(path, problem, None, "Write numbers or text; hyperparameters of the estimator take variables")
+        yield Issue(
+            "range-holds-variable",
+            path,
+            problem,
+            None,
+            "Write numbers or text; hyperparameters of the estimator take variables",
+        )
     elif kind == "Categorical":
-        yield from value_faults(_PLACE, value.as_json_range(name), path, _OPERATION)
+        yield from value_issues(_PLACE, value.as_json_range(name), path, _OPERATION)
         if len(set(value.values)) < len(value.values):
-            yield Fault(path, "has a value twice", value.values, "Keep one of the two")
+            yield Issue("range-value-repeated", path, "has a value twice", value.values, "Keep one of the two")
     else:
-        yield from _bound_faults(path, value, kind)
+        yield from _bound_issues(path, value, kind)
 
 
-def _bound_faults(path: str, value: Any, kind: str) -> Iterator[Fault]:
+def _bound_issues(path: str, value: Any, kind: str) -> Iterator[Issue]:
     low, high = value.min_value, value.max_value
     wanted = int if kind == "Integer" else (int, float)
     for bound in (low, high):
         if isinstance(bound, bool) or not isinstance(bound, wanted) or not math.isfinite(bound):
-            yield Fault(path, f"a bound must be a {'whole ' if kind == 'Integer' else ''}number", bound, "Correct it")
+            yield Issue(
+                "range-bound-not-a-number",
+                path,
+                f"a bound must be a {'whole ' if kind == 'Integer' else ''}number",
+                bound,
+                "Correct it",
+            )
             return
     if low >= high:
         problem = "must begin below its end" if low > high else "holds one value only"
         remedy = f"Write {type(value).__name__}({high}, {low})" if low > high else "Write it into the specification"
-        yield Fault(path, problem, [low, high], remedy)
+        yield Issue("range-bounds-reversed", path, problem, [low, high], remedy)
         return
     scale, known = value.scaling_type, known_values("HyperParameterScalingType")
     if scale not in known:
-        yield Fault(path, "is not a scale of a range", scale, f"Write one of {', '.join(known)}")
+        yield Issue("range-scale-unknown", path, "is not a scale of a range", scale, f"Write one of {', '.join(known)}")
     elif scale == "Logarithmic" and low <= 0:
-        yield Fault(path, "a logarithmic scale needs values above 0", low, "Raise the lower bound, or use Linear")
+        yield Issue(
+            "range-scale-needs-positive",
+            path,
+            "a logarithmic scale needs values above 0",
+            low,
+            "Raise the lower bound, or use Linear",
+        )
     elif scale == "ReverseLogarithmic" and (kind == "Integer" or low < 0 or high >= 1):
         problem = "a reverse logarithmic scale needs a continuous range from 0 to below 1"
-        yield Fault(path, problem, [low, high], "Use Linear, or other bounds")
+        yield Issue("range-scale-needs-fraction", path, problem, [low, high], "Use Linear, or other bounds")
 
 
-def _overlaps(names: list[Any], given: Mapping[str, Any]) -> Iterator[Fault]:
+def _overlaps(names: list[Any], given: Mapping[str, Any]) -> Iterator[Issue]:
     """Names that are set as well, or lie inside another: one of the two would have no effect."""
     texts = [name for name in names if isinstance(name, str)]
     for name, other in itertools.product(texts, given):
         if _overlap(name, other):
             problem = f"is tuned, so the hyperparameter {other} of the estimator has no effect"
-            yield Fault(f"hyperparameter_ranges.{name}", problem, shown(given[other]), "Leave one of the two out")
+            yield Issue(
+                "range-overrides-hyperparameter",
+                f"hyperparameter_ranges.{name}",
+                problem,
+                shown(given[other]),
+                "Leave one of the two out",
+            )
     for name, other in itertools.combinations(texts, 2):
         if _overlap(name, other):
             problem = f"and the range of {other} set one field"
-            yield Fault(f"hyperparameter_ranges.{name}", problem, remedy="Leave one of the two out")
+            yield Issue("ranges-overlap", f"hyperparameter_ranges.{name}", problem, remedy="Leave one of the two out")
 
 
 def _overlap(first: str, second: str) -> bool:
     return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
 
 
-def _trial_faults(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Fault]:
-    """The first fault of a trial: its values as the worker reads them, all together and with those that are set."""
+def _trial_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
+    """The first issue of a trial: its values as the worker reads them, all together and with those that are set."""
     for values in _trials({name: _tried(value) for name, value in ranges.items()}):
-        for fault in hyperparameter_faults(estimator.submission, estimator.plan, {**given, **values}):
-            path = fault.path.removeprefix("hyperparameters.")
+        for issue in hyperparameter_issues(estimator.submission, estimator.plan, {**given, **values}):
+            path = issue.path.removeprefix("hyperparameters.")
             name = next((it for it in values if _overlap(it, path)), None)
             if name is None:
                 trial = ", ".join(f"{key}={to_typed(value)}" for key, value in values.items())
-                yield replace(fault, path="hyperparameter_ranges", problem=f"a trial has {trial}: {fault}")
+                yield replace(issue, path="hyperparameter_ranges", message=f"a trial has {trial}: {issue}")
             else:
-                yield replace(fault, path=f"hyperparameter_ranges.{name}", seen=values[name])
+                yield replace(issue, path=f"hyperparameter_ranges.{name}", value=values[name])
             return
 
 

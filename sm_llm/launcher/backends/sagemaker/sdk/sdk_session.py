@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import is_variable, shown
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def is_pipeline(session: Any) -> bool:
     return isinstance(session, PipelineSession)
 
 
-def region_faults(session: Any, region: str) -> Iterator[Fault]:
+def region_issues(session: Any, region: str) -> Iterator[Issue]:
     """A session that would send the request of a job in ``region`` to another region, or store files in one."""
     client = getattr(getattr(session, "sagemaker_client", None), "meta", None)
     for path, found in (
@@ -31,13 +31,25 @@ def region_faults(session: Any, region: str) -> Iterator[Fault]:
     ):
         if found not in (None, region):
             problem = f"sends requests to {found}, and the job is of {region} (backend.region): image, keys and network"
-            yield Fault(path, problem, found, f"Give a session of {region}, or set backend.region={found}")
+            yield Issue(
+                "session-region-mismatch",
+                path,
+                problem,
+                found,
+                f"Give a session of {region}, or set backend.region={found}",
+            )
             return
     bucket = getattr(session, "_default_bucket", None) or getattr(session, "_default_bucket_name_override", None)
     match = _DEFAULT_BUCKET.fullmatch(bucket) if isinstance(bucket, str) else None
     if match and match["region"] != region:
         problem = f"is in {match['region']}, and the job is of {region} (backend.region)"
-        yield Fault("sagemaker_session.default_bucket", problem, bucket, f"Give a bucket in {region}")
+        yield Issue(
+            "session-bucket-region-mismatch",
+            "sagemaker_session.default_bucket",
+            problem,
+            bucket,
+            f"Give a bucket in {region}",
+        )
 
 
 def was_created(session: Any, name: str, output_path: str) -> bool:
@@ -53,13 +65,19 @@ def was_created(session: Any, name: str, output_path: str) -> bool:
     return bool(found.get("OutputDataConfig", {}).get("S3OutputPath", output_path) == output_path)
 
 
-def variable_faults(session: Any, given: Mapping[str, Any]) -> Iterator[Fault]:
+def variable_issues(session: Any, given: Mapping[str, Any]) -> Iterator[Issue]:
     """Pipeline variables in arguments by name, where ``session`` starts jobs: they have no value there."""
     if is_pipeline(session):
         return
     for name, value in given.items():
         if isinstance(value, dict):
-            yield from variable_faults(session, {f"{name}.{key}": item for key, item in value.items()})
+            yield from variable_issues(session, {f"{name}.{key}": item for key, item in value.items()})
         elif is_variable(value):
             remedy = "Give a value, or a PipelineSession as sagemaker_session"
-            yield Fault(name, "is a pipeline variable, which has no value outside a pipeline", shown(value), remedy)
+            yield Issue(
+                "variable-outside-pipeline",
+                name,
+                "is a pipeline variable, which has no value outside a pipeline",
+                shown(value),
+                remedy,
+            )

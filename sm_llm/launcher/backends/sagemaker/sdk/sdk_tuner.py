@@ -12,14 +12,14 @@ import re
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Fault, PlanError
+from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.jobs.names import normalised
 from sm_llm.launcher.backends.sagemaker.request.metrics import BETTER, METRICS, VALIDATION
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_faults
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_ranges import range_faults
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_ranges import range_issues
 from sm_llm.launcher.planning.checks import has_validation
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.spec.validation.faults import did_you_mean
+from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
     if tuner.estimator is not None:
         if not hasattr(tuner.estimator, "run_uri"):
             return inputs
-        _refuse(_tuner_faults(tuner))
+        _refuse(_tuner_issues(tuner))
         tuner.estimator = tuner.estimator.for_tuner()
         one = _Tuned(tuner, tuner.estimator, tuner.objective_metric_name, tuner._hyperparameter_ranges or {})
         tuner.metric_definitions = one.checked(tuner.metric_definitions)
@@ -77,7 +77,7 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
     ours = {name: it for name, it in tuner.estimator_dict.items() if hasattr(it, "run_uri")}
     found = dict(inputs or {})
     if ours:
-        _refuse(_tuner_faults(tuner))
+        _refuse(_tuner_issues(tuner))
     for name, given in ours.items():
         tuner.estimator_dict[name] = estimator = given.for_tuner()
         ranges = tuner._hyperparameter_ranges_dict[name] or {}
@@ -89,20 +89,20 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
     return found or None
 
 
-def _refuse(faults: Iterable[Fault]) -> None:
-    if found := list(faults):
+def _refuse(issues: Iterable[Issue]) -> None:
+    if found := list(issues):
         raise PlanError(found)
 
 
-def _tuner_faults(tuner: Any) -> Iterator[Fault]:
+def _tuner_issues(tuner: Any) -> Iterator[Issue]:
     """Settings of the tuner itself that would bypass the checks of its jobs."""
     if getattr(tuner, "autotune", False):
         problem = "would choose ranges by itself, those of the training toolkit's hyperparameters among them"
-        yield Fault("autotune", problem, True, "Give hyperparameter_ranges")
+        yield Issue("tuner-autotune-unsupported", "autotune", problem, True, "Give hyperparameter_ranges")
     if getattr(tuner, "instance_configs", None) or getattr(tuner, "instance_configs_dict", None):
         problem = "would start trials on machines that the job was not planned for"
         remedy = "Build the estimator with instance_type and instance_count"
-        yield Fault("override_resource_config", problem, remedy=remedy)
+        yield Issue("tuner-resources-unsupported", "override_resource_config", problem, remedy=remedy)
 
 
 class _Tuned:
@@ -115,54 +115,78 @@ class _Tuned:
         self._ranges = ranges
 
     def checked(self, definitions: list[dict[str, str]] | None) -> list[dict[str, str]]:
-        """The tuner's metric definitions and the estimator's. Raises ``PlanError`` with all faults of trials."""
+        """The tuner's metric definitions and the estimator's. Raises ``PlanError`` with all issues of trials."""
         own = {it["Name"]: it for it in self._estimator.metric_definitions or []}
         _refuse([
-            *self._lost_faults(), *range_faults(self._estimator, self._ranges),
-            *passed_faults({"metric_definitions": definitions or None}, list(own.values())),
+            *self._lost_issues(), *range_issues(self._estimator, self._ranges),
+            *passed_issues({"metric_definitions": definitions or None}, list(own.values())),
         ])  # fmt: skip
         given = {it["Name"]: it for it in definitions or []}
         merged = {**own, **given}
-        _refuse(self._objective_faults(list(merged)))
+        _refuse(self._objective_issues(list(merged)))
         for name in sorted(set(METRICS) & set(given)):
             if given[name] != own.get(name, given[name]):
                 _warn(f"metric_definitions: {given[name]['Regex']!r} replaces the rule of sm_llm for {name}")
         return list(merged.values())
 
-    def _lost_faults(self) -> Iterator[Fault]:
+    def _lost_issues(self) -> Iterator[Issue]:
         for attribute, (path, lacks) in _LOST.items():
             if getattr(self._estimator, attribute, None):
                 remedy = "Leave it out, or launch the trials as jobs of their own"
-                yield Fault(path, f"has no effect: a tuning job {lacks}", remedy=remedy)
+                yield Issue("tuner-setting-without-effect", path, f"has no effect: a tuning job {lacks}", remedy=remedy)
         if hasattr(self._objective, "expr"):
             problem = "must be text, not a pipeline variable"
-            yield Fault("objective_metric_name", problem, remedy="Write the name itself")
+            yield Issue("tuner-objective-is-variable", "objective_metric_name", problem, remedy="Write the name itself")
 
-    def _objective_faults(self, names: list[str]) -> Iterator[Fault]:
+    def _objective_issues(self, names: list[str]) -> Iterator[Issue]:
         objective, path = self._objective, "objective_metric_name"
         if objective is None:
             return
         if objective not in names:
             listed = f"Known: {', '.join(names)}" if names else "Set backend.metric_definitions=true"
             remedy = f"{did_you_mean(objective, names)} {listed}".strip()
-            yield Fault(path, "no metric definition has this name, so no trial would report it", objective, remedy)
+            yield Issue(
+                "tuner-objective-unknown",
+                path,
+                "no metric definition has this name, so no trial would report it",
+                objective,
+                remedy,
+            )
             return
         task = self._estimator.submission.job.spec.task
         if objective == VALIDATION and isinstance(task, TrainTask) and not has_validation(task):
             problem = "no trial would report it: the job has no validation rows"
-            yield Fault(path, problem, objective, "Set task.data.validation, or choose train:loss")
+            yield Issue(
+                "tuner-objective-without-validation",
+                path,
+                problem,
+                objective,
+                "Set task.data.validation, or choose train:loss",
+            )
         elif objective in METRICS and objective not in BETTER:
             outcomes = ", ".join(BETTER)
-            yield Fault(path, "is a setting of a trial, not its outcome", objective, f"Choose one of {outcomes}")
-        yield from self._direction_faults()
+            yield Issue(
+                "tuner-objective-is-a-setting",
+                path,
+                "is a setting of a trial, not its outcome",
+                objective,
+                f"Choose one of {outcomes}",
+            )
+        yield from self._direction_issues()
 
-    def _direction_faults(self) -> Iterator[Fault]:
+    def _direction_issues(self) -> Iterator[Issue]:
         right = BETTER.get(self._objective)
         if not isinstance(self._direction, str):
             return  # a pipeline variable
         if right is not None and self._direction != right:
             problem = f"would look for the worst trial by {self._objective}"
-            yield Fault("objective_type", problem, self._direction, f"Write objective_type={right!r}")
+            yield Issue(
+                "tuner-direction-reversed",
+                "objective_type",
+                problem,
+                self._direction,
+                f"Write objective_type={right!r}",
+            )
         elif right is None and self._direction == "Maximize" and _SMALL_IS_GOOD.search(self._objective):
             _warn(f"objective_type: the tuning job maximises {self._objective}; objective_type='Minimize' minimises it")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sm_llm.errors import Fault, SpecError
+from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.validation.step_faults import gathered, written
+from sm_llm.spec.validation.steps import gathered, written
 
 FETCH: dict[str, Any] = {"kind": "fetch", "source": "hf://org/name@main"}
 FLOW: dict[str, Any] = {
@@ -46,16 +46,19 @@ def test_a_field_is_named_where_it_is_written(step: str, path: str, where: str, 
 
 
 def test_a_shared_fault_is_told_once_and_names_the_steps_unless_it_is_of_all(flow: WorkflowSpec) -> None:
-    everywhere, somewhere = Fault("storage", "is none", [1]), Fault("backend.max_run_seconds", "is missing")
+    everywhere, somewhere = (
+        Issue("a-b", "storage", "is none", [1]),
+        Issue("a-c", "backend.max_run_seconds", "is missing"),
+    )
     found = list(gathered(flow, {"a": [everywhere], "b": [everywhere, somewhere]}))
-    assert [(fault.path, fault.problem) for fault in found] == [
+    assert [(fault.path, fault.message) for fault in found] == [
         ("storage", "is none"),
         ("backend.max_run_seconds", "is missing (step b)"),
     ]
-    assert list(gathered(flow, {"a": [everywhere]}, {"storage"})) == []
+    assert list(gathered(flow, {"a": [everywhere]}, [everywhere])) == []
 
 
 def test_a_variable_of_the_workflow_is_refused_once() -> None:
     with pytest.raises(SpecError) as caught:
         load({**FLOW, "environment": {"no name": "1"}})
-    assert [fault.path for fault in caught.value.faults] == ["environment.no name"]
+    assert [fault.path for fault in caught.value.issues] == ["environment.no name"]

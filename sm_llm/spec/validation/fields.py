@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 
 from pydantic import ValidationError
 
-from sm_llm.errors import Fault
+from sm_llm.errors import Issue
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.reference.schema import (
     block_for,
@@ -43,8 +43,8 @@ _LIMITS = {
 }
 
 
-def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
-    """The specification of a tree, and every fault in it.
+def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Issue]]:
+    """The specification of a tree, and every issue in it.
 
     Where something is wrong, the specification is that of the tree without the faulty parts (so that further
     checks can still read the rest), or None if too little is left. ``tree`` is changed: numbers typed without
@@ -58,23 +58,23 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Fault]]:
         for path, value in repairs:
             tree.replace(path, value)
         spec, places = _attempt(kind, tree)
-    reported = {fault.path for fault in too_large}
-    found = [_fault(kind, tree, path, detail) for path, detail in places]
+    reported = {issue.path for issue in too_large}
+    found = [_issue(kind, tree, path, detail) for path, detail in places]
     for path, _ in places:
         tree.remove(path)
-    return spec or _rest(kind, tree), [*too_large, *(fault for fault in found if fault.path not in reported)]
+    return spec or _rest(kind, tree), [*too_large, *(issue for issue in found if issue.path not in reported)]
 
 
-def _take_too_large(kind: type[Spec], tree: Tree) -> list[Fault]:
+def _take_too_large(kind: type[Spec], tree: Tree) -> list[Issue]:
     """Take out every whole number that no computer counts to: arithmetic with it has no end, or no float holds it."""
-    faults = []
+    issues = []
     for path, value in _leaves(tree.value, ()):
         is_large = isinstance(value, int) and abs(value) >= _COUNTABLE
         if is_large and int in members(annotation_at(kind, tree, path)):
             problem = f"must be less than 2**63 ({_COUNTABLE:,})"
-            faults.append(Fault(".".join(path), problem, value, origin=tree.origin(path)))
+            issues.append(Issue("number-beyond-int64", ".".join(path), problem, value, origin=tree.origin(path)))
             tree.remove(path)
-    return faults
+    return issues
 
 
 def _leaves(value: Any, path: Path) -> list[tuple[Path, Any]]:
@@ -207,7 +207,7 @@ def _is_text(kind: Any) -> bool:
     return kind is str or (get_origin(kind) is Annotated and kind.__origin__ is str)
 
 
-def _fault(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) -> Fault:
+def _issue(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) -> Issue:
     annotation = annotation_at(kind, tree, path)
     code = detail["type"]
     if code in ("union_tag_not_found", "union_tag_invalid"):
@@ -215,20 +215,28 @@ def _fault(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) 
     dotted, origin, seen = ".".join(path), tree.origin(path), tree.get(path)
     match code:
         case "extra_forbidden":
-            return Fault(dotted, "unknown key", seen, nearest(kind, tree, path), origin)
+            return Issue("key-unknown", dotted, "unknown key", seen, nearest(kind, tree, path), origin)
         case "missing" if seen is None:
-            return Fault(dotted, f"missing; expected {_expected(annotation)}", origin=origin)
+            return Issue("value-missing", dotted, f"missing; expected {_expected(annotation)}", origin=origin)
         case "union_tag_not_found":
-            return Fault(dotted, f"missing; choose {' or '.join(tag_values(annotation))}", origin=origin)
+            return Issue(
+                "choice-missing", dotted, f"missing; choose {' or '.join(tag_values(annotation))}", origin=origin
+            )
         case "union_tag_invalid":
             choices = list(tag_values(annotation))
-            return Fault(dotted, f"choose {' or '.join(choices)}", seen, did_you_mean(seen, choices), origin)
+            return Issue(
+                "choice-unknown", dotted, f"choose {' or '.join(choices)}", seen, did_you_mean(seen, choices), origin
+            )
         case "string_pattern_mismatch":
             pattern = detail.get("ctx", {}).get("pattern", "")
-            return Fault(dotted, f"does not have the form {pattern}", seen, origin=origin)
+            return Issue("value-form-invalid", dotted, f"does not have the form {pattern}", seen, origin=origin)
         case limit if limit in _LIMITS:
-            return Fault(dotted, _LIMITS[limit].format(**detail.get("ctx", {})), seen, origin=origin)
-    return Fault(dotted, f"expected {_expected(annotation)}", seen, _remedy(annotation, seen), origin)
+            return Issue(
+                "value-out-of-range", dotted, _LIMITS[limit].format(**detail.get("ctx", {})), seen, origin=origin
+            )
+    return Issue(
+        "value-type-invalid", dotted, f"expected {_expected(annotation)}", seen, _remedy(annotation, seen), origin
+    )
 
 
 def _expected(annotation: Any) -> str:

@@ -1,0 +1,79 @@
+"""Running a phase of checks: its checkers in order, without duplicates and without what only follows from other issues.
+
+A phase is a tuple of checkers: functions from the phase's subject (a job, a plan) to its issues. The phases are
+
+    spec      ``spec.validation.check``: what the fields of a specification say together
+    model     ``launcher.planning.checks``: the model's config, its weights and the degrees
+    data      ``launcher.planning.checks``: rows, text and tokenizer on this machine
+    backend   a backend's own: what the place cannot do for the job
+    request   a backend's own: what its service would refuse of the request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from sm_llm.errors import Issue
+
+S = TypeVar("S")
+Checker = Callable[[S], "Iterable[Issue]"]
+
+_Checker = TypeVar("_Checker", bound=Callable[..., Any])
+
+
+def blocked_by(*names: str) -> Callable[[_Checker], _Checker]:
+    """Declare that a checker has nothing to report after an error of one of ``names``: codes, or dotted paths."""
+
+    def declare(checker: _Checker) -> _Checker:
+        checker.blocked_by = names  # type: ignore[attr-defined]
+        return checker
+
+    return declare
+
+
+def run(checkers: Sequence[Checker[S]], subject: S, earlier: Sequence[Issue] = ()) -> list[Issue]:
+    """The issues of a phase, in the order of its checkers.
+
+    A checker does not run where an issue of ``earlier`` phases, or of a checker before it, blocks it.
+    """
+    found: list[Issue] = []
+    for checker in checkers:
+        names: tuple[str, ...] = getattr(checker, "blocked_by", ())
+        if not any(blocks(issue, names) for issue in (*earlier, *found)):
+            issues = (replace(it, blocked_by=(*it.blocked_by, *names)) for it in checker(subject))
+            found += settle(issues, (*earlier, *found))
+    return found
+
+
+def settle(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[Issue]:
+    """``found`` in its order, without duplicates and without what an error among ``earlier`` blocks."""
+    kept: list[Issue] = []
+    for issue in found:
+        is_repeated = any(is_same(issue, other) for other in (*earlier, *kept))
+        if not is_repeated and not any(blocks(other, issue.blocked_by) for other in earlier):
+            kept.append(issue)
+    return kept
+
+
+def blocks(issue: Issue, names: Iterable[str]) -> bool:
+    """Whether ``issue`` is an error that has one of the names as its code, or whose path overlaps with one of them."""
+    return issue.severity == "error" and any(name == issue.code or overlap(name, issue.path) for name in names)
+
+
+def overlap(first: str, second: str) -> bool:
+    """Whether one dotted path is the other, or leads to it."""
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
+
+
+def is_code(name: str) -> bool:
+    """Whether a name of ``blocked_by`` is a code: those have hyphens and no dots, dotted paths have not."""
+    return "-" in name and "." not in name
+
+
+def is_same(issue: Issue, other: Issue) -> bool:
+    """Whether both report the same; values may differ in how they were written."""
+    texts = (issue.code, issue.path, issue.message, issue.remedy)
+    return texts == (other.code, other.path, other.message, other.remedy)
