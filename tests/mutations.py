@@ -109,9 +109,9 @@ FAULTS = (
         "a resumed stream repeats tokens",
     ),
     Fault(
-        "launcher/verdict.py",
-        "found.append((failure.cause.is_consequence, at, failure))",
-        "found.append((False, at, failure))",
+        "launcher/outcome.py",
+        "[(failure.cause.is_consequence, at, failure) for",
+        "[(False, at, failure) for",
         "launcher/test_verdict.py",
         "a rank that only lost its peer is blamed",
     ),

@@ -49,7 +49,6 @@ KNOWN_NAMES = {
     "launcher/observe/patience.py",
     "launcher/planning/upstream.py",
     "launcher/stage.py",
-    "launcher/verdict.py",
     "runs/events/trouble.py",
     "runs/liveness.py",
     "runs/replication/courier.py",

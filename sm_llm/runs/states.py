@@ -20,6 +20,11 @@ class RunState(StrEnum):
     STOPPED = "stopped"
     UNKNOWN = "unknown"
 
+    @classmethod
+    def stopped(cls, *, resumable: bool) -> RunState:
+        """The state of what ended on request: ``resumable`` where there is a checkpoint to continue from."""
+        return cls.INTERRUPTED if resumable else cls.STOPPED
+
     @property
     def is_completed(self) -> bool:
         """Whether the run has its result."""

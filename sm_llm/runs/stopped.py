@@ -32,7 +32,7 @@ class StopRecord(BaseModel):
 
     @property
     def state(self) -> RunState:
-        return RunState.STOPPED if self.checkpoint is None else RunState.INTERRUPTED
+        return RunState.stopped(resumable=self.checkpoint is not None)
 
     @property
     def sentence(self) -> str:

@@ -23,8 +23,8 @@ from sm_llm.launcher.display.lines import event_line
 from sm_llm.launcher.display.report import attempts_table, checkpoints_table, metrics_table, runs_table, status_table
 from sm_llm.launcher.find_runs import ls
 from sm_llm.launcher.observe.metrics import to_json
+from sm_llm.launcher.outcome import failures_in_events
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.verdict import failures_in_events
 from sm_llm.runs.events import events as module
 from sm_llm.runs.events import published, trouble
 from sm_llm.runs.events.events import encode, read_events

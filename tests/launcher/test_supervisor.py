@@ -18,11 +18,11 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import local_run
-from sm_llm.launcher.backends.local.attempt import GRACE_SECONDS, KILL_SECONDS, with_ending, with_facts
+from sm_llm.launcher.backends.local.attempt import GRACE_SECONDS, KILL_SECONDS, with_facts
 from sm_llm.launcher.backends.local.processes import Interrupts
-from sm_llm.launcher.verdict import Ending
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.liveness import hold, is_anyone_alive
+from sm_llm.runs.outcome import Ending, with_end
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.states import RunState
 
@@ -405,7 +405,10 @@ def test_an_attempt_that_was_taken_back_is_not_recorded_again(fakes: Fakes) -> N
     run.wait()
     job = JobFile.read(run.paths.job_file).model_copy(update={"attempt": 2})
     assert with_facts(run.record, run.paths, job) == run.record
-    assert with_ending(run.record, run.paths, 2, Ending(RunState.STOPPED)) == run.record
+    gone = Attempt(number=2, native_id="1", started=1.0)
+    assert with_end(run.record, run.paths, gone, Ending(RunState.STOPPED)) == run.record
+    again = with_end(run.record, run.paths, run.attempts[0], Ending(RunState.STOPPED))
+    assert again == run.record, "it has its end already"
 
 
 def test_an_error_of_the_launcher_itself_ends_the_attempt_as_failed(fakes: Fakes) -> None:

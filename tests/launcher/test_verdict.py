@@ -1,4 +1,4 @@
-"""The verdict on an ended attempt, from logs and files as real torchruns and workers leave them."""
+"""How an attempt ended, from logs and files as real torchruns and workers leave them, and how that is recorded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import pytest
 
 from sm_llm.contract.failure import Cause, Failure
 from sm_llm.contract.job_file import JobFile
+from sm_llm.launcher.backends.local.evidence import evidence
 from sm_llm.launcher.backends.local.processes import Ended
-from sm_llm.launcher.verdict import Ending, judge
+from sm_llm.launcher.outcome import Evidence, judge, settle
 from sm_llm.runs.events.events import EventWriter
 from sm_llm.runs.events.trouble import Failed
+from sm_llm.runs.outcome import Ending, recorded_end
 from sm_llm.runs.run_home import FolderHome
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
+from sm_llm.runs.run_record import Attempt as StartedAttempt
+from sm_llm.runs.run_record import RunRecord
 from sm_llm.runs.states import RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.job import JobSpec
@@ -64,7 +68,8 @@ class Attempt:
         log.close()
 
     def judge(self, ended: Ended = BOTH_FAILED, *, interrupted: bool = False) -> Ending:
-        return judge(FolderHome(self.paths.root), self.job, ended, interrupted=interrupted)
+        found = evidence(self.paths, self.job, ended, interrupted=interrupted)
+        return judge(FolderHome(self.paths.root), self.job.run_id, self.job.attempt, found)
 
 
 @pytest.fixture
@@ -130,3 +135,41 @@ def test_the_failure_file_of_our_worker_is_read_where_the_events_are_lost(attemp
     failure = Failure(Cause.DATA, "rows.jsonl line 3: no text", 1)
     attempt.container(1).failure.write_text(failure.to_text())
     assert attempt.judge() == Ending(RunState.FAILED, "rank 1: data error: rows.jsonl line 3: no text", 1)
+
+
+OWN = Failure(Cause.DATA, "row 7 is empty", 3)
+LOST = Failure(Cause.LOST_PEER, "Connection closed by peer", 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "ending"),
+    [
+        (Evidence(RunState.COMPLETED, stop="asked"), (RunState.COMPLETED_UNPUBLISHED, "ended without an error, but")),
+        (Evidence(RunState.FAILED, "exit code 1", failure=OWN), (RunState.FAILED, "rank 3: data error: row 7 is")),
+        (Evidence(RunState.FAILED, "exit code 1", failure=LOST), (RunState.FAILED, "exit code 1")),
+        (Evidence(RunState.FAILED, "exit code 1", failure=LOST, stop="SIGTERM"), (RunState.STOPPED, "SIGTERM")),
+        (Evidence(RunState.STOPPED, "on request", failure=OWN, stop="SIGTERM"), (RunState.STOPPED, "on request")),
+        (Evidence(RunState.INTERRUPTED, "out of time"), (RunState.STOPPED, "out of time")),
+        (Evidence(RunState.STOPPED), (RunState.STOPPED, "asked to stop before the first checkpoint")),
+    ],
+)
+def test_one_rule_decides_for_every_platform(attempt: Attempt, found: Evidence, ending: tuple[RunState, str]) -> None:
+    judged = judge(FolderHome(attempt.paths.root), "v", 1, found)
+    assert judged.state is ending[0]
+    assert str(judged.reason).startswith(ending[1])
+
+
+def test_an_end_is_settled_once_and_only_for_the_job_that_has_ended(tmp_path: Path) -> None:
+    home = FolderHome(tmp_path / "v")
+    spec = {"backend": {"name": "local"}, "task": {"kind": "train"}}
+    home.create(RunRecord(run_id="v", name="v", created=1.0, spec=spec, spec_digest="d"))
+    first, other = (StartedAttempt(number=1, native_id=it, started=1.0) for it in ("job-1", "job-2"))
+    home.update(lambda held: held.with_attempt(first))
+    assert recorded_end(home.record()) is None
+    settle(home, other, Ending(RunState.FAILED, "of another job"))
+    assert recorded_end(home.record()) is None
+    settle(home, first, Ending(RunState.FAILED, "disk full", 2), billable_seconds=7)
+    settle(home, first, Ending(RunState.COMPLETED))
+    assert recorded_end(home.record()) == Ending(RunState.FAILED, "disk full", 2)
+    assert home.record().attempts[0].billable_seconds == 7
+    assert home.record().outcome is RunState.FAILED

@@ -3,7 +3,6 @@ platform knows. With it the run is found, watched and stopped like any other."""
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
     if native_id is None or not context.place.is_leader or RUN_FOLDER_ENVIRONMENT in environ:
         return
     home, number = job_home(context.job), context.job.attempt
-    attempt = Attempt(number=number, native_id=native_id, host=socket.gethostname(), started=time.time())
+    attempt = Attempt.claim(number, native_id)
     try:
         if not home.exists():
             home.create(_record(context.job).with_attempt(attempt))

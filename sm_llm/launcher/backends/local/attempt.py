@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import site
-import socket
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -15,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT, JobFile
 from sm_llm.launcher.backends.local import processes, rehearsal
 from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT, PORT, clear_scratch, lay_out
+from sm_llm.launcher.backends.local.evidence import evidence
 from sm_llm.launcher.backends.local.rehearsal import TRAINING_JOB
 from sm_llm.launcher.backends.local.reporting import report
+from sm_llm.launcher.outcome import judge, settle
 from sm_llm.launcher.planning.inputs import absolute_inputs, input_manifests
-from sm_llm.launcher.verdict import Ending, judge
 from sm_llm.package import HOME
-from sm_llm.runs.events.events import AttemptEnded, EventWriter, read_file
+from sm_llm.runs.events.events import AttemptEnded, EventWriter
 from sm_llm.runs.liveness import hold
+from sm_llm.runs.outcome import Ending, with_end
 from sm_llm.runs.replication.courier import CLOSE_SECONDS
 from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
-from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
+from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.states import RunState
 from sm_llm.spec.job import JobSpec
 
@@ -68,7 +69,8 @@ def run_attempt(
         for node in range(len(request["nodes"])):
             _lay_out(paths, job, request, node)
         ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
-        ending = judge(home, job, ended, interrupted=interrupts.count > 0 and not ended.failed_unasked)
+        found = evidence(paths, job, ended, interrupted=interrupts.count > 0 and not ended.failed_unasked)
+        ending = judge(home, job.run_id, job.attempt, found)
         link_result(home, result_place(home, job.run_id))
         clear_scratch(paths, job.attempt)  # first: a full disk has no space for the record
         recording.end(ending)
@@ -86,10 +88,10 @@ def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: in
 class Recording:
     """An attempt that is in the run's record, until ``end``."""
 
-    def __init__(self, home: RunHome, number: int, couriers: Sequence[Courier], folder: Path | None) -> None:
+    def __init__(self, home: RunHome, opened: Attempt, couriers: Sequence[Courier], folder: Path | None) -> None:
         self._home = home
         self._folder = folder
-        self._number = number
+        self._opened = opened
         self._couriers = couriers
         self._ending: Ending | None = None
 
@@ -104,7 +106,8 @@ class Recording:
     def end(self, ending: Ending) -> None:
         """Record the end: in the event log first, so that whoever reads of it in the record finds all events."""
         self._ending = ending
-        events = EventWriter(self._home.paths.event_file(self._number, "launcher"), self._number)
+        number = self._opened.number
+        events = EventWriter(self._home.paths.event_file(number, "launcher"), number)
         events.write(AttemptEnded(ending.state.value, ending.reason, ending.rank))
         events.close()
         self.close()
@@ -122,11 +125,10 @@ class Recording:
         return True
 
     def _record(self, ending: Ending) -> None:
-        def ended(record: RunRecord) -> RunRecord:
-            return with_ending(record, self._home.paths, self._number, ending)
-
-        _restore_job_file(self._home.paths, ended(self._home.record()), self._folder)  # before anybody reads of the end
-        self._home.update(ended)
+        paths = self._home.paths
+        ended = with_end(self._home.record(), paths, self._opened, ending)
+        _restore_job_file(paths, ended, self._folder)  # before anybody reads of the end
+        settle(self._home, self._opened, ending)
 
     def close(self) -> None:
         """Store what is left, while the run still counts as running."""
@@ -155,12 +157,12 @@ def recorded(
 
     An error of our own ends the attempt as failed before it is raised on; one in recording its end is tried again.
     """
-    opened = Attempt(number=number, native_id=str(os.getpid()), host=socket.gethostname(), started=time.time())
+    opened = Attempt.claim(number, str(os.getpid()))
     with hold(home.root):
         home.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
         home.update(lambda record: record.with_attempt(opened))
         on_started()
-        recording = Recording(home, number, [courier.start() for courier in report(home, number)], folder)
+        recording = Recording(home, opened, [courier.start() for courier in report(home, number)], folder)
         try:
             yield recording
         except Exception as error:
@@ -177,36 +179,6 @@ def with_facts(record: RunRecord, paths: RunPaths, job: JobFile) -> RunRecord:
         return record
     request = request_file(paths, job.attempt).relative_to(paths.root).as_posix()
     return record.with_attempt(opened.model_copy(update={"request": request, "inputs": input_manifests(job.spec)}))
-
-
-def with_ending(record: RunRecord, paths: RunPaths, number: int, ending: Ending) -> RunRecord:
-    """The record with attempt ``number`` ended, where its training began, and the trackers it opened.
-
-    As it is if that attempt was rolled back.
-    """
-    attempt = record.attempt(number)
-    if attempt is None:
-        return record
-    update: dict[str, Any] = {
-        "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank
-    }  # fmt: skip
-    trackers, refused = dict(record.trackers), False
-    for event in _told(paths, number):
-        if event["kind"] == "continuation_refused":
-            refused = True
-        elif event["kind"] == "start_chosen":
-            update["start"] = AttemptStart(**{name: event[name] for name in AttemptStart.model_fields})
-        else:
-            trackers[event["tracker"]] = event["id"]
-    ended = record.with_attempt(attempt.model_copy(update=update)).model_copy(update={"trackers": trackers})
-    return ended.settled(number, refused=refused)
-
-
-def _told(paths: RunPaths, number: int) -> Iterator[Mapping[str, Any]]:
-    log = paths.event_file(number, "rank0")
-    for _, event in read_file(log) if log.is_file() else ():
-        if event["kind"] in ("start_chosen", "tracker_opened", "continuation_refused"):
-            yield event
 
 
 def request_file(paths: RunPaths, attempt: int) -> Path:

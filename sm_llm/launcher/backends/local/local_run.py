@@ -24,6 +24,7 @@ from sm_llm.runs import liveness
 from sm_llm.runs.heartbeat import SILENT_SECONDS
 from sm_llm.runs.liveness import is_anyone_alive, is_starting
 from sm_llm.runs.locate import assert_own_folder, launch_folder
+from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
 from sm_llm.runs.results import has_final
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.states import RunState
@@ -78,7 +79,7 @@ def starting(home: RunHome, number: int) -> Iterator[Attempt]:
 
 def _is_alive_here(home: RunHome, record: RunRecord) -> bool:
     """Whether a process of the run is alive on this machine; one that has recorded its end is given time to go."""
-    deadline = time.monotonic() + (LEAVE_SECONDS if _recorded_end(record) else 0)
+    deadline = time.monotonic() + (LEAVE_SECONDS if recorded_end(record) else 0)
     while is_anyone_alive(home.root):
         if time.monotonic() >= deadline:
             return True
@@ -160,19 +161,12 @@ def state(home: RunHome) -> tuple[RunState, str | None]:
     if home.is_remote and is_anyone_alive(home.root):
         return RunState.RUNNING, None  # without asking the store: whoever watches it here can do without
     record = home.record()
-    while (end := _recorded_end(record)) is None:
+    while (end := recorded_end(record)) is None:
         found = _look(home, record)
         if found[0] is RunState.RUNNING or (now := home.record()).attempts == record.attempts:
             return found
         record = now
-    return end
-
-
-def _recorded_end(record: RunRecord) -> tuple[RunState, str | None] | None:
-    last = record.attempts[-1] if record.attempts else None
-    if last is None or last.state is None or not last.state.is_final:
-        return None
-    return last.state, last.reason
+    return end.state, end.reason
 
 
 def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
@@ -181,7 +175,7 @@ def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
     if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
         return (RunState.RUNNING if last else RunState.PENDING), None
     if last is None:
-        return RunState.PENDING, "was never started"
+        return RunState.PENDING, NEVER_STARTED
     if last.is_claim and is_starting(home.root):
         return RunState.PENDING, None
     if "steps" not in record.spec and has_final(home, record.run_id):

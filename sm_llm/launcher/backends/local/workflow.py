@@ -12,8 +12,8 @@ from sm_llm.launcher.backends.local.attempt import recorded, run_attempt
 from sm_llm.launcher.backends.local.local_run import write_submission
 from sm_llm.launcher.planning.inputs import absolute_inputs
 from sm_llm.launcher.stage import new_record, stage
-from sm_llm.launcher.verdict import Ending
 from sm_llm.runs.locate import remember_launch
+from sm_llm.runs.outcome import Ending
 from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_paths import STEPS, step_run_id
 from sm_llm.runs.states import RunState

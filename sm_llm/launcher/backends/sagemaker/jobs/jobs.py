@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.backends.local.attempt import with_ending
 from sm_llm.launcher.backends.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
 from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import LogMirror
 from sm_llm.launcher.backends.sagemaker.jobs.no_logs import NoStream
@@ -17,9 +16,9 @@ from sm_llm.launcher.backends.sagemaker.jobs.states import billable_seconds, nat
 from sm_llm.launcher.backends.sagemaker.request.distribution import TEE
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.observe.logs import read_logs
-from sm_llm.launcher.verdict import Ending, completed, failures_in_events
+from sm_llm.launcher.outcome import Evidence, failures_in_events, first_failure, judge, settle, stopped
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.results import has_checkpoint, has_final
+from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
 from sm_llm.runs.states import RunState
 from sm_llm.storage.uri import flattened
 from sm_llm.terminal import quoted
@@ -29,7 +28,9 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.sagemaker.account import Account
     from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.runs.outcome import Ending
     from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
 
 LOOK_SECONDS = 5.0
@@ -40,12 +41,16 @@ CREATION_SECONDS = 240.0
 
 def known_state(record: RunRecord) -> NativeState | None:
     """The state of a run's newest attempt where nobody has to be asked; else None, and there is an attempt."""
-    last = record.attempts[-1] if record.attempts else None
-    if last is not None and last.state is not None and last.state.is_final:
-        return NativeState(last.state, last.reason or "")
-    if last is None or not last.native_id:
-        return NativeState(RunState.PENDING, "was never started")
+    if (end := recorded_end(record)) is not None:
+        return in_words(end)
+    if not record.attempts or record.attempts[-1].is_claim:
+        return NativeState(RunState.PENDING, NEVER_STARTED)
     return None
+
+
+def in_words(ending: Ending) -> NativeState:
+    """An end as a state that is shown."""
+    return NativeState(ending.state, ending.reason or "")
 
 
 def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]) -> NativeState:
@@ -63,20 +68,6 @@ def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]
     return _settle(home, record.run_id, last, native, job) if native.state.is_final else native
 
 
-def settle(home: RunHome, attempt: Attempt, ending: Ending, **bill: int | None) -> NativeState:
-    """Write how an attempt ended into the record, unless another attempt, or job, has taken its place meanwhile."""
-
-    def ended(held: RunRecord) -> RunRecord:
-        if not attempt.is_open_in(held):
-            return held
-        closed = with_ending(held, home.paths, attempt.number, ending)
-        last = next(it for it in closed.attempts if it.number == attempt.number)
-        return closed.with_attempt(last.model_copy(update=bill))
-
-    home.update(ended)
-    return NativeState(ending.state, ending.reason or "")
-
-
 @contextmanager
 def leaving_alone(home: RunHome) -> Iterator[None]:
     """Expired credentials are the client's trouble, not the job's: print how to come back."""
@@ -89,35 +80,23 @@ def leaving_alone(home: RunHome) -> Iterator[None]:
 
 
 def _gone(home: RunHome, run_id: str, attempt: Attempt) -> NativeState:
-    state = RunState.INTERRUPTED if has_checkpoint(home, run_id) else RunState.STOPPED
-    return settle(home, attempt, Ending(state, "its training job was never created"))
+    return in_words(settle(home, attempt, stopped(home, run_id, "its training job was never created")))
 
 
 def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
-    """Settle how an attempt ended: what was published decides, then what the processes reported."""
     home.refresh(f"events/attempt-{attempt.number}-")
-    ending = _ending(home, run_id, attempt.number, native, seconds(job["CreationTime"]))
+    found = _evidence(home.paths, attempt.number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
-    return settle(home, attempt, ending, **bill)
+    return in_words(settle(home, attempt, judge(home, run_id, attempt.number, found), **bill))
 
 
-def _ending(home: RunHome, run_id: str, number: int, native: NativeState, created: float) -> Ending:
-    """How an attempt ended. Reports from before its job was ``created`` are those of an earlier job."""
-    if has_final(home, run_id):
-        return completed(home.paths, number, since=created)
-    if native.state is RunState.COMPLETED:
-        return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
-    failures = [it for it in failures_in_events(home.paths, number) if it[0] >= created]
-    told_by = sorted(failures, key=lambda it: (it[1].cause.is_consequence, it[0]))
-    if native.state is RunState.FAILED and told_by and not told_by[0][1].cause.is_consequence:
-        return Ending(RunState.FAILED, told_by[0][1].headline, told_by[0][1].rank)
-    events = (it for it in read_events(home.paths.events) if it["attempt"] == number and it["time"] >= created)
-    stops = [it for it in events if it["kind"] == "stopped"]
-    if native.state is RunState.FAILED and not stops:
-        return Ending(RunState.FAILED, native.detail)
-    reason = native.detail if native.state is not RunState.FAILED else str(stops[-1]["reason"])
-    state = RunState.INTERRUPTED if has_checkpoint(home, run_id) else RunState.STOPPED
-    return Ending(state, reason)
+def _evidence(paths: RunPaths, number: int, native: NativeState, created: float) -> Evidence:
+    """What is known of an ended job. Reports from before it was ``created`` are those of an earlier job."""
+    failures = [it for it in failures_in_events(paths, number) if it[0] >= created]
+    events = (it for it in read_events(paths.events) if it["attempt"] == number and it["time"] >= created)
+    stops = [str(it["reason"]) for it in events if it["kind"] == "stopped"]
+    stop = stops[-1] if stops else None
+    return Evidence(native.state, native.detail, None, first_failure(failures), stop, since=created)
 
 
 def stop_job(home: RunHome, attempt: Attempt, *, now: bool, connect: Callable[[str], Account]) -> None:

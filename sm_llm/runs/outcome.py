@@ -1,0 +1,67 @@
+"""How an attempt ended, and what the run's record keeps of that: pure changes of the record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.runs.events.events import read_file
+from sm_llm.runs.run_record import AttemptStart
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.runs.run_paths import RunPaths
+    from sm_llm.runs.run_record import Attempt, RunRecord
+    from sm_llm.runs.states import RunState
+
+NEVER_STARTED = "was never started"
+_KEPT = ("start_chosen", "tracker_opened", "continuation_refused")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The final state of an attempt, the reason, and the first failing rank."""
+
+    state: RunState
+    reason: str | None = None
+    rank: int | None = None
+
+
+def recorded_end(record: RunRecord) -> Ending | None:
+    """How the newest attempt ended; None if nobody has recorded an end yet."""
+    last = record.attempts[-1] if record.attempts else None
+    if last is None or last.state is None or not last.state.is_final:
+        return None
+    return Ending(last.state, last.reason, last.rank)
+
+
+def with_end(
+    record: RunRecord, paths: RunPaths, attempt: Attempt, ending: Ending, bill: Mapping[str, int | None] | None = None
+) -> RunRecord:
+    """The record with ``attempt`` ended: how, where its training began, the trackers it opened, the ``bill``.
+
+    As it is where that attempt has its end already, was rolled back, or is another job's by now.
+    """
+    if not attempt.is_open_in(record):
+        return record
+    held = next(it for it in record.attempts if it.number == attempt.number)
+    update: dict[str, Any] = {
+        "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank, **(bill or {})
+    }  # fmt: skip
+    trackers, refused = dict(record.trackers), False
+    for event in _kept_events(paths, attempt.number):
+        if event["kind"] == "continuation_refused":
+            refused = True
+        elif event["kind"] == "start_chosen":
+            update["start"] = AttemptStart(**{name: event[name] for name in AttemptStart.model_fields})
+        else:
+            trackers[event["tracker"]] = event["id"]
+    ended = record.with_attempt(held.model_copy(update=update)).model_copy(update={"trackers": trackers})
+    return ended.settled(attempt.number, refused=refused)
+
+
+def _kept_events(paths: RunPaths, number: int) -> Iterator[Mapping[str, Any]]:
+    log = paths.event_file(number, "rank0")
+    return (event for _, event in (read_file(log) if log.is_file() else ()) if event["kind"] in _KEPT)
