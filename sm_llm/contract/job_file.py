@@ -27,7 +27,7 @@ RUN_FOLDER_ENVIRONMENT = "SM_LLM_RUN_FOLDER"
 """Environment variable with the folder from which a launcher on this machine uploads the files of a run."""
 
 STORE_SECRET_ENVIRONMENT = "SM_LLM_STORE_SECRET"
-"""Environment variable with a value that only this attempt's processes know: names in their common store hold it."""
+"""Environment variable with a value that only this attempt's processes know: it signs their notes for one another."""
 
 JOB_CHANNEL = "job"
 """Input channel that holds job.json where the platform mounts channels."""

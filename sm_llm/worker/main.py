@@ -221,13 +221,12 @@ def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
         return None  # and torch is not needed
     from sm_llm.worker.runtime.board import connect, open_board
 
-    # Who may connect to the store still has to know the names in it.
-    prefix = f"{context.job.run_id}/{context.job.attempt}/{environ.get(STORE_SECRET_ENVIRONMENT, '')}"
+    prefix, secret = f"{context.job.run_id}/{context.job.attempt}", environ.get(STORE_SECRET_ENVIRONMENT, "")
     hosts = Hosts.read(context.container.resource_config)
     if "TORCHELASTIC_RUN_ID" in environ or hosts is None or context.place.world_size == 1:
-        return connect(prefix, environ)
+        return connect(prefix, secret, environ)
     await_host(hosts.leader)
-    return open_board(prefix, hosts.leader, is_leader=context.place.is_leader)
+    return open_board(prefix, secret, hosts.leader, is_leader=context.place.is_leader)
 
 
 @contextmanager

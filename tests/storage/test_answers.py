@@ -11,7 +11,11 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.runs.heartbeat import silence
-from sm_llm.storage.s3 import bounded, listing
+from sm_llm.storage.base import Copy
+from sm_llm.storage.engines import crt
+from sm_llm.storage.engines.classic import ClassicTransfer
+from sm_llm.storage.engines.crt import CrtTransfer
+from sm_llm.storage.s3 import bounded, listing, s3_client
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import read_tagged, swap
@@ -39,6 +43,7 @@ class Scripted:
     drips: bool = False
     """Go on sending one byte after the other, until the client has gone."""
     endpoint: str = ""
+    count: int = 0
     over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -53,6 +58,7 @@ def scripted() -> Iterator[Scripted]:
             pass
 
         def _answer(self) -> None:
+            script.count += 1
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             head = "".join(f"{name}: {value}\r\n" for name, value in script.headers.items())
             self.wfile.write(f"HTTP/1.1 {script.status} OK\r\n{head}\r\n".encode("latin-1"))
@@ -106,7 +112,8 @@ ODD_SUMS = ["x", "AAAA", "\u00e9", "=" * 40]
 
 
 def uses(tmp_path: Path) -> dict[str, Callable[[S3Store], object]]:
-    """Operation -> a call of it whose answer is one object's."""
+    """Operation -> a call of it."""
+    copy = Copy("key", tmp_path / "file", 1 << 20, "")
     return {
         "get": lambda store: store.get("key"),
         "head": lambda store: store.head("key"),
@@ -115,6 +122,13 @@ def uses(tmp_path: Path) -> dict[str, Callable[[S3Store], object]]:
         "checksum": lambda store: store.checksum("key"),
         "get_file": lambda store: store.get_file("key", tmp_path / "file"),
         "swap": lambda store: swap(store, "key", b"body", None),
+        "put": lambda store: store.put_if_absent("key", b"body"),
+        "list": lambda store: store.list("key"),
+        "holds": lambda store: store.holds("key"),
+        "delete": lambda store: store.delete(["key"]),
+        "abort": lambda store: store.abort_unfinished(1e9),
+        "boto3": lambda store: ClassicTransfer().download(store, [copy], print),
+        "crt": lambda store: CrtTransfer().download(store, [copy], print),
     }
 
 
@@ -182,8 +196,12 @@ def test_an_answer_that_never_ends_is_an_error_after_its_time(
     store = S3Store("bkt", "runs", S3Options(endpoint_url=scripted.endpoint), config)
     scripted.drips = True
     scripted.headers["Content-Length"] = "1000000"
-    for use in (lambda: store.list(""), lambda: store.get("key"), lambda: read_tagged(store, "key")):
-        with pytest.raises(StorageError, match=r"s3://bkt/runs: cannot .*no whole answer from .* within 2.5 s"):
+    for use, problem in (
+        (lambda: store.list(""), "no whole answer from .*"),
+        (lambda: store.get("key"), "1,000,001 bytes of an object did not come"),
+        (lambda: read_tagged(store, "key"), "1,000,001 bytes of an object did not come"),
+    ):
+        with pytest.raises(StorageError, match=rf"s3://bkt/runs: cannot .*{problem} within 2.5 s"):
             use()
 
 
@@ -221,3 +239,67 @@ def test_a_size_that_no_object_has_is_no_size(scripted: Scripted, store: S3Store
     for name in ("head", "get_file"):
         with pytest.raises(StorageError, match="no usable ContentLength"):
             uses(tmp_path)[name](store)
+
+
+@pytest.mark.parametrize("status", [201, 202, 203, 204, 206])
+@pytest.mark.parametrize("use", ["get", "tagged", "put", "swap", "delete"])
+def test_I2_a_status_that_s3_does_not_give_is_an_error(
+    scripted: Scripted, store: S3Store, tmp_path: Path, use: str, status: int
+) -> None:
+    scripted.status = status
+    scripted.body, scripted.headers["Content-Length"] = b"", "0"
+    with pytest.raises(StorageError, match="s3://bkt/runs"):
+        uses(tmp_path)[use](store)
+
+
+@pytest.mark.parametrize("use", ["get", "put", "swap", "delete"])
+@pytest.mark.parametrize("body", [b"<html><body>Please log in</body></html>", b""])
+def test_I2_a_page_of_somebody_else_is_neither_an_object_nor_a_receipt(
+    scripted: Scripted, store: S3Store, tmp_path: Path, use: str, body: bytes
+) -> None:
+    scripted.headers, scripted.body = {"Content-Type": "text/html", "Content-Length": str(len(body))}, body
+    with pytest.raises(StorageError, match="s3://bkt/runs"):
+        uses(tmp_path)[use](store)
+
+
+@pytest.mark.parametrize("use", ["put", "swap"])
+def test_I2_a_receipt_for_other_bytes_is_an_error(scripted: Scripted, store: S3Store, tmp_path: Path, use: str) -> None:
+    scripted.headers |= {"x-amz-checksum-crc64nvme": "AAAAAAAAAAA=", "Content-Length": "0"}
+    scripted.body = b""
+    with pytest.raises(StorageError, match="names the checksum"):
+        uses(tmp_path)[use](store)
+
+
+@pytest.mark.parametrize("use", ["list", "delete", "abort", "holds"])
+@pytest.mark.parametrize("body", [b"ff\r\n<ListBucket", b"zz\r\n"])
+def test_I7_an_answer_that_breaks_off_is_asked_for_again_and_then_an_error(
+    scripted: Scripted, store: S3Store, tmp_path: Path, use: str, body: bytes
+) -> None:
+    scripted.headers, scripted.body = {"Transfer-Encoding": "chunked"}, body
+    twice = {"retries": {"mode": "standard", "total_max_attempts": 2}}
+    with pytest.raises(StorageError, match="s3://bkt/runs: cannot"):
+        uses(tmp_path)[use](S3Store("bkt", "runs", store.options, twice))
+    assert scripted.count == 2, "the SDK tries again"
+
+
+@pytest.mark.parametrize("use", ["list", "get", "head", "put", "delete"])
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_I7_a_redirect_is_followed_once_at_most(
+    scripted: Scripted, store: S3Store, tmp_path: Path, use: str, status: int
+) -> None:
+    scripted.status, scripted.body = status, b""
+    scripted.headers = {"Content-Length": "0", "Location": f"{scripted.endpoint}/elsewhere"}
+    with pytest.raises(StorageError, match=f"s3://bkt/runs: cannot .*{status}"):
+        uses(tmp_path)[use](store)
+    assert scripted.count <= 3
+
+
+@pytest.mark.parametrize("use", ["checksum", "get_file", "boto3", "crt"])
+def test_I8_an_object_that_comes_byte_by_byte_is_an_error(
+    scripted: Scripted, store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    monkeypatch.setattr(s3_client, "answer_seconds", lambda _: 0.3)
+    monkeypatch.setattr(crt, "most_seconds", lambda *_: 0.3)
+    scripted.headers["Content-Length"], scripted.drips = str(1 << 20), True
+    with pytest.raises(StorageError, match=r"did not come within|cannot fetch 1 objects within"):
+        uses(tmp_path)[use](store)

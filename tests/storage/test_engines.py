@@ -15,7 +15,7 @@ import pytest
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import Copy, MissingObjectError
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
-from sm_llm.storage.engines import auto, ranges
+from sm_llm.storage.engines import auto, ranges, s5cmd
 from sm_llm.storage.engines.auto import EngineTransfer
 from sm_llm.storage.engines.classic import ClassicTransfer
 from sm_llm.storage.engines.common import MAX_PARTS, MIB, part_size
@@ -259,6 +259,13 @@ def test_S301_S308_an_exit_code_alone_proves_nothing(near: S3Store, tmp_path: Pa
     engine = S5cmdTransfer(program(tmp_path, text))
     with pytest.raises(StorageError):
         engine.download(near, [Copy("x", tmp_path / "x.part", 10, "")], lambda _: None)
+
+
+def test_I8_s5cmd_is_ended_when_nothing_comes(near: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s5cmd, "most_seconds", lambda *_: 0.2)
+    engine = S5cmdTransfer(program(tmp_path, "exec sleep 600"))
+    with pytest.raises(StorageError, match=r"was not done within 0 s"):
+        engine.download(near, [Copy("a", tmp_path / "a", 1, "0" * 16)], lambda _: None)
 
 
 def test_S302_the_first_download_into_a_new_folder_works(far: S3Store, tmp_path: Path) -> None:

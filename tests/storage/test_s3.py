@@ -192,7 +192,7 @@ class Answers:
         self.errors = list(errors)
         self.calls: list[dict[str, Any]] = []
 
-    def put_object(self, **arguments: Any) -> None:
+    def put_object(self, **arguments: Any) -> dict[str, Any]:
         from botocore.exceptions import ClientError
 
         self.calls.append(arguments)
@@ -200,6 +200,7 @@ class Answers:
             status, code = self.errors.pop(0)
             answer = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}
             raise ClientError(answer, "PutObject")
+        return {"ETag": '"0"', "ResponseMetadata": {"HTTPStatusCode": 200}}
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *errors: tuple[int, str], **options: str) -> tuple[S3Store, Answers]:

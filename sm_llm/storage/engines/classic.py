@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines.common import DiskError, part_size, s3, stored, upload_arguments
 from sm_llm.storage.s3.s3_client import code_of, told
@@ -48,6 +49,7 @@ class ClassicTransfer:
 
     def _each(self, store: S3Objects, copies: Sequence[Copy], submit: Any, action: str) -> None:
         from botocore.exceptions import ClientError
+        from s3transfer.exceptions import RetriesExceededError
         from s3transfer.manager import TransferConfig, TransferManager
 
         permission = "GetObject" if action == "fetch" else "PutObject"
@@ -64,6 +66,9 @@ class ClassicTransfer:
                         if action == "fetch" and code_of(error) in ("NoSuchKey", "404"):
                             raise MissingObjectError(f"{store.uri}: {copy.key!r} does not exist") from error
                         raise
+                    except RetriesExceededError as error:
+                        problem = f"{store.uri}: cannot {action} {copy.key!r}: {error.last_exception}"
+                        raise StorageError(problem) from error
                     except OSError as error:
                         raise DiskError(f"{store.uri}: cannot {action} {copy.key!r} ({copy.path}): {error}") from error
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import StoredObject
 from sm_llm.storage.s3.objects import S3Objects, to_base64
+from sm_llm.storage.s3.s3_client import answer_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,6 +21,9 @@ MAX_PARTS = 10_000
 CANCEL_SECONDS = 5.0
 """How long a cancelled engine may take to come to rest before it is left alone."""
 
+SLOWEST_BYTES_PER_SECOND = 256 * 1024
+"""Of an engine that is another program's code and reports no stall: it has to be faster on the whole. The engines that
+take its place bound every piece of a file instead."""
 _CLOCK_SLACK = 3600.0
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -39,6 +43,11 @@ def part_size(size: int, smallest: int = 8 * MIB) -> int:
     """Bytes per part of a file of ``size`` bytes: at most 10,000 parts, in whole MiB, few requests for large files."""
     wanted = max(smallest, min(64 * MIB, size // 64), -(-size // MAX_PARTS))
     return -(-wanted // MIB) * MIB
+
+
+def most_seconds(store: S3Objects, copies: Sequence[Copy]) -> float:
+    """How long an engine that cannot tell a stall may take for ``copies``."""
+    return answer_seconds(store.client) + sum(it.size for it in copies) / SLOWEST_BYTES_PER_SECOND
 
 
 def upload_arguments(store: S3Objects, copy: Copy) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, StoredObject
-from sm_llm.storage.engines.common import each, part_size, s3, settle, stored, upload_arguments
+from sm_llm.storage.engines.common import each, most_seconds, part_size, s3, settle, stored, upload_arguments
 from sm_llm.storage.s3.objects import from_base64
 from sm_llm.storage.s3.s3_client import code_of, told
 
@@ -75,7 +75,10 @@ class CrtTransfer:
                 listener.key = copy.key
                 running.append(submit(manager, copy))
             # Not by the manager's own waiting, which turns an interruption into an error of the transfer.
-            wait(listener.futures, return_when=FIRST_EXCEPTION)
+            seconds = most_seconds(store, copies)
+            unfinished = wait(listener.futures, timeout=seconds, return_when=FIRST_EXCEPTION).not_done
+            if unfinished and not any(it.done() and it.exception() for it in listener.futures):
+                raise StorageError(f"{store.uri}: cannot {action} {len(unfinished)} objects within {seconds:,.0f} s")
             if all(future.done() and not future.exception() for future in listener.futures):
                 manager.shutdown()  # files get their names in callbacks that come after the result
             for copy, future in zip(copies, running, strict=True):

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from sm_llm.errors import StorageError
 from sm_llm.optional import command, is_installed
 from sm_llm.parent import end_with_parent
 from sm_llm.storage.base import MissingObjectError
-from sm_llm.storage.engines.common import CANCEL_SECONDS, each, s3, stored
+from sm_llm.storage.engines.common import CANCEL_SECONDS, each, most_seconds, s3, stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -83,7 +84,8 @@ class S5cmdTransfer:
             listed.write("".join(f"{shlex.join(command)}\n" for command in commands).encode())
             listed.seek(0)
             argv = [self._program, "--json", *_endpoint(store), "run"]
-            code, reports, faults = _watch(argv, _environment(store), listed, errors, progress)
+            seconds = most_seconds(store, copies)
+            code, reports, faults = _watch(argv, _environment(store), listed, errors, progress, seconds)
             errors.seek(0)
             faults += list(_faults(errors.read().decode("utf-8", "replace")))
         if code != 0 or faults or reports != len(copies):
@@ -93,9 +95,14 @@ class S5cmdTransfer:
 
 
 def _watch(
-    argv: Sequence[str], environment: Mapping[str, str], commands: Any, errors: Any, progress: Progress
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    commands: Any,
+    errors: Any,
+    progress: Progress,
+    seconds: float,
 ) -> tuple[int, int, list[str]]:
-    """Run s5cmd with ``commands`` as its standard input, ``errors`` as its standard error.
+    """Run s5cmd with ``commands`` as its standard input, ``errors`` as its standard error; end it after ``seconds``.
 
     Returns its exit code, how many files it reported done, and what else it printed on standard output.
     """
@@ -109,6 +116,9 @@ def _watch(
         text=True,
         preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),  # or it would continue to write
     )
+    alarm = threading.Timer(seconds, child.kill)
+    alarm.daemon = True
+    alarm.start()
     try:
         for line in child.stdout or ():
             report = _parse(line)
@@ -117,7 +127,9 @@ def _watch(
                 progress(int(report.get("object", {}).get("size", 0)))
             elif line.strip():
                 faults.append(_problem(report, line))
-        return child.wait(), reports, faults
+        if (code := child.wait()) == -signal.SIGKILL and not alarm.is_alive():
+            faults.insert(0, f"it was not done within {seconds:,.0f} s")
+        return code, reports, faults
     except BaseException:
         child.terminate()
         try:
@@ -126,6 +138,7 @@ def _watch(
             child.kill()
         raise
     finally:
+        alarm.cancel()
         if child.stdout:
             child.stdout.close()
         child.wait()

@@ -1,12 +1,13 @@
 """Bounds what one answer of a store may cost: its time as a whole, and its size where it is read into memory.
 
 The SDK's own timeouts begin anew with every byte, and it reads an answer of any size. A store that sends one byte a
-minute, or a page without end, would keep a job for ever.
+minute, or a page without end, would keep a job for ever. Of an object's body, every piece is bounded.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,8 +25,6 @@ def within(seconds: float, action: Callable[[], _Result], endpoint: str) -> _Res
 
     Then its thread is left to itself: it ends with the connection, or with this process.
     """
-    from botocore.exceptions import ReadTimeoutError
-
     results: list[_Result] = []
     errors: list[BaseException] = []
 
@@ -41,16 +40,22 @@ def within(seconds: float, action: Callable[[], _Result], endpoint: str) -> _Res
     if errors:
         raise errors[0]
     if not results:
-        late = ReadTimeoutError(endpoint_url=endpoint)
-        late.args = (f"no whole answer from {endpoint} within {seconds:g} s",)
-        raise late
+        raise _late(f"no whole answer from {endpoint} within {seconds:g} s", endpoint)
     return results[0]
+
+
+def _late(problem: str, endpoint: str) -> Exception:
+    from botocore.exceptions import ReadTimeoutError
+
+    late: Exception = ReadTimeoutError(endpoint_url=endpoint)
+    late.args = (problem,)
+    return late
 
 
 class BoundedSession:
     """The SDK's HTTP session. Its answers come within ``seconds``, those that are read at once in ``MOST_BYTES``.
 
-    Uploads of files take as long as their bytes need.
+    So does every piece of an object's body. Uploads of files take as long as their bytes need.
     """
 
     def __init__(self, session: Any, seconds: float) -> None:
@@ -69,18 +74,58 @@ class BoundedSession:
 
         answer = self._session.send(request)
         if is_streamed and answer.status_code < 300:  # an object's body; of an error all is read here, too
+            answer.raw = _Pieces(answer.raw, self._seconds, request.url)
             return answer
-        chunks, size = [], 0
-        for chunk in answer.raw.stream(_CHUNK):
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > MOST_BYTES:
-                raise ValueError(f"an answer of more than {MOST_BYTES:,} bytes, which no request has")
-        return AWSResponse(answer.url, answer.status_code, answer.headers, _Read(b"".join(chunks)))
+        body = _whole(answer.raw, request)
+        return AWSResponse(answer.url, answer.status_code, answer.headers, _Read(body))
 
     def close(self) -> None:
         """Close the connections."""
         self._session.close()
+
+
+def _whole(raw: Any, request: Any) -> bytes:
+    """All that comes. Errors of the connection are those of the SDK, which tries again."""
+    from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
+    from urllib3.exceptions import HTTPError
+    from urllib3.exceptions import ReadTimeoutError as PieceIsLate
+
+    chunks, size = [], 0
+    try:
+        for chunk in raw.stream(_CHUNK):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MOST_BYTES:
+                raise ValueError(f"an answer of more than {MOST_BYTES:,} bytes, which no request has")
+    except PieceIsLate as error:
+        raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
+    except HTTPError as error:
+        raise ConnectionClosedError(endpoint_url=request.url, request=request, error=error) from error
+    return b"".join(chunks)
+
+
+class _Pieces:
+    """The body of an object, as the SDK reads it. A piece that takes longer than ``seconds`` is an error."""
+
+    def __init__(self, raw: Any, seconds: float, endpoint: str) -> None:
+        self._raw, self._seconds, self._endpoint = raw, seconds, endpoint
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def read(self, amt: int | None = None) -> bytes:
+        """``amt`` bytes, fewer at the end; None reads all that is left, as one piece."""
+        if amt is None:
+            whole: bytes = within(self._seconds, self._raw.read, self._endpoint)
+            return whole
+        end, left = time.monotonic() + self._seconds, amt
+        parts: list[bytes] = []
+        while left and (part := self._raw.read1(left)):  # what is there, unlike ``read``, which waits for all of it
+            parts.append(part)
+            left -= len(part)
+            if left and time.monotonic() > end:
+                raise _late(f"{amt:,} bytes of an object did not come within {self._seconds:g} s", self._endpoint)
+        return b"".join(parts)
 
 
 class _Read:

@@ -100,7 +100,7 @@ def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, 
         except ResponseParserError as error:
             fault = f"it is not XML ({str(error)[:200]})"
         except (*NONSENSE, TypeError) as error:  # the last of an element that is there twice
-            fault = f"it holds a number or a date that is none ({str(error)[:200]})"
+            fault = f"it holds a value that makes no sense ({str(error)[:200]})"
         except ClientError as error:
             # Of an answer that is not XML at all the SDK makes an error of the server.
             if not (fault := error.response.get(FAULT, "")):

@@ -1,13 +1,13 @@
-"""The text of a listing, read more strictly than the SDK reads it: it takes almost anything for a complete, empty one.
+"""The text of an answer, read more strictly than the SDK reads it: it takes almost anything for a whole, empty one.
 
-Amazon S3 API Reference, "ListObjectsV2" and "ListMultipartUploads".
+Amazon S3 API Reference, "ListObjectsV2", "ListMultipartUploads" and "DeleteObjects".
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from sm_llm.storage.base import LARGEST_BYTES
@@ -17,16 +17,33 @@ if TYPE_CHECKING:
 
 FAULT = "ListingFault"
 """Under this name the SDK's parsed answer holds what is wrong with its text; "" if nothing is."""
-ROOTS = {"ListObjectsV2": "ListBucketResult", "ListMultipartUploads": "ListMultipartUploadsResult"}
+ROOTS = {
+    "ListObjectsV2": "ListBucketResult",
+    "ListMultipartUploads": "ListMultipartUploadsResult",
+    "DeleteObjects": "DeleteResult",
+}
 """Operation -> the root element of its answer."""
 _NAMESPACE = re.compile(r"(?:https?://s3\.amazonaws\.com/doc/2006-03-01/?)?")
 _ITEMS = {"Contents": ("Key", "Size", "LastModified"), "Upload": ("Key", "UploadId", "Initiated")}
 """Element of which there may be several -> what each must have once."""
-_SEVERAL = frozenset({*_ITEMS, "CommonPrefixes", "ChecksumAlgorithm"})
+_SEVERAL = frozenset({*_ITEMS, "CommonPrefixes", "ChecksumAlgorithm", "Deleted", "Error"})
+_NESTED = {
+    "ListBucketResult": frozenset({"Contents", "CommonPrefixes"}),
+    "ListMultipartUploadsResult": frozenset({"Upload", "CommonPrefixes"}),
+    "DeleteResult": frozenset({"Deleted", "Error"}),
+    "Contents": frozenset({"Owner", "RestoreStatus"}),
+    "Upload": frozenset({"Owner", "Initiator"}),
+}
+"""Element -> the elements in it that hold others. Keys in any other element would be hidden."""
+_REFUSED = frozenset({"Code", "Message", "html", "body"})
+"""Of errors and of pages; other elements that are unknown may be a store's own, as long as they hold nothing."""
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _TIME = re.compile(r"(?:19[7-9]|[2-9][0-9]{2})[0-9]-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?Z")
 _FORMS = {
     "IsTruncated": re.compile("true|false"),
+    "EncodingType": re.compile("(?:url)?"),
+    "Marker": re.compile(""),  # of the first version: where it begins and continues
+    "NextMarker": re.compile(""),
     "KeyCount": _WHOLE,
     "MaxKeys": _WHOLE,
     "MaxUploads": _WHOLE,
@@ -38,12 +55,12 @@ _FORMS = {
 
 
 def note_fault(
-    operation: str, response_dict: Mapping[str, object], customized_response_dict: dict[str, str], **_: object
+    operation_model: Any, response_dict: Mapping[str, object], customized_response_dict: dict[str, str], **_: object
 ) -> None:
-    """Add what is wrong with an answer's text to what the SDK makes of it. Errors of the store are no listings."""
-    status, body = response_dict["status_code"], response_dict["body"]
-    if isinstance(status, int) and 200 <= status < 300 and isinstance(body, bytes):
-        fault = f"its status is {status}" if status != 200 else text_fault(body, ROOTS[operation])
+    """Add what is wrong with an answer's text to what the SDK makes of it. Errors of the store are left to the SDK."""
+    root, status, body = ROOTS.get(operation_model.name), response_dict["status_code"], response_dict["body"]
+    if root and isinstance(status, int) and 200 <= status < 300 and isinstance(body, bytes):
+        fault = f"its status is {status}" if status != 200 else text_fault(body, root)
         customized_response_dict[FAULT] = fault
 
 
@@ -56,10 +73,14 @@ def text_fault(body: bytes, root: str) -> str:
     namespace, _, name = tree.tag.rpartition("}")
     if name != root or not _NAMESPACE.fullmatch(namespace.removeprefix("{")):
         return f"it is a {tree.tag!r}, expected a {root}"
-    if fault := _twice(tree) or _odd_text(tree):
+    if fault := _twice(tree) or _odd_text(tree) or _odd_elements(tree):
         return fault
+    if root == ROOTS["DeleteObjects"]:
+        return ""
     if _texts(tree).get("IsTruncated") is None:
         return "it does not state whether it is complete"
+    if any(_twice(it) or _odd_elements(it) for it in tree if _name(it) == "CommonPrefixes"):
+        return "it holds folders that are none"
     items = [it for it in tree if _name(it) in _ITEMS]
     if fault := next((fault for it in items if (fault := _item_fault(it))), ""):
         return fault
@@ -72,7 +93,7 @@ def _item_fault(item: ElementTree.Element) -> str:
     key = repr(texts.get("Key"))
     if lack := next((it for it in _ITEMS[_name(item)] if not texts.get(it)), None):
         return f"{key} has no {lack}"
-    if fault := _twice(item) or _odd_text(item):
+    if fault := _twice(item) or _odd_text(item) or _odd_elements(item):
         return f"{key}: {fault}"
     if int(texts.get("Size", "0")) > LARGEST_BYTES:
         return f"{key} has {texts['Size']} bytes, more than any object"
@@ -90,6 +111,17 @@ def _texts(element: ElementTree.Element) -> dict[str, str]:
 def _twice(element: ElementTree.Element) -> str:
     counts = Counter(_name(it) for it in element)
     return next((f"it has {name} twice" for name, count in counts.items() if count > 1 and name not in _SEVERAL), "")
+
+
+def _odd_elements(element: ElementTree.Element) -> str:
+    """Text between elements, elements of an error or a page, and such that hold others where none may."""
+    if any((text or "").strip() for text in (element.text, *(it.tail for it in element))):
+        return "it holds text between its elements"
+    nested = _NESTED.get(_name(element), frozenset())
+    for it in element:
+        if _name(it) in _REFUSED or (len(it) and _name(it) not in nested):
+            return f"it holds a {_name(it)[:80]!r}, which no such answer has"
+    return ""
 
 
 def _odd_text(element: ElementTree.Element) -> str:

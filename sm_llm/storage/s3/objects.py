@@ -15,7 +15,17 @@ from sm_llm.optional import missing
 from sm_llm.storage.base import MissingObjectError, StoredObject
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_bytes
 from sm_llm.storage.s3.listing import first_objects, object_pages, upload_pages
-from sm_llm.storage.s3.s3_client import AnswerError, code_of, connect, header, small_body, status_of, told
+from sm_llm.storage.s3.listing_text import FAULT
+from sm_llm.storage.s3.s3_client import (
+    AnswerError,
+    code_of,
+    connect,
+    header,
+    require_stored,
+    small_body,
+    status_of,
+    told,
+)
 from sm_llm.storage.s3.s3_options import S3Options
 
 if TYPE_CHECKING:
@@ -99,7 +109,7 @@ class S3Objects:
         with told(self.uri, "create", key, self.needs("PutObject")):
             for attempt in range(_CONFLICT_TRIES):
                 try:
-                    self._put(key, body)
+                    self.put(key, body, IfNoneMatch="*")
                     return True
                 except ClientError as error:
                     if status_of(error) == 412:
@@ -109,14 +119,14 @@ class S3Objects:
                 time.sleep(random.uniform(0, 0.1 * 2**attempt))
         raise StorageError(f"{self.uri}: cannot create {key!r}: other writers were in the way {_CONFLICT_TRIES} times")
 
-    def _put(self, key: str, body: bytes) -> None:
-        self.client.put_object(
-            **self.at(key),
-            **{name: value for name, value in self.options.writing.items() if name not in self.options.owner},
-            Body=body,
-            IfNoneMatch="*",
-            ChecksumCRC64NVME=to_base64(crc64_bytes(body)),
-        )
+    def put(self, key: str, body: bytes, **condition: str) -> str:
+        """One PUT under a condition, whose answer is checked; returns the entity tag. Errors are the SDK's."""
+        checksum = to_base64(crc64_bytes(body))
+        writing = {name: value for name, value in self.options.writing.items() if name not in self.options.owner}
+        answer = self.client.put_object(
+            **self.at(key), **writing, **condition, Body=body, ChecksumCRC64NVME=checksum
+        )  # fmt: skip
+        return require_stored(answer, checksum)
 
     def get(self, key: str) -> bytes | None:
         from botocore.exceptions import ClientError
@@ -124,7 +134,7 @@ class S3Objects:
         with told(self.uri, "read", key, self.needs("GetObject")):
             try:
                 answer = self.client.get_object(**self.at(key))
-                return small_body(answer, self.client, self.uri, key)
+                return small_body(answer, self.uri, key)
             except ClientError as error:
                 if code_of(error) == "NoSuchKey":
                     return None
@@ -199,6 +209,8 @@ class S3Objects:
                     Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
                     **self.options.owner,
                 )
+                if fault := answer[FAULT]:
+                    raise AnswerError(fault)
             if faults := answer.get("Errors"):
                 first = faults[0]
                 raise StorageError(

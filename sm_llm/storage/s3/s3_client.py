@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import StorageError
@@ -104,7 +104,8 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
     refuse_metadata(client.meta.endpoint_url)
     client._endpoint.http_session = BoundedSession(client._endpoint.http_session, answer_seconds(client))
     for operation in ROOTS:
-        client.meta.events.register_first(f"before-parse.s3.{operation}", partial(note_fault, operation))
+        client.meta.events.register_first(f"before-parse.s3.{operation}", note_fault)
+    client.meta.events.register("before-call.s3.HeadBucket", _follow_once)
     for operation in ("PutObject", "UploadPart"):
         client.meta.events.register(f"before-sign.s3.{operation}", _leave_files_unsigned)
     return session, client
@@ -114,6 +115,11 @@ def answer_seconds(client: Any) -> float:
     """Seconds in which one whole answer has to be there."""
     config = client.meta.config
     return float(config.connect_timeout + 2 * config.read_timeout)
+
+
+def _follow_once(context: dict[str, Any], **_: Any) -> None:
+    """The SDK asks for a bucket's region when an answer leads elsewhere; that question is not redirected in turn."""
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _leave_files_unsigned(request: Any, **_: Any) -> None:
@@ -173,14 +179,33 @@ def header(answer: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
     return value
 
 
-def small_body(answer: Mapping[str, Any], client: Any, uri: str, key: str) -> bytes:
-    """The body of an object. Raises ``TooLargeError`` above ``SMALL_BYTES``, ``AnswerError`` if not all of it comes."""
-    from sm_llm.storage.s3.bounded import within
+def require_stored(answer: Mapping[str, Any], checksum: str) -> str:
+    """The entity tag in the answer to a PUT of one object.
 
+    Raises ``AnswerError`` for an answer that S3 does not give: another program may have given it, and nothing is
+    stored. ``checksum`` is the object's CRC64NVME in base64; an answer that names one must name that.
+    """
+    require_status(answer)
+    tag = header(answer, "ETag", str).strip('"')
+    if (named := answer.get("ChecksumCRC64NVME") or checksum) != checksum:
+        raise AnswerError(f"the answer names the checksum {named!r} of what was stored, not {checksum!r}")
+    return tag
+
+
+def require_status(answer: Mapping[str, Any]) -> None:
+    """Raise ``AnswerError`` unless the status is 200: a part of an object, or nothing, is no whole answer."""
+    if (status := answer["ResponseMetadata"]["HTTPStatusCode"]) != 200:
+        raise AnswerError(f"the answer has the status {status}, expected 200")
+
+
+def small_body(answer: Mapping[str, Any], uri: str, key: str) -> bytes:
+    """The body of an object. Raises ``TooLargeError`` above ``SMALL_BYTES``, ``AnswerError`` if not all of it comes."""
+    require_status(answer)
+    header(answer, "ETag", str)
     size = header(answer, "ContentLength", int)
     if size > SMALL_BYTES:
         raise TooLargeError(f"{uri}: {key!r} has {size:,} bytes; of such an object at most {SMALL_BYTES:,} are read")
-    body: bytes = within(answer_seconds(client), lambda: answer["Body"].read(size + 1), client.meta.endpoint_url)
+    body: bytes = answer["Body"].read(size + 1)
     if len(body) != size:
         raise AnswerError(f"{len(body):,} of {size:,} bytes arrived")
     return body

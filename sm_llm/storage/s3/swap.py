@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.names import usable
 from sm_llm.storage.s3.listing import object_pages
-from sm_llm.storage.s3.objects import to_base64
 from sm_llm.storage.s3.s3_client import code_of, header, small_body, status_of, told
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def read_tagged(store: S3Store, key: str) -> Tagged:
     with told(store.uri, "read", key, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
         try:
             answer = store.client.get_object(**store.at(key))
-            return Tagged(small_body(answer, store.client, store.uri, key), header(answer, "ETag", str).strip('"'))
+            return Tagged(small_body(answer, store.uri, key), header(answer, "ETag", str).strip('"'))
         except ClientError as error:
             if code_of(error) == "NoSuchKey":
                 return Tagged()
@@ -55,21 +53,13 @@ def swap(store: S3Store, key: str, body: bytes, tag: str | None) -> str | None:
     condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": f'"{tag}"'}
     with told(store.uri, "replace", key, f"s3:PutObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
         try:
-            return _put(store, key, body, condition)
+            return store.put(key, body, **condition)
         except ClientError as error:
             # 412: changed or there already; 409: two writers at once; 404: gone, so nothing has that tag.
             if status_of(error) not in (404, 409, 412) or code_of(error) == "NoSuchBucket":
                 raise
     found = read_tagged(store, key)
     return found.tag if found.body == body else None
-
-
-def _put(store: S3Store, key: str, body: bytes, condition: dict[str, str]) -> str:
-    writing = {name: value for name, value in store.options.writing.items() if name not in store.options.owner}
-    answer: dict[str, Any] = store.client.put_object(
-        **store.at(key), **writing, **condition, Body=body, ChecksumCRC64NVME=to_base64(crc64_bytes(body))
-    )
-    return header(answer, "ETag", str).strip('"')
 
 
 def change(store: S3Store, key: str, edit: Callable[[Tagged], bytes]) -> bytes:

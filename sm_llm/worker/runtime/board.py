@@ -1,7 +1,13 @@
-"""Short notes that all processes of a job can read, kept by torchrun itself, so that they outlive a worker."""
+"""Short notes that all processes of a job can read, kept by torchrun itself, so that they outlive a worker.
+
+Whoever can connect to the store can list, read and replace its entries. Notes are therefore signed with a value that
+only the processes of one attempt have.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import socket
 from datetime import timedelta
@@ -18,34 +24,48 @@ _MEETING = timedelta(minutes=15)
 
 
 class Board:
-    """Notes by name, below one prefix. Threads may share it.
+    """Notes by name, below one prefix, signed with ``secret``. Threads may share it.
 
-    Every method raises ``RuntimeError`` when the store does not answer.
+    Every method raises ``RuntimeError`` when the store does not answer, and for a note without our signature.
     """
 
-    def __init__(self, store: Store, prefix: str) -> None:
+    def __init__(self, store: Store, prefix: str, secret: str) -> None:
         self._store = store
         self._prefix = prefix
+        self._secret = secret.encode()
 
     def put(self, name: str, text: str) -> None:
         """Write or replace a note."""
-        self._store.set(self._prefix + name, text)
+        key = self._prefix + name
+        self._store.set(key, self._signed(key, text))
 
     def get(self, name: str) -> str | None:
         """A note, or None if nobody has written it."""
         key = self._prefix + name
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        return self._text(key, self._store.get(key)) if self._store.check([key]) else None
 
     def first(self, name: str, text: str) -> str:
         """Write a note unless somebody was first; returns what stands there."""
-        return self._store.compare_set(self._prefix + name, "", text).decode()
+        key = self._prefix + name
+        return self._text(key, self._store.compare_set(key, "", self._signed(key, text)))
+
+    def _signed(self, key: str, text: str) -> str:
+        """Its name is signed as well: no note can take the place of another."""
+        return hmac.new(self._secret, f"{key}\0{text}".encode(), hashlib.sha256).hexdigest() + text
+
+    def _text(self, key: str, found: bytes) -> str:
+        text = found[_SIGNATURE:].decode("utf-8", "replace")
+        if not hmac.compare_digest(self._signed(key, text).encode(), found):
+            raise RuntimeError(f"a program that is not of this job has written {key!r} to the job's store")
+        return text
 
 
+_SIGNATURE = 2 * hashlib.sha256().digest_size
 PORT = 7779
 """Of a board of our own; the training toolkit's torchrun takes 7777."""
 
 
-def open_board(prefix: str, leader: str, *, is_leader: bool) -> Board:
+def open_board(prefix: str, secret: str, leader: str, *, is_leader: bool) -> Board:
     """A board on the first host of a job whose hosts have no torchrun in common; it goes when the first one ends.
 
     It listens at the address that the host's name stands for, not on every interface.
@@ -54,7 +74,7 @@ def open_board(prefix: str, leader: str, *, is_leader: bool) -> Board:
 
     own: dict[str, Any] = {"master_listen_fd": _listen(leader)} if is_leader else {}
     store = TCPStore(leader, PORT, is_master=is_leader, wait_for_workers=False, timeout=_MEETING, **own)
-    return Board(store, f"sm_llm/{prefix}/")
+    return Board(store, f"sm_llm/{prefix}/", secret)
 
 
 def _listen(host: str) -> int:
@@ -66,7 +86,7 @@ def _listen(host: str) -> int:
         return listener.detach()
 
 
-def connect(prefix: str, environ: Mapping[str, str] = os.environ) -> Board | None:
+def connect(prefix: str, secret: str, environ: Mapping[str, str] = os.environ) -> Board | None:
     """The board of this torchrun; None without one, or with one whose store lives in rank 0 and dies with it."""
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
@@ -74,4 +94,4 @@ def connect(prefix: str, environ: Mapping[str, str] = os.environ) -> Board | Non
 
     host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
-    return Board(store, f"sm_llm/{prefix}/")
+    return Board(store, f"sm_llm/{prefix}/", secret)
