@@ -41,11 +41,14 @@ def fit(
     from sm_llm.launcher.api import launch
 
     if dry_run:
+        from sm_llm.launcher.planning.plan import assert_supported
         from sm_llm.launcher.planning.planner import plan as make_plan
 
-        for it in make_plan(spec, *overrides or ()):  # standard output is for what would be sent
+        plans = make_plan(spec, *overrides or ())
+        for it in plans:  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
         print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
+        assert_supported(plans)
         return
     run = launched(lambda new: launch(spec, *overrides or (), new=new), new)
     carry_on(run, wait=wait, as_json=as_json)
@@ -56,6 +59,7 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
     """Check a job and show what follows; starts nothing.
 
     Storage, inputs and checkpoints in S3 are looked up where there are AWS credentials, and named where there are none.
+    A job that cannot run yet, or on this machine, is shown as well, with the exit code of one that is refused.
 
     \b
     Examples:
@@ -63,17 +67,19 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
     from sm_llm.launcher.planning.input_places import check_places
+    from sm_llm.launcher.planning.plan import assert_supported
     from sm_llm.launcher.planning.planner import plan as make_plan
 
     plans = make_plan(spec, *overrides or ())
     check_places(plans)
     if as_json:
         print_json([it.to_json() for it in plans])
-        return
-    from sm_llm.launcher.display.report import plan_table
+    else:
+        from sm_llm.launcher.display.report import plan_table
 
-    for it in plans:
-        console().print(plan_table(it))
+        for it in plans:
+            console().print(plan_table(it))
+    assert_supported(plans)
 
 
 @app.command()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from sm_llm.spec.reference.schema import tag_values
-from sm_llm.spec.tasks import Task
-
-TASK_KINDS: tuple[str, ...] = tuple(tag_values(Task))
-"""Task kinds that have an entrypoint of their own name."""
+from sm_llm.spec.tasks import TASK_KINDS
 
 _TEMPLATE = '''"""Entry point of {kind} jobs: everything it needs to know is in job.json."""
 

@@ -14,9 +14,9 @@ from sm_llm.launcher.continuity import assert_continues, assert_starts
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.launcher.planning.inputs import anchored
+from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.planning.planner import plan_loaded
 from sm_llm.launcher.run_handle import RunHandle
-from sm_llm.launcher.runnable import assert_runnable
 from sm_llm.launcher.stage import mint_run_id, new_record, stage
 from sm_llm.launcher.submission import Change, submit_job, submit_workflow
 from sm_llm.runs.locate import is_own_endpoint, launch_folder, remember_launch, storage_root
@@ -92,7 +92,7 @@ def proceed(
 def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
     spec = loaded.spec if folder is None or folder == Path.cwd() else anchored(loaded.spec, folder)
     plans = plan_loaded(replace(loaded, spec=spec))
-    assert_runnable(plans)
+    assert_supported(plans)
     return plans
 
 

@@ -15,9 +15,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.stock import LOCK_FILE
 from sm_llm.launcher.source_tree import SourceTree, source_tree
+from sm_llm.spec.tasks import TASK_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +49,9 @@ class Bundle:
 
 def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bundle:
     """Pack this package, every entrypoint, the files of ``source`` and the lock of packages."""
-    members: dict[str, bytes | Path] = {f"{kind}.py": entrypoint_source(kind).encode() for kind in TASK_KINDS}
+    members: dict[str, bytes | Path] = {
+        row.entrypoint: entrypoint_source(kind).encode() for kind, row in TASK_KINDS.items()
+    }
     members |= package_files()
     if lock is not None:
         members[LOCK_FILE] = lock.encode()

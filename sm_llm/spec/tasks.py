@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -255,6 +256,39 @@ Task = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class TaskKind:
+    """What every part of the program asks of a task kind; tests compare the table with ``Task`` and the workers."""
+
+    spec: type[SpecModel]
+    worker: str | None
+    """``module:function`` that runs it in a job; None for a kind that this version plans and cannot run."""
+    starts_ranks: bool = False
+    """Whether it runs once per process of ``compute``; the others use one process."""
+    packages: tuple[str, ...] = ()
+    """What its worker imports beside torch, which starts all of them; images bring it, this machine may not."""
+
+    @property
+    def entrypoint(self) -> str:
+        """The name of the script that starts its worker, in the code bundle and in the run's folder."""
+        return f"{self.spec.model_fields['kind'].default}.py"
+
+
+_WORKERS = "sm_llm.worker.tasks"
+TASK_KINDS = {
+    "train": TaskKind(
+        TrainTask, f"{_WORKERS}.train:run", starts_ranks=True, packages=("transformers", "tokenizers", "safetensors")
+    ),
+    "prepare": TaskKind(PrepareTask, f"{_WORKERS}.prepare:run", packages=("tokenizers",)),
+    "fetch": TaskKind(FetchTask, f"{_WORKERS}.fetch:run"),
+    "convert": TaskKind(ConvertTask, None),
+    "register": TaskKind(RegisterTask, f"{_WORKERS}.register:run"),
+    "precompile": TaskKind(PrecompileTask, None, starts_ranks=True),
+    "script": TaskKind(ScriptTask, f"{_WORKERS}.script:run", starts_ranks=True),
+}
+"""Kind -> row. Names of workers, because the specification imports nothing of what runs in a job."""
+
+
 def training_of(task: Task) -> TrainTask | None:
     """The training of a task that trains, or that compiles for one."""
     if isinstance(task, PrecompileTask):
@@ -267,9 +301,13 @@ def starts_ranks(task: Task) -> bool:
 
     On a managed backend whatever does not start ranks runs once per node.
     """
-    if isinstance(task, ScriptTask):
-        return not task.entry.endswith(".sh")
-    return isinstance(task, TrainTask | PrecompileTask)
+    return kind_starts_ranks(task.kind, task.entry if isinstance(task, ScriptTask) else "")
+
+
+def kind_starts_ranks(kind: str, entry: str = "") -> bool:
+    """``starts_ranks`` of a task that is not checked yet; ``entry`` is a script's."""
+    row = TASK_KINDS.get(kind)
+    return row is not None and row.starts_ranks and not entry.endswith(".sh")
 
 
 def parallelism_of(task: Task) -> Parallelism | None:

@@ -19,7 +19,7 @@ from sm_llm.runs.liveness import RunLock
 from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.tasks import ScriptTask, TrainTask
+from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, TrainTask
 from sm_llm.worker.checkpoint.earlier import replace_finished
 from sm_llm.worker.checkpoint.newest import newest_step
 from sm_llm.worker.context import WorkerContext
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from sm_llm.worker.runtime.board import Board
 
 Task = Callable[[WorkerContext, JobSpec], None]
-WORKERS = ("train", "prepare", "fetch", "register", "script")
-"""Task kinds that this version runs, each in the module of its name."""
 
 
 def program(kind: str) -> int:
@@ -210,9 +208,12 @@ def _tell_changes(context: WorkerContext) -> None:
 
 def _task(kind: str) -> Task:
     """The code of a task kind, imported only now: prepare needs no torch."""
-    if kind not in WORKERS:
-        raise RunFailed(f"this version has no worker for {kind} jobs; there are {', '.join(WORKERS)}")
-    return cast("Task", import_module(f"sm_llm.worker.tasks.{kind}").run)
+    row = TASK_KINDS.get(kind)
+    if row is None or row.worker is None:
+        known = ", ".join(name for name, it in TASK_KINDS.items() if it.worker is not None)
+        raise RunFailed(f"this version has no worker for {kind} jobs; there are {known}")
+    module, _, name = row.worker.partition(":")
+    return cast("Task", getattr(import_module(module), name))
 
 
 def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:

@@ -11,8 +11,12 @@ from sm_llm.contract.hyperparameters import overrides
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import PlanError, StorageError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import render
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, value_issues
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import Register, definition
+from sm_llm.launcher.planning.planner import plan_workflow
+from sm_llm.spec.job import WorkflowSpec
+from sm_llm.spec.loading.load import load
 
 ROLE = "arn:aws:iam::111122223333:role/train"
 BUCKET = "sm-llm-tests"
@@ -206,6 +210,12 @@ def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
     assert built == ours
 
 
+def load_workflow(flow: dict[str, Any]) -> WorkflowSpec:
+    spec = load(flow).spec
+    assert isinstance(spec, WorkflowSpec)
+    return spec
+
+
 @pytest.mark.parametrize(
     ("task", "kind"),
     [
@@ -219,7 +229,8 @@ def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
 )
 def test_every_kind_of_task_is_a_step(task: dict[str, Any], kind: str) -> None:
     flow = {**workflow(), "steps": {"one": {"task": task, "compute": {"instance_type": kind, "instance_count": 1}}}}
-    (step,) = definition(flow).to_json()["Steps"]
+    spec = load_workflow(flow)
+    (step,) = render(spec, plans=plan_workflow(spec)).to_json()["Steps"]
     assert step["Type"] == "Training"
     assert json.loads(step["Arguments"]["HyperParameters"]["sagemaker_program"]) == f"{task['kind']}.py"
     assert step["Arguments"]["ResourceConfig"]["InstanceType"] == kind
@@ -239,7 +250,8 @@ def test_precompile_is_a_step_before_training_on_trainium() -> None:
         **workflow(),
         "steps": {"precompile": first, "train": {"task": task, "compute": trainium, "after": ["precompile"]}},
     }
-    found = steps(definition(flow))
+    spec = load_workflow(flow)
+    found = steps(render(spec, plans=plan_workflow(spec)))
     assert found["precompile"]["Arguments"]["Environment"]["RUN_NEURON_PARALLEL_COMPILE"] == "1"
     assert found["train"]["DependsOn"] == ["precompile"]
 

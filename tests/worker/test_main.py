@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from worker_jobs import events, job_environment, job_file, train_task
 
-from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.errors import StorageError
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.spec.tasks import PrepareTask, TrainTask
+from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, TrainTask
 from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.context import WorkerContext

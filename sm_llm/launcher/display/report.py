@@ -40,6 +40,8 @@ def plan_table(plan: Plan) -> Table:
         _add(table, name, value)
     for warning in plan.warnings:
         _add(table, Text("warning", "yellow"), Text(warning, "yellow"))
+    for issue in plan.unsupported:
+        _add(table, Text("cannot run", "red"), Text(str(issue), "red"))
     return table
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sm_llm.errors import PlanError
 from sm_llm.launcher.planning.plan_settings import settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sm_llm.errors import Issue
     from sm_llm.launcher.planning.memory import MemoryEstimate
@@ -36,6 +37,8 @@ class Checks:
     target: Target | None
     issues: tuple[Issue, ...] = ()
     warnings: tuple[str, ...] = ()
+    unsupported: tuple[Issue, ...] = ()
+    """Why a job that is right cannot run here as things stand: what is not installed on this machine."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Plan:
     memory: MemoryEstimate | None = None
     """At the peak of a training, where the instance type has known GPUs."""
     warnings: tuple[str, ...] = ()
+    unsupported: tuple[Issue, ...] = ()
+    """Why the job can be planned and rendered, but cannot run yet or here; every way of starting it refuses
+    (``assert_supported``)."""
     step: str | None = None
     after: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -104,6 +110,7 @@ class Plan:
             "settings": self.settings,
             "facts": dict(self.facts),
             "job": self.job.model_dump(mode="json"),
+            **({"unsupported": [it.to_json() for it in self.unsupported]} if self.unsupported else {}),
         }
 
     def summary(self) -> str:
@@ -114,3 +121,12 @@ class Plan:
         if self.derived is not None:
             parts.append(f"{self.derived.total_steps or '?'} steps of {self.derived.tokens_per_step:,} tokens")
         return ", ".join(parts)
+
+
+def assert_supported(plans: Sequence[Plan]) -> None:
+    """Raise one ``PlanError`` with everything for which jobs cannot run yet or here.
+
+    The gate of every way to start a job: launch, resume, estimators and pipelines.
+    """
+    if found := [issue for plan in plans for issue in plan.unsupported]:
+        raise PlanError(found)

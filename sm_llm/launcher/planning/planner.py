@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +33,7 @@ from sm_llm.launcher.planning.upstream import Upstream
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.machines.gpus import smallest_gpu
-from sm_llm.spec.tasks import ConvertTask, FetchTask, PrepareTask, RegisterTask, TrainTask
+from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, TrainTask
 
 if TYPE_CHECKING:
     from sm_llm.spec.loading.load import InvalidSpec, Loaded
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from sm_llm.spec.machines.compute import ComputeSpec
     from sm_llm.spec.machines.hardware import Instance
 
+TRAINED_STRATEGIES = ("fsdp", "smp")
+"""Strategies of our own training with a worker; a script brings its own, and may ask for the image of any."""
 T = TypeVar("T")
 
 Source = str | Path | Mapping[str, Any] | JobSpec | WorkflowSpec
@@ -151,7 +153,7 @@ def plan_job(
             _forgive_refusals(issues, numbers)
     if isinstance(job.task, PrepareTask):
         issues += check_prepare(job.task)
-    if isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask) and world_size > 1:
+    if not TASK_KINDS[job.task.kind].starts_ranks and world_size > 1:
         kind = job.task.kind
         others = "other" if world_size == 2 else f"other {world_size - 1}"
         numbers.warnings.append(f"{kind} uses one process; the {others} will have nothing to do")
@@ -174,7 +176,23 @@ def plan_job(
         raise PlanError(found)
     own = (*random_token_warnings(job), *program_warnings(job), *storage_warnings(job))
     warnings = (*plan.warnings, *own, *checks.warnings)
-    return replace(plan, warnings=warnings, target=checks.target)
+    unsupported = (*_without_worker(job, step), *checks.unsupported)
+    return replace(plan, warnings=warnings, target=checks.target, unsupported=unsupported)
+
+
+def _without_worker(job: JobSpec, step: str | None) -> Iterator[Issue]:
+    """The kind of task, or its strategy, where this version has no worker for it."""
+    prefix, kind = f"steps.{step}." if step else "", job.task.kind
+    remedy = "This version plans and renders it (the verb plan, and fit with --dry-run), but cannot run it"
+    if TASK_KINDS[kind].worker is None:
+        yield Issue(
+            "task-without-worker", f"{prefix}task.kind", f"there is no worker for {kind} tasks yet", kind, remedy
+        )
+    elif isinstance(job.task, TrainTask) and (strategy := job.task.parallelism.strategy) not in TRAINED_STRATEGIES:
+        path = f"{prefix}task.parallelism.strategy"
+        yield Issue(
+            "strategy-without-worker", path, f"there is no worker for the strategy {strategy} yet", strategy, remedy
+        )
 
 
 def _own(issues: Sequence[Issue]) -> list[Issue]:

@@ -54,10 +54,10 @@ def with_local_gpus(tree: Tree, environ: Mapping[str, str]) -> None:
 
 
 def _uses_gpus(task: Any) -> bool:
-    """Whether a task runs once per process; the classes agree (``tasks.starts_ranks``)."""
-    if not isinstance(task, Mapping):
-        return False
-    return task.get("kind") == "train" or (task.get("kind") == "script" and not str(task.get("entry")).endswith(".sh"))
+    """Whether a task, not checked yet, runs once per process."""
+    from sm_llm.spec.tasks import kind_starts_ranks
+
+    return isinstance(task, Mapping) and kind_starts_ranks(str(task.get("kind")), str(task.get("entry")))
 
 
 def _fill(tree: Tree, holder: tuple[str, ...], environ: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract.entrypoint import TASK_KINDS, entrypoint_source
+from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.contract.stock import LOCK_FILE
 from sm_llm.errors import Issue, PlanError
@@ -19,6 +19,7 @@ from sm_llm.launcher.bundle import make_bundle
 from sm_llm.launcher.images.images import IMAGES
 from sm_llm.launcher.requirement_file import requirement_issues
 from sm_llm.launcher.source_tree import source_tree
+from sm_llm.spec.tasks import TASK_KINDS
 from tests.launcher.sagemaker.conftest import SCRIPT
 
 if TYPE_CHECKING:

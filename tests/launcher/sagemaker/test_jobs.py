@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from sm_llm.contract.failure import Cause
-from sm_llm.errors import PlanError, SmLlmError, SpecError, SubmitError
+from sm_llm.errors import PlanError, SmLlmError, SubmitError
 from sm_llm.launcher.api import attach, launch
 from sm_llm.launcher.backends.base import NativeState
 from sm_llm.launcher.backends.sagemaker.account import account
@@ -341,7 +341,7 @@ def test_what_has_no_worker_is_refused_before_anything_is_written(
     start: Callable[..., Run], bucket: str, s3_server: S3Server
 ) -> None:
     task = {"kind": "convert", "source": "s3://bucket/weights", "to": "nxd"}
-    with pytest.raises(SpecError, match="there is no worker for convert tasks yet"):
+    with pytest.raises(PlanError, match="there is no worker for convert tasks yet"):
         start("backend.max_run_seconds=60", task=task)
     with pytest.raises(PlanError):
         start("backend.max_retry_attempts=31")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
+from importlib import import_module
+from pkgutil import iter_modules
 
-from sm_llm.contract.entrypoint import TASK_KINDS
-from sm_llm.launcher import runnable
-from sm_llm.launcher.backends.registry import BACKENDS, backend
+from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.images.images import IMAGES, MINIMUM_TORCH, rows
-from sm_llm.spec.backends.table import backend_spec
+from sm_llm.launcher.planning.planner import TRAINED_STRATEGIES
+from sm_llm.spec.backends.table import BACKENDS, backend_spec
 from sm_llm.spec.reference.schema import tag_values
-from sm_llm.worker.main import WORKERS
+from sm_llm.spec.tasks import TASK_KINDS, Task
 from sm_llm.worker.strategies import registry
 
 
@@ -20,9 +20,19 @@ def test_every_backend_of_the_specification_has_a_class_of_its_name() -> None:
 
 
 def test_what_can_be_launched_has_a_worker() -> None:
-    assert set(runnable.TASKS) == set(WORKERS) <= set(TASK_KINDS)
-    text = inspect.getsource(registry)
-    assert all(f'"{strategy}"' in text for strategy in runnable.STRATEGIES)
+    assert set(TRAINED_STRATEGIES) == registry.trained()
+    for kind, row in TASK_KINDS.items():
+        if row.worker is not None:
+            module, _, function = row.worker.partition(":")
+            assert callable(getattr(import_module(module), function)), kind
+
+
+def test_the_table_of_task_kinds_holds_every_kind_under_its_name() -> None:
+    assert {kind: row.spec for kind, row in TASK_KINDS.items()} == tag_values(Task)
+    assert {row.entrypoint for row in TASK_KINDS.values()} == {f"{kind}.py" for kind in TASK_KINDS}
+    workers = {row.worker.partition(":")[0].rpartition(".")[2] for row in TASK_KINDS.values() if row.worker}
+    modules = {it.name for it in iter_modules(import_module("sm_llm.worker.tasks").__path__)}
+    assert workers == modules, "a module of tasks/ that no row names, or the other way round"
 
 
 def test_the_default_of_every_line_of_images_is_one_that_we_train_with() -> None:

@@ -25,7 +25,7 @@ from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.machine import Machine, this_machine
-from sm_llm.spec.tasks import ScriptTask, starts_ranks
+from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks
 from sm_llm.storage.uri import is_s3, join
 from sm_llm.terminal import quoted
 
@@ -85,7 +85,7 @@ class LocalBackend:
             *_platform_issues(job),
             *cloud_issues,
         )
-        return Checks(self._target(plan, cloud), issues)
+        return Checks(self._target(plan, cloud), issues, unsupported=tuple(_missing_packages(plan)))
 
     def _target(self, plan: Plan, cloud: SageMakerTarget | None) -> LocalTarget:
         job, paths = plan.job, RunPaths(Path("<run>"))
@@ -268,6 +268,14 @@ def _package_issues(job: JobSpec) -> list[Issue]:
         for path, modules in needed.items()
         if (lack := missing(*modules)) is not None
     ]
+
+
+def _missing_packages(plan: Plan) -> Iterator[Issue]:
+    """What every worker of this kind of task imports; trackers and formats that a job chooses are its own issues."""
+    kind = plan.job.task.kind
+    if (lack := missing("torch", *TASK_KINDS[kind].packages)) is not None:
+        prefix = f"steps.{plan.step}." if plan.step else ""
+        yield Issue("local-worker-package-missing", f"{prefix}task.kind", f"a local run cannot start: {lack}")
 
 
 def _secret_issues(job: JobSpec) -> list[Issue]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT, JobFile
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
+from sm_llm.spec.tasks import TASK_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +55,7 @@ def rank_prefix(rank: int) -> str:
 
 def entry_script(base: Path, kind: str) -> Path:
     """The entrypoint of one node, e.g. ``<base>/code/train.py``."""
-    return ContainerPaths(base).code / f"{kind}.py"
+    return ContainerPaths(base).code / TASK_KINDS[kind].entrypoint
 
 
 def lay_out(paths: RunPaths, job: JobFile, node: int, source: str) -> ContainerPaths:
@@ -149,7 +150,7 @@ def _contract_variables(
         "SM_INPUT_CONFIG_DIR": str(container.config),
         "SM_MODULE_DIR": str(container.code),
         "SM_MODULE_NAME": job.spec.task.kind,
-        "SM_USER_ENTRY_POINT": f"{job.spec.task.kind}.py",
+        "SM_USER_ENTRY_POINT": TASK_KINDS[job.spec.task.kind].entrypoint,
         "SM_CHANNELS": json.dumps(sorted(job.channels)),
         **{f"SM_CHANNEL_{name.upper()}": str(container.channel(name)) for name in job.channels},
     }

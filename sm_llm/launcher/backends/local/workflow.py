@@ -11,6 +11,7 @@ from sm_llm.errors import SmLlmError
 from sm_llm.launcher.backends.local.attempt import recorded, run_attempt
 from sm_llm.launcher.backends.local.local_run import write_submission
 from sm_llm.launcher.planning.inputs import absolute_inputs
+from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.stage import new_record, stage
 from sm_llm.runs.locate import remember_launch
 from sm_llm.runs.outcome import Ending
@@ -82,6 +83,7 @@ def _run_step(
     try:
         job = resolve(workflow_job(workflow, step), {}, outputs)
         found = plan_job(absolute_inputs(job, folder)[0], step=step)
+        assert_supported([found])
         plan = replace(found, job=job, digest=spec_digest(job))  # in the record, and compared, as it was written
     except SmLlmError as error:
         return Ending(RunState.FAILED, str(error))

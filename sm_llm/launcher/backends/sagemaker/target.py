@@ -13,7 +13,7 @@ from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.display.lines import duration
 from sm_llm.launcher.images import images
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
-from sm_llm.spec.tasks import ScriptTask, starts_ranks
+from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks
 
 if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
@@ -124,9 +124,9 @@ def _image(job: JobSpec, region: str, issues: list[Issue]) -> tuple[images.Image
 
 def _command(job: JobSpec) -> tuple[tuple[str, ...], ...]:
     """The command that the training toolkit runs on every node."""
-    nodes = job.compute.instance_count
+    nodes, program = job.compute.instance_count, TASK_KINDS[job.task.kind].entrypoint
     if not starts_ranks(job.task):
-        return tuple(("python", f"{job.task.kind}.py") for _ in range(nodes))
+        return tuple(("python", program) for _ in range(nodes))
     first = ("torchrun", "--nnodes", str(nodes), "--nproc_per_node", str(job.compute.processes))
     place = ("--master_addr", "algo-1", "--master_port", _MASTER_PORT, "--node_rank")
-    return tuple((*first, *((*place, str(node)) if nodes > 1 else ()), f"{job.task.kind}.py") for node in range(nodes))
+    return tuple((*first, *((*place, str(node)) if nodes > 1 else ()), program) for node in range(nodes))

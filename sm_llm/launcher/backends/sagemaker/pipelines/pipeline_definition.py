@@ -18,6 +18,7 @@ from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_variables import TYPES, Variable, variables_of
 from sm_llm.launcher.backends.sagemaker.render import render as render_job
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.planning.planner import plan_workflow
 from sm_llm.spec.comparison.digest import spec_digest
 from sm_llm.spec.job import StepSpec
@@ -115,7 +116,7 @@ def render(
     ``variables`` are names of parameters and the dotted paths that they override, ``steps.train.task.max_steps``;
     defaults are the workflow's values. ``cache_days``: how long a finished step stands in for an equal one; None runs
     every step in every execution, in a run of its own. ``plans`` are the plans of the steps, where they are
-    made already. Raises ``PlanError`` with every issue.
+    made already: for a dry run, which also shows what cannot run yet. Raises ``PlanError`` with every issue.
     """
     if workflow.backend.name != "sagemaker":
         remedy = "Set backend.name=sagemaker"
@@ -138,7 +139,10 @@ def render(
     known = variables_of(workflow, variables or {})
     steps: list[PipelineStep] = []
     places: dict[str, list[Any]] = {}
-    for plan in plan_workflow(workflow) if plans is None else plans:
+    if plans is None:
+        plans = plan_workflow(workflow)
+        assert_supported(plans)
+    for plan in plans:
         assert plan.step is not None
         steps.append(_training(workflow, plan, known, places, more=[EXECUTION] if cache_days is None else []))
     if issues := [issue for step in steps for issue in _hyperparameter_issues(step, known)]:

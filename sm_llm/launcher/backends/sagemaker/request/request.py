@@ -12,6 +12,7 @@ from sm_llm.launcher.backends.sagemaker.request.channels import channels
 from sm_llm.launcher.backends.sagemaker.request.metrics import metric_definitions
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.machines.gpus import machines
+from sm_llm.spec.tasks import TASK_KINDS
 
 if TYPE_CHECKING:
     from sm_llm.launcher.backends.sagemaker.request.settings import Settings
@@ -118,7 +119,7 @@ def _hyperparameters(job: JobSpec, target: SageMakerTarget, given: RunPlace, nam
     """What the training toolkit reads, each as JSON; the job itself is in job.json, whatever its size."""
     values = {
         "sagemaker_submit_directory": given.code_uri,
-        "sagemaker_program": f"{job.task.kind}.py",
+        "sagemaker_program": TASK_KINDS[job.task.kind].entrypoint,
         "sagemaker_container_log_level": _LOG_LEVEL,
         "sagemaker_job_name": name,
         "sagemaker_region": target.settings.region,

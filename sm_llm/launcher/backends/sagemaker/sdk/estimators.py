@@ -81,14 +81,14 @@ def estimator(
     Returns the estimator. Its ``channels`` are what ``fit``, a tuner's too, adds to the inputs it is given.
     Raises ``SpecError``, ``PlanError``, and ``SubmitError`` without version 2 of the SDK.
     """
-    from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+    from sm_llm.launcher.planning.planner import load_whole
 
     kind = _estimator_class()
     watch_tuners()
     watch_pipelines()
     own, rest = as_fields(pytorch(), kwargs)
     loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
-    (plan,) = plan_loaded(loaded)
+    plan = _planned(loaded)
     session = without_telemetry(sagemaker_session or _session(plan))
     staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
     region = json.loads(staged.request["HyperParameters"]["sagemaker_region"])
@@ -113,6 +113,16 @@ def _job(loaded: Loaded) -> Loaded:
             )
         ]
     )
+
+
+def _planned(loaded: Loaded) -> Plan:
+    """The plan of a job that can be started."""
+    from sm_llm.launcher.planning.plan import assert_supported
+    from sm_llm.launcher.planning.planner import plan_loaded
+
+    plans = plan_loaded(loaded)
+    assert_supported(plans)
+    return plans[0]
 
 
 class Staged:
@@ -150,21 +160,19 @@ class Staged:
 
     def again(self) -> Staged:
         """Another run of the same job, planned anew: the program's files may have changed."""
-        from sm_llm.launcher.planning.planner import plan_loaded
-
-        (plan,) = plan_loaded(self._loaded)
+        plan = _planned(self._loaded)
         return Staged.next(self._loaded, plan, is_pipeline=False)
 
     def reading(self, given: Mapping[str, Any]) -> Staged:
         """The same run of a job that has the inputs ``given`` to ``fit``, in the specification's form, as its own."""
-        from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+        from sm_llm.launcher.planning.planner import load_whole
 
         if not given:
             return self
         whole = self._loaded.spec.model_dump()["inputs"]
         loaded = load_whole(self._loaded.spec, fields={"inputs": {**whole, **given}})
         loaded = replace(loaded, origins={**loaded.origins, **self._loaded.origins})
-        (plan,) = plan_loaded(loaded)
+        plan = _planned(loaded)
         return Staged.named(self.record.run_id, loaded, plan)
 
     @property

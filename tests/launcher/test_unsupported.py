@@ -1,0 +1,113 @@
+"""What cannot run yet or here is refused by every way to start it, and shown by planning (``Plan.unsupported``)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm import launch
+from sm_llm.errors import PlanError
+from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
+from sm_llm.launcher.backends.sagemaker.sdk import estimators
+from sm_llm.launcher.planning import planner
+from sm_llm.launcher.planning.planner import plan
+from tests.cli.test_typed_faults import said
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLOUD = {
+    "backend": {
+        "name": "sagemaker",
+        "role": "arn:aws:iam::111122223333:role/train",
+        "region": "us-east-1",
+        "max_run_seconds": 3600,
+    },
+    "storage": "s3://sm-llm-tests/runs",
+}
+NXD = {
+    "task": {
+        "kind": "train",
+        "model": {"preset": "llama-3-8b"},
+        "data": {"format": "synthetic", "seq_length": 8192},
+        "parallelism": {"strategy": "nxd", "tensor_parallel_degree": 32},
+        "max_steps": 1,
+        "global_batch_size": 4,
+        "micro_batch_size": 1,
+    },
+    "compute": {"instance_type": "ml.trn1.32xlarge", "instance_count": 4},
+}
+CONVERT = {
+    "task": {"kind": "convert", "source": "s3://sm-llm-tests/weights", "to": "nxd"},
+    "compute": {"instance_type": "ml.m5.2xlarge"},
+}
+JOBS = {
+    "nxd": ({"name": "job", **CLOUD, **NXD}, "task.parallelism.strategy"),
+    "convert": ({"name": "job", **CLOUD, **CONVERT}, "task.kind"),
+}
+
+
+@pytest.fixture(params=JOBS)
+def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
+    """A job without a worker, and the path that its refusal names."""
+    monkeypatch.setattr(planner, "TRAINED_STRATEGIES", ("fsdp", "smp"))
+    return JOBS[request.param]
+
+
+def as_workflow(job: dict[str, Any]) -> dict[str, Any]:
+    step = {name: job[name] for name in ("task", "compute")}
+    return {**{name: it for name, it in job.items() if name not in step}, "steps": {"one": step}}
+
+
+def test_every_way_to_start_it_refuses(job: tuple[dict[str, Any], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, path = job
+    monkeypatch.setattr(estimators, "_estimator_class", lambda: pytest.fail)  # without the SDK, which it never needs
+    monkeypatch.setattr(estimators, "watch_tuners", lambda: None)
+    monkeypatch.setattr(estimators, "watch_pipelines", lambda: None)
+    monkeypatch.setattr(estimators, "pytorch", lambda: object)
+    ways = {
+        "launch": lambda: launch(spec, new=True),
+        "launch of a workflow": lambda: launch(as_workflow(spec), new=True),
+        "pipelines": lambda: definition(as_workflow(spec)),
+        "estimator": lambda: estimators.estimator(spec),
+    }
+    for name, way in ways.items():
+        with pytest.raises(PlanError, match="there is no worker for") as error:
+            way()
+        assert [it.path.removeprefix("steps.one.") for it in error.value.issues] == [path], name
+
+
+def test_planning_and_dry_runs_show_it_with_the_code_of_a_refusal(
+    job: tuple[dict[str, Any], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    spec, path = job
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(spec))
+    (planned,) = plan(spec)
+    assert [it.path for it in planned.unsupported] == [path]
+    code, text = said(monkeypatch, capsys, "plan", str(file))
+    assert code == 2
+    assert "cannot run" in text
+    code, text = said(monkeypatch, capsys, "fit", str(file), "--dry-run")
+    assert (code, "TrainingJobName" in text) == (2, True)
+    assert "there is no worker for" in text
+    (submission,) = launch(spec, dry_run=True)
+    assert submission.request["TrainingJobName"]
+
+
+def test_the_record_of_a_plan_holds_it_only_where_there_is_something(job: tuple[dict[str, Any], str]) -> None:
+    (found,) = plan(job[0])[0].to_json()["unsupported"]
+    assert (found["path"], found["code"].endswith("without-worker")) == (job[1], True)
+    assert "unsupported" not in plan("smoke")[0].to_json()
+
+
+def test_a_local_job_whose_packages_are_missing_is_refused_by_the_same_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sm_llm import optional
+
+    monkeypatch.setattr(optional, "is_installed", lambda module: module != "torch")
+    assert [it.path for it in plan("smoke")[0].unsupported] == ["task.kind"]
+    with pytest.raises(PlanError, match="a local run cannot start: torch is not installed"):
+        launch("smoke", new=True)
