@@ -60,16 +60,11 @@ class Issue:
         """Whether it shows what was given."""
         return self.value is not _UNSET
 
-    @property
-    def text(self) -> str:
-        """What is wrong, the value and the remedy, without the path: the whole of a warning, whose text names it."""
-        value = f" (got {_shorten(repr(self.value))})" if self.has_value else ""
-        remedy = f". {self.remedy}" if self.remedy else ""
-        return redact(f"{self.message}{value}{remedy}")
-
     def __str__(self) -> str:
         origin = f" ({self.origin})" if self.origin else ""
-        return redact(f"{self.path}{origin}: {self.text}")
+        value = f" (got {_shorten(repr(self.value))})" if self.has_value else ""
+        remedy = f". {self.remedy}" if self.remedy else ""
+        return redact(f"{self.path}{origin}: {self.message}{value}{remedy}")
 
     def __repr__(self) -> str:
         return f"Issue({self.code}: {self})"

@@ -209,7 +209,7 @@ def clean_name(name: str) -> str:
 
 
 def clean_names(entries: Mapping[str, _Entry], where: str) -> tuple[dict[str, _Entry], list[Issue]]:
-    """The same entries under clean names, and a issue for every two that would get the same one."""
+    """The same entries under clean names, and an issue for every two that would get the same one."""
     origins: dict[str, list[str]] = {}
     for name in entries:
         origins.setdefault(clean_name(name), []).append(name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.spec.environment.secret_files import secret_by_content, secret_by_name
 
 _NO_DISKS = ("proc", "sys", "dev")
@@ -24,7 +24,7 @@ class SourceTree:
 
     files: dict[str, Path] = field(default_factory=dict)
     issues: list[Issue] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    """Errors and warnings."""
     left_out: list[str] = field(default_factory=list)
     """Names that were left out, folders with a closing "/"."""
 
@@ -35,7 +35,7 @@ class SourceTree:
 
 
 def source_tree(root: Path, where: str = "task.source") -> SourceTree:
-    """Walk ``root``. Issues and warnings name ``where``; files are searched for secrets, by name and by content."""
+    """Walk ``root``. Issues name ``where``; files are searched for secrets, by name and by content."""
     tree = SourceTree()
     if root.resolve() in (Path("/"), Path.home().resolve()):
         tree.issues.append(
@@ -77,7 +77,8 @@ def source_tree(root: Path, where: str = "task.source") -> SourceTree:
             )
         )
     elif total > WARN_TREE:
-        tree.warnings.append(f"{where}: the code bundle holds {total / 1e6:,.0f} MB of {root}. {remedy}")
+        message = f"the code bundle holds {total / 1e6:,.0f} MB of {root}"
+        tree.issues.append(warning("program-large", where, message, remedy=remedy))
     return tree
 
 
@@ -120,7 +121,8 @@ def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) 
             Issue("program-link-broken", where, f"the link {name} leads nowhere", os.readlink(path), remedy)
         )
     elif not target.is_relative_to(root):
-        tree.warnings.append(f"{where}: {name} is a link out of the folder; what it leads to is packed ({target})")
+        message = f"{name} is a link out of the folder; what it leads to is packed ({target})"
+        tree.issues.append(warning("program-link-leaves-folder", where, message))
     return True
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.models.families.registry import family
 from sm_llm.models.safetensors_folder import START, Stored, stored_tensors
 
@@ -73,9 +73,10 @@ def compare_stored(
     return CheckedWeights({name: stored[name] for name in tensors if name in stored}, unread, tuple(issues))
 
 
-def unread_sentence(names: Sequence[str]) -> str:
+def unread_warning(names: Sequence[str]) -> Issue:
     """What to report of buffers in the files."""
-    return f"{START}: {len(names)} buffers in the files are computed by the model and not read: {_some(names)}"
+    message = f"{len(names)} buffers in the files are computed by the model and not read: {_some(names)}"
+    return warning("weights-buffers-not-read", START, message)
 
 
 def _adapters(folder: Path) -> Iterator[Issue]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from sm_llm.errors import warning
+from sm_llm.launcher.backends.sagemaker.target import SageMakerTarget
 from sm_llm.launcher.display.report import plan_table, status_table
 from sm_llm.launcher.observe.metrics import Summary
 from sm_llm.launcher.observe.status import Status
@@ -44,7 +46,9 @@ def test_the_machines_of_groups_are_shown() -> None:
 
 def test_brackets_in_what_is_shown_are_no_markup() -> None:
     (made,) = plan(TINY)
-    odd = replace(made, facts={"program": "s3://bucket/[/x]"}, warnings=("task.sources: [/a] and [red] are odd",))
+    assert isinstance(made.target, SageMakerTarget)
+    target = replace(made.target, image_uri="s3://bucket/[/x]")
+    odd = replace(made, target=target, issues=(warning("sources-odd", "task.sources", "[/a] and [red] are odd"),))
     text = shown(plan_table(odd))
     assert "s3://bucket/[/x]" in text
     assert "[/a] and [red] are odd" in text

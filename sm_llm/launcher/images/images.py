@@ -6,12 +6,13 @@ ones (an SMP library version, for example, becomes a tag).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.spec.machines.gpus import machines
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.parallelism.smp import SmpSpec
@@ -26,6 +27,8 @@ from sm_llm.spec.tasks import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sm_llm.spec.job import JobSpec
 
 Line = Literal["gpu", "smp", "neuron", "cpu"]
@@ -182,7 +185,7 @@ def rows(line: Line) -> list[Image]:
 
 
 def choose(job: JobSpec, version: str | None) -> Image | Issue:
-    """The image of a job; ``version`` asks for a certain row. A issue lists what there is."""
+    """The image of a job; ``version`` asks for a certain row. An issue lists what there is."""
     line = line_of(job)
     known = [it for it in rows(line) if _numbers(it.python) >= MINIMUM_PYTHON]
     oldest = MINIMUM_TORCH[line] if isinstance(job.task, TrainTask | PrecompileTask) else (0,)
@@ -229,14 +232,16 @@ def dns_suffix(region: str) -> str:
     return next((suffix for prefix, suffix in _SUFFIXES.items() if region.startswith(prefix)), "amazonaws.com")
 
 
-def patch_warning(image: Image, today: date) -> str | None:
-    """What to know of an image's support, or None while it has half a year of patches."""
-    if image.patched_until is None:
-        return None
-    days = (image.patched_until - today).days
+def patch_warnings(image: Image, today: date) -> Iterator[Issue]:
+    """What to know of an image's support while it has less than half a year of patches."""
+    days = math.inf if image.patched_until is None else (image.patched_until - today).days
+    path = "backend.image_version"
     if days < 0:
-        return f"the image {image.name} has had no security patches since {image.patched_until}"
-    return f"the image {image.name} gets patches until {image.patched_until}" if days < 180 else None
+        message = f"the image {image.name} has had no security patches since {image.patched_until}"
+        yield warning("image-without-patches", path, message)
+    elif days < 180:
+        message = f"the image {image.name} gets patches until {image.patched_until}"
+        yield warning("image-patches-end-soon", path, message)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -1,24 +1,30 @@
-"""Plan-time checks that need model and data together: lengths, vocabularies, and whether inputs are there at all."""
+"""The phases model and data of a plan's checks: config and weights, rows, text and tokenizer, and how these fit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import DataError, Issue
+from sm_llm.data.describe import is_far_smaller
+from sm_llm.data.peek import repeats_one_row
+from sm_llm.errors import DataError, Issue, warning
 from sm_llm.launcher.planning.local_places import is_reference, local_folder, referenced_step
+from sm_llm.launcher.planning.model_facts import check_pretrained
+from sm_llm.launcher.planning.plan_settings import RANDOM
+from sm_llm.launcher.planning.program_checks import program_warnings
 from sm_llm.launcher.planning.upstream import Upstream, tokenizer_vocabulary
+from sm_llm.spec.data import SyntheticData
+from sm_llm.spec.machines.gpus import smallest_gpu
+from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, training_of
+from sm_llm.spec.validation.runner import blocked_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from sm_llm.data.describe import RowsInfo
-    from sm_llm.launcher.planning.model_facts import ModelFacts
-    from sm_llm.spec.derive import Derived
-    from sm_llm.spec.job import JobSpec
-    from sm_llm.spec.machines.compute import ComputeSpec
-    from sm_llm.spec.optim import OptimSpec
-    from sm_llm.spec.tasks import PrepareTask, TrainTask
+    from sm_llm.launcher.planning.draft import Draft
+    from sm_llm.spec.tasks import TrainTask
+    from sm_llm.spec.validation.runner import Checker
 
 _LARGE_RATE = 0.02
 """Standard deviation of initial weights in most families: a rate above it overwrites them in one step."""
@@ -31,110 +37,282 @@ _OF_SCHEDULES = {
 """Settings of the optimiser that only some schedules read."""
 
 
-def check_train(
-    task: TrainTask, model: ModelFacts | None, rows: RowsInfo | None, upstream: Mapping[str, Upstream | None]
-) -> list[Issue]:
-    """Every issue in how model, tokenizer and data of a training task fit together.
-
-    ``rows`` are facts of training rows that exist, ``upstream`` those of earlier steps by name.
-    """
-    issues = _missing_inputs(task)
-    step = _upstream(task, upstream)
-    issues += _length_issues(task, model, rows.seq_length if rows else step.seq_length if step else None)
-    if step is not None and not step.has_validation and is_reference(_value(task, "task.data.validation")):
-        path, remedy = "task.data.validation", "Give that step a validation_fraction, or leave this out"
-        issues.append(
-            Issue(
-                "validation-step-without-rows",
-                path,
-                "refers to a step that holds no rows out",
-                _value(task, path),
-                remedy,
-            )
-        )
-    if model is not None:
-        issues += _vocabulary_issues(task, model, rows.vocab_size if rows else step.vocab_size if step else None)
-    return issues
-
-
-def storage_issues(job: JobSpec) -> list[Issue]:
+def check_storage_folder(draft: Draft) -> Iterator[Issue]:
     """A storage on this machine in which no folder can be made: it, or what it would lie in, is a file."""
+    job = draft.job
     folder = local_folder(job.storage)
     if folder is None:
-        return []
+        return
     there = next(place for place in (folder, *folder.parents) if place.exists())
-    if there.is_dir():
-        return []
-    where = "is a file" if there == folder else f"lies below {there}, which is a file"
-    return [
-        Issue(
-            "storage-not-a-folder",
-            "storage",
-            f"must be a folder, and {where}",
-            job.storage,
-            "Give a folder; it is made if it is not there",
-        )
-    ]
+    if not there.is_dir():
+        where = "is a file" if there == folder else f"lies below {there}, which is a file"
+        remedy = "Give a folder; it is made if it is not there"
+        yield Issue("storage-not-a-folder", "storage", f"must be a folder, and {where}", job.storage, remedy)
 
 
-def storage_warnings(job: JobSpec) -> list[str]:
-    """What a setting of the storage cannot do there."""
-    if not job.storage_options.shared_with_group or local_folder(job.storage) is not None:
-        return []
-    return [
-        f"storage_options.shared_with_group has no effect on {job.storage}: the bucket's policy decides who reads it"
-    ]
+def check_model_config(draft: Draft) -> Iterator[Issue]:
+    """A config that is not there, is not one, or does not fit the degrees.
+
+    What the hub shows to the worker alone, which has the secrets, does not stop the plan.
+    """
+    for issue in draft.config.issues:
+        if issue.code == "hub-config-unreadable" and draft.job.secrets:
+            message = f"{issue.message}; the worker asks again, with its secrets. Nothing is known of the model here"
+            yield replace(issue, message=message, severity="warning")
+        else:
+            yield issue
 
 
-def _missing_inputs(task: TrainTask) -> list[Issue]:
-    issues = []
+def check_weights_to_start_from(draft: Draft) -> Iterator[Issue]:
+    """Weights on this machine that are not those of the config."""
+    task, config = draft.training, draft.config.value
+    if task is not None and config is not None:
+        yield from check_pretrained(config, task)
+
+
+def check_rows(draft: Draft) -> Iterator[Issue]:
+    """Rows that are damaged or none."""
+    yield from draft.rows.issues
+
+
+def check_batch_and_length(draft: Draft) -> Iterator[Issue]:
+    """Arithmetic of batch, degrees and schedule, with the rows that are known."""
+    yield from draft.derived.issues
+
+
+def check_training_inputs(draft: Draft) -> Iterator[Issue]:
+    """Rows and tokenizer that should be on this machine and are not."""
+    task = draft.training
+    if task is None:
+        return
     for path in ("task.data.train", "task.data.validation", "task.tokenizer"):
         value = _value(task, path)
         folder = local_folder(value)
         hint = "a folder with tokenizer.json" if path == "task.tokenizer" else "the prepare task writes rows"
         if folder is not None and not folder.exists():
-            issues.append(Issue("training-input-not-found", path, "is not there", value, f"Check the path; {hint}"))
+            yield Issue("training-input-not-found", path, "is not there", value, f"Check the path; {hint}")
         elif path == "task.tokenizer" and folder is not None and not (folder / "tokenizer.json").is_file():
-            issues.append(Issue("tokenizer-file-missing", path, "has no tokenizer.json", value, f"Give {hint}"))
-    return issues
+            yield Issue("tokenizer-file-missing", path, "has no tokenizer.json", value, f"Give {hint}")
 
 
-def check_prepare(task: PrepareTask) -> list[Issue]:
-    """Issues of sources and tokenizer that can be seen from here."""
-    issues = []
+def check_sequence_length(draft: Draft) -> Iterator[Issue]:
+    """Sequences longer than the model's positions, or than the rows."""
+    task, model, rows, step = draft.training, draft.model, draft.rows.value, _upstream(draft)
+    if task is None:
+        return
+    path, wanted = "task.data.seq_length", task.data.seq_length
+    if model is not None and wanted > model.max_position_embeddings:
+        remedy = (
+            f"Use at most {model.max_position_embeddings}, or raise task.model.config.max_position_embeddings"
+            " (with rope scaling for pretrained weights)"
+        )
+        problem = f"is longer than the model's max_position_embeddings of {model.max_position_embeddings}"
+        yield Issue("sequence-longer-than-model", path, problem, wanted, remedy)
+    in_rows = rows.seq_length if rows else step.seq_length if step else None
+    if in_rows is not None and wanted != in_rows:
+        problem = f"differs from the rows, which hold {in_rows} tokens each"
+        yield Issue("sequence-differs-from-rows", path, problem, wanted, f"Use {in_rows}, or prepare the rows anew")
+
+
+def check_validation_step(draft: Draft) -> Iterator[Issue]:
+    """Validation on the output of a step that holds nothing out."""
+    task, step, path = draft.training, _upstream(draft), "task.data.validation"
+    if task is not None and step is not None and not step.has_validation and is_reference(_value(task, path)):
+        problem, remedy = "refers to a step that holds no rows out", "Give that step a validation_fraction"
+        value = _value(task, path)
+        yield Issue("validation-step-without-rows", path, problem, value, f"{remedy}, or leave this out")
+
+
+def check_vocabulary(draft: Draft) -> Iterator[Issue]:
+    """Token ids that the model's embedding does not have; and an embedding that is hardly used."""
+    task, model = draft.training, draft.model
+    if task is None or model is None:
+        return
+    rows, step = draft.rows.value, _upstream(draft)
+    sizes = {"task.data.train": rows.vocab_size if rows else step.vocab_size if step else None, "task.tokenizer": None}
+    folder = local_folder(task.tokenizer)
+    if folder is not None and folder.is_dir():
+        try:
+            sizes["task.tokenizer"] = tokenizer_vocabulary(folder)
+        except DataError as error:
+            yield Issue("tokenizer-unreadable", "task.tokenizer", str(error))
+            return
+    largest = max(size or 0 for size in sizes.values())
+    for path, size in sizes.items():
+        if size is not None and size > model.vocab_size:
+            problem = f"has a vocabulary of {size}, more than the model's {model.vocab_size}"
+            remedy = f"Set task.model.config.vocab_size to at least {largest}"
+            yield Issue("vocabulary-exceeds-model", path, problem, _value(task, path), remedy)
+        elif size is not None and is_far_smaller(size, model.vocab_size) and (path != "task.data.train" or rows):
+            message = (
+                f"{size:,} tokens, but the model's vocabulary has {model.vocab_size:,}: the other rows of its "
+                "embedding are never trained"
+            )
+            remedy = "Set task.model.config.vocab_size, unless the model is trained on more text later"
+            yield warning("vocabulary-hardly-used", path, message, remedy=remedy)
+
+
+def check_prepare_sources(draft: Draft) -> Iterator[Issue]:
+    """Sources and tokenizer of a prepare task that can be read from here."""
+    task = draft.job.task
+    if not isinstance(task, PrepareTask):
+        return
     named = {f"task.sources.{number}": source for number, source in enumerate(task.sources)}
     for path, value in (*named.items(), ("task.tokenizer", task.tokenizer)):
         place = local_folder(value)
         if place is not None and not place.exists():
-            issues.append(Issue("prepare-source-not-found", path, "is not there", value, "Check the path"))
+            yield Issue("prepare-source-not-found", path, "is not there", value, "Check the path")
         elif place is not None and path in named:
-            issues += _unreadable(path, value, place)
-    return issues
+            yield from _text_issues(path, value, place)
 
 
-def _unreadable(path: str, value: str | None, place: Path) -> list[Issue]:
+def _text_issues(path: str, value: str | None, place: Path) -> Iterator[Issue]:
     """A source on this machine in which there is no text to read."""
     from sm_llm.data.prepare.files import find_files
 
     try:
         files = find_files([str(place)], lambda _: None)
     except DataError as error:
-        return [
-            Issue(
-                "prepare-source-unreadable", path, f"has no text to read: {error}", value, "Give files of these kinds"
-            )
-        ]
-    if any(file.size for file in files):
-        return []
-    return [
-        Issue(
-            "prepare-source-empty",
-            path,
-            f"has no text to read: its {len(files)} files are empty",
-            value,
-            "Check the path",
+        problem = f"has no text to read: {error}"
+        yield Issue("prepare-source-unreadable", path, problem, value, "Give files of these kinds")
+        return
+    if not any(file.size for file in files):
+        problem = f"has no text to read: its {len(files)} files are empty"
+        yield Issue("prepare-source-empty", path, problem, value, "Check the path")
+
+
+def check_repeated_rows(draft: Draft) -> Iterator[Issue]:
+    """One row that is all the data."""
+    task, rows = draft.training, draft.rows.value
+    found = None
+    if rows is not None and rows.rows == 1:
+        found = "the data hold a single row"
+    elif rows is not None and rows.repeated:
+        found = f"all {rows.rows:,} rows are the same row"
+    elif task is not None and task.data.format == "json_rows":
+        folder = local_folder(task.data.train)
+        count = repeats_one_row(folder, task.data.seq_length) if folder is not None and folder.is_dir() else None
+        if count is not None:
+            found = "the data hold a single row" if count == 1 else f"the first {count:,} lines are the same row"
+    if found is not None:
+        message = f"{found}: the model learns it by heart and nothing else"
+        yield warning("rows-repeated", "task.data.train", message)
+
+
+def check_random_tokens(draft: Draft) -> Iterator[Issue]:
+    """Money spent on random tokens is seldom meant."""
+    job, training = draft.job, training_of(draft.job.task)
+    if not job.backend.runs_here and training is not None and isinstance(training.data, SyntheticData):
+        message = f"the job trains on {RANDOM} and costs money"
+        remedy = "For your own data: task.data.format=rows task.data.train=s3://bucket/rows"
+        yield warning("random-tokens-paid", "task.data.format", message, remedy=remedy)
+
+
+def check_training_length(draft: Draft) -> Iterator[Issue]:
+    """Checkpoints later than the end, and batches larger than the data."""
+    derived, rows = draft.derived.value, draft.rows.value
+    if derived is None:
+        return
+    steps, every = derived.total_steps, derived.checkpoint_every
+    if steps and every and every > steps:
+        message = (
+            f"every_steps={every} is more than the {steps} steps of the whole run: an interrupted run starts again "
+            "from its beginning"
         )
-    ]
+        yield warning("checkpoints-after-the-end", "task.checkpoint.every_steps", message)
+    if rows is not None and rows.rows is not None and rows.rows < derived.global_batch_size:
+        message = f"one step ({derived.global_batch_size} rows) visits the {rows.rows} rows more than once"
+        yield warning("batch-larger-than-data", "task.global_batch_size", message)
+
+
+def check_validation_rows(draft: Draft) -> Iterator[Issue]:
+    """An interval of validation without rows to validate on."""
+    task = draft.training
+    if task is not None and task.validation.every_steps and not has_validation(task):
+        message = "is set, but task.data names no validation rows"
+        yield warning("validation-without-rows", "task.validation.every_steps", message)
+
+
+def check_optimiser(draft: Draft) -> Iterator[Issue]:
+    """Settings of the optimiser that have no effect, or one that is hardly meant."""
+    task, derived = draft.training, draft.derived.value
+    if task is None:
+        return
+    optim = task.optim
+    if optim.learning_rate > _LARGE_RATE:
+        message = (
+            f"AdamW moves every weight by about {optim.learning_rate:g} in a step, and weights begin at about "
+            f"{_LARGE_RATE:g}; usual rates are 1e-5 to 1e-3"
+        )
+        yield warning("learning-rate-large", "task.optim.learning_rate", message)
+    steps = derived.schedule_steps if derived is not None else None
+    if derived is not None and steps is not None and derived.warmup_steps == steps > 1:
+        message = f"the warm-up spans all {steps} steps, so the peak comes with the last one"
+        yield warning("warmup-spans-schedule", "task.optim", message)
+    for name, schedules in _OF_SCHEDULES.items():
+        value = getattr(optim, name)
+        if value != type(optim).model_fields[name].default and optim.schedule not in schedules:
+            message = f"has no effect with schedule {optim.schedule}; it is for {', '.join(schedules)}"
+            yield warning("schedule-setting-without-effect", f"task.optim.{name}", message, value)
+
+
+def check_processes(draft: Draft) -> Iterator[Issue]:
+    """Processes that have nothing to do, and degrees that make every layer wait for the network."""
+    job, task = draft.job, draft.training
+    if not TASK_KINDS[job.task.kind].starts_ranks and job.compute.world_size > 1:
+        others = "other" if job.compute.world_size == 2 else f"other {job.compute.world_size - 1}"
+        message = f"{job.task.kind} uses one process; the {others} will have nothing to do"
+        yield warning("processes-idle", "compute", message)
+    tensor = task.parallelism.tensor_parallel_degree if task is not None else 1
+    if tensor > job.compute.processes:
+        message = (
+            f"tensor_parallel_degree={tensor} is more than the {job.compute.processes} processes of a node: every "
+            "layer waits for the network between nodes, which is many times slower than inside one"
+        )
+        yield warning("tensor-degree-crosses-nodes", "task.parallelism.tensor_parallel_degree", message)
+
+
+def check_program(draft: Draft) -> Iterator[Issue]:
+    """What a user's own program gets that is possible, but hardly meant."""
+    yield from program_warnings(draft.job)
+
+
+def check_shared_storage(draft: Draft) -> Iterator[Issue]:
+    """A setting of folders on a storage that has none."""
+    storage = draft.job.storage
+    if draft.job.storage_options.shared_with_group and local_folder(storage) is None:
+        message = f"has no effect on {storage}: the bucket's policy decides who reads it"
+        yield warning("shared-with-group-without-effect", "storage_options.shared_with_group", message)
+
+
+@blocked_by("task", "compute", "storage")
+def check_memory(draft: Draft) -> Iterator[Issue]:
+    """A training that probably needs more than its GPUs have; an estimate for degrees that are wrong means nothing."""
+    card = smallest_gpu(draft.job)
+    if card is not None and draft.memory is not None:
+        yield from draft.memory.warnings(card)
+
+
+MODEL_CHECKERS: tuple[Checker[Draft], ...] = (check_model_config, check_weights_to_start_from)
+DATA_CHECKERS: tuple[Checker[Draft], ...] = (
+    check_storage_folder,
+    check_rows,
+    check_batch_and_length,
+    check_training_inputs,
+    check_sequence_length,
+    check_validation_step,
+    check_vocabulary,
+    check_prepare_sources,
+    check_repeated_rows,
+    check_random_tokens,
+    check_training_length,
+    check_validation_rows,
+    check_optimiser,
+    check_processes,
+    check_program,
+    check_shared_storage,
+    check_memory,
+)
 
 
 def _value(task: TrainTask, path: str) -> str | None:
@@ -143,96 +321,9 @@ def _value(task: TrainTask, path: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _upstream(task: TrainTask, upstream: Mapping[str, Upstream | None]) -> Upstream | None:
-    step = referenced_step(_value(task, "task.data.train"))
-    return upstream.get(step) if step else None
-
-
-def _length_issues(task: TrainTask, model: ModelFacts | None, row_length: int | None) -> list[Issue]:
-    issues = []
-    wanted = task.data.seq_length
-    if model is not None and wanted > model.max_position_embeddings:
-        remedy = (
-            f"Use at most {model.max_position_embeddings}, or raise task.model.config.max_position_embeddings"
-            " (with rope scaling for pretrained weights)"
-        )
-        problem = f"is longer than the model's max_position_embeddings of {model.max_position_embeddings}"
-        issues.append(Issue("sequence-longer-than-model", "task.data.seq_length", problem, wanted, remedy))
-    if row_length is not None and wanted != row_length:
-        problem = f"differs from the rows, which hold {row_length} tokens each"
-        issues.append(
-            Issue(
-                "sequence-differs-from-rows",
-                "task.data.seq_length",
-                problem,
-                wanted,
-                f"Use {row_length}, or prepare the rows anew",
-            )
-        )
-    return issues
-
-
-def _vocabulary_issues(task: TrainTask, model: ModelFacts, data_vocabulary: int | None) -> list[Issue]:
-    sizes = {"task.data.train": data_vocabulary, "task.tokenizer": None}
-    folder = local_folder(task.tokenizer)
-    if folder is not None and folder.is_dir():
-        try:
-            sizes["task.tokenizer"] = tokenizer_vocabulary(folder)
-        except DataError as error:
-            return [Issue("tokenizer-unreadable", "task.tokenizer", str(error))]
-    remedy = f"Set task.model.config.vocab_size to at least {max(size or 0 for size in sizes.values())}"
-    return [
-        Issue(
-            "vocabulary-exceeds-model",
-            path,
-            f"has a vocabulary of {size}, more than the model's {model.vocab_size}",
-            _value(task, path),
-            remedy,
-        )
-        for path, size in sizes.items()
-        if size is not None and size > model.vocab_size
-    ]
-
-
-def train_warnings(task: TrainTask, compute: ComputeSpec, derived: Derived | None, rows: int | None) -> list[str]:
-    """What works in a training task, but is probably not meant. ``rows``: those of its data, where they are known."""
-    steps = derived.total_steps if derived else None
-    warnings = []
-    if derived and steps and derived.checkpoint_every and derived.checkpoint_every > steps:
-        warnings.append(
-            f"task.checkpoint.every_steps={derived.checkpoint_every} is more than the {steps} steps of the whole run: "
-            "an interrupted run starts again from its beginning"
-        )
-    if derived and rows is not None and rows < derived.global_batch_size:
-        warnings.append(f"one step ({derived.global_batch_size} rows) visits the {rows} rows more than once")
-    if task.validation.every_steps and not has_validation(task):
-        warnings.append("task.validation.every_steps is set, but task.data names no validation rows")
-    warnings += _optim_warnings(task.optim, derived)
-    tensor = task.parallelism.tensor_parallel_degree
-    if tensor > compute.processes:
-        warnings.append(
-            f"task.parallelism.tensor_parallel_degree={tensor} is more than the {compute.processes} processes of a "
-            "node: every layer waits for the network between nodes, which is many times slower than inside one"
-        )
-    return warnings
-
-
-def _optim_warnings(optim: OptimSpec, derived: Derived | None) -> Iterator[str]:
-    """Settings of the optimiser that have no effect, or one that is hardly meant."""
-    if optim.learning_rate > _LARGE_RATE:
-        yield (
-            f"task.optim.learning_rate: AdamW moves every weight by about {optim.learning_rate:g} in a step, and "
-            f"weights begin at about {_LARGE_RATE:g}; usual rates are 1e-5 to 1e-3"
-        )
-    if derived and derived.schedule_steps and derived.warmup_steps == derived.schedule_steps > 1:
-        yield f"task.optim: the warm-up spans all {derived.schedule_steps} steps, so the peak comes with the last one"
-    for name, schedules in _OF_SCHEDULES.items():
-        value = getattr(optim, name)
-        if value != type(optim).model_fields[name].default and optim.schedule not in schedules:
-            yield (
-                f"task.optim.{name}={value:g} has no effect with schedule {optim.schedule}; "
-                f"it is for {', '.join(schedules)}"
-            )
+def _upstream(draft: Draft) -> Upstream | None:
+    step = referenced_step(_value(draft.training, "task.data.train")) if draft.training is not None else None
+    return draft.upstream.get(step) if step else None
 
 
 def has_validation(task: TrainTask) -> bool:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sm_llm.errors import Issue, warning
 from sm_llm.models.families.registry import family
 from sm_llm.spec.parallelism.layout import Layout, layout, smp_layout
 from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.parallelism.strategies import FsdpSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from sm_llm.models.families.family import Config, LayerWidths
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.machines.hardware import Instance
@@ -54,15 +57,16 @@ class MemoryEstimate:
         listed = ", ".join(f"{name} {getattr(self, name) / GIB:.1f}" for name in parts)
         return f"about {self.total / GIB:.1f} of {card.accelerator_gib:g} GiB: {listed}"
 
-    def warning(self, card: Instance) -> str | None:
-        """The warning where it probably does not fit."""
+    def warnings(self, card: Instance) -> Iterator[Issue]:
+        """Where it probably does not fit."""
         if self.total * SLACK + RESERVED_BYTES <= card.accelerator_gib * GIB:
-            return None
-        return (
+            return
+        message = (
             f"this training probably runs out of memory: {self.describe(card)}; the allocator loses {SLACK - 1:.0%}, "
-            f"CUDA and NCCL take {RESERVED_BYTES / GIB:g} GiB. Lower task.micro_batch_size, set "
-            "activation_checkpointing to full, or shard over more GPUs"
+            f"CUDA and NCCL take {RESERVED_BYTES / GIB:g} GiB"
         )
+        remedy = "Lower task.micro_batch_size, set activation_checkpointing to full, or shard over more GPUs"
+        yield warning("memory-probably-short", "task.micro_batch_size", message, remedy=remedy)
 
 
 def memory_estimate(config: Config, task: TrainTask, derived: Derived, node_size: int) -> MemoryEstimate | None:

@@ -12,13 +12,13 @@ from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
 from sm_llm.models.parallel import parallel_issues
 from sm_llm.models.parallel_nxd import kv_heads
-from sm_llm.models.weights_check import check_weights, unread_sentence
+from sm_llm.models.weights_check import check_weights, unread_warning
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.storage.hub.addresses import config_file, is_hub, parse_hub
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from sm_llm.spec.tasks import TrainTask
 
@@ -90,16 +90,16 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
     return config
 
 
-def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> tuple[Sequence[Issue], list[str]]:
-    """Issues and warnings of weights that lie on this machine, compared with the canonical ``config``.
+def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> list[Issue]:
+    """Issues of weights that lie on this machine, compared with the canonical ``config``.
 
     Only the files' headers are read. Weights elsewhere are checked by the worker, before its first step.
     """
     folder = local_folder(pretrained_source(task))
     if folder is None or not folder.is_dir():
-        return (), []
+        return []
     checked = check_weights(folder, config)
-    return checked.issues, [unread_sentence(checked.unread)] if checked.unread else []
+    return [*checked.issues, *([unread_warning(checked.unread)] if checked.unread else [])]
 
 
 def model_facts(config: Mapping[str, Any], task: TrainTask) -> ModelFacts:

@@ -32,11 +32,11 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Checks:
-    """A backend's answer to one plan. ``target`` is None where a issue keeps it from being decided."""
+    """A backend's answer to one plan. ``target`` is None where an issue keeps it from being decided."""
 
     target: Target | None
     issues: tuple[Issue, ...] = ()
-    warnings: tuple[str, ...] = ()
+    """Errors and warnings."""
     unsupported: tuple[Issue, ...] = ()
     """Why a job that is right cannot run here as things stand: what is not installed on this machine."""
 
@@ -56,13 +56,19 @@ class Plan:
     """Training rows, where they exist already."""
     memory: MemoryEstimate | None = None
     """At the peak of a training, where the instance type has known GPUs."""
-    warnings: tuple[str, ...] = ()
+    issues: tuple[Issue, ...] = ()
+    """Warnings; an error leaves no plan."""
     unsupported: tuple[Issue, ...] = ()
     """Why the job can be planned and rendered, but cannot run yet or here; every way of starting it refuses
     (``assert_supported``)."""
     step: str | None = None
     after: tuple[str, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The texts of ``issues``."""
+        return tuple(map(str, self.issues))
 
     @property
     def command(self) -> tuple[tuple[str, ...], ...]:
@@ -107,6 +113,7 @@ class Plan:
             "total_flops": self.total_flops,
             "command": [list(argv) for argv in self.command],
             "warnings": list(self.warnings),
+            "issues": [issue.to_json() for issue in self.issues],
             "settings": self.settings,
             "facts": dict(self.facts),
             "job": self.job.model_dump(mode="json"),

@@ -13,8 +13,6 @@ from sm_llm.spec.data import StreamData, SyntheticData
 from sm_llm.spec.tasks import PrepareTask, ScriptTask, TrainTask, training_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from sm_llm.spec.job import JobSpec
 
 RANDOM = "RANDOM TOKENS"
@@ -50,16 +48,6 @@ def _without_runs(job: JobSpec, source: str | None) -> str:
     if folder is None or storage is None or not storage.resolve().is_relative_to(folder.resolve()):
         return ""
     return f" (without the runs in {job.storage})"
-
-
-def random_token_warnings(job: JobSpec) -> Iterator[str]:
-    """Money spent on random tokens is seldom meant."""
-    training = training_of(job.task)
-    if not job.backend.runs_here and training is not None and isinstance(training.data, SyntheticData):
-        yield (
-            f"task.data.format: the job trains on {RANDOM} and costs money. For your own data: task.data.format=rows "
-            "task.data.train=s3://bucket/rows"
-        )
 
 
 def requirements(job: JobSpec) -> list[str]:

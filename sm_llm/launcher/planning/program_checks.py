@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.launcher.requirement_file import requirement_issues
 from sm_llm.optional import is_installed
@@ -36,7 +36,7 @@ _TEXT_FILES = (".py", ".sh", ".yaml", ".yml", ".json", ".toml", ".cfg", ".ini")
 _LARGEST_TEXT = 1_000_000
 
 
-def program_warnings(job: JobSpec) -> Iterator[str]:
+def program_warnings(job: JobSpec) -> Iterator[Issue]:
     """What a program gets that is possible, but hardly meant."""
     task = job.task
     if not isinstance(task, ScriptTask):
@@ -45,31 +45,35 @@ def program_warnings(job: JobSpec) -> Iterator[str]:
     for path, word in words_in_braces(task):
         if word not in folders:
             listed = ", ".join(f"{{{it}}}" for it in folders)
-            yield f"{path}: {{{word}}} reaches the program as it is; folders of the job are {listed}"
+            message = f"{{{word}}} reaches the program as it is; folders of the job are {listed}"
+            yield warning("placeholder-not-replaced", path, message)
     if job.backend.name == "local":
         yield from _platform_folder_warnings(task)
     args = task.args if isinstance(task.args, dict) else {}
     for name, same in _same_names(args):
-        yield f"task.args.{name}: SM_HP_{name.upper()} holds the value of {same}; the program finds both in SM_HPS"
+        message = f"SM_HP_{name.upper()} holds the value of {same}; the program finds both in SM_HPS"
+        yield warning("argument-variables-collide", f"task.args.{name}", message)
 
 
-def _platform_folder_warnings(task: ScriptTask) -> Iterator[str]:
+def _platform_folder_warnings(task: ScriptTask) -> Iterator[Issue]:
     """Folders of SageMaker's containers by their fixed names: on this machine they are not the job's."""
     advice = "here it is not a folder of the job. Read the variable of the training toolkit in its place"
     for path, word in _texts("task.args", task.args):
         if found := _PLATFORM_FOLDER.search(word):
-            yield f"{path}: {found[0]} is a folder of SageMaker's containers, and {advice} ({_variable(found[1])})"
+            message = f"{found[0]} is a folder of SageMaker's containers, and {advice} ({_variable(found[1])})"
+            yield warning("argument-names-container-folder", path, message)
     folder = None if is_reference(task.source) else local_folder(task.source)
     if folder is None or not folder.is_dir():
         return
     try:
         files = ProgramTree(folder).files()
     except (OSError, ValueError):
-        return  # a issue already
+        return  # an issue already
     for file in files:
         if (found := _platform_folder_in(file)) is not None:
             name = file.relative_to(folder).as_posix()
-            yield f"task.source/{name} names {found[0]} of SageMaker's containers, and {advice} ({_variable(found[1])})"
+            message = f"names {found[0]} of SageMaker's containers, and {advice} ({_variable(found[1])})"
+            yield warning("program-names-container-folder", f"task.source/{name}", message)
 
 
 def _platform_folder_in(file: Path) -> re.Match[str] | None:
@@ -205,14 +209,15 @@ def program_issues(job: JobSpec, tree: SourceTree | None, image: Image | None) -
     return issues
 
 
-def module_warnings(entry: str, tree: SourceTree) -> Iterator[str]:
+def module_warnings(entry: str, tree: SourceTree) -> Iterator[Issue]:
     """A module to start that is not part of the program, and that no requirement brings."""
     package = entry.removeprefix(_MODULE).strip().partition(".")[0]
     if not entry.startswith(_MODULE) or package in sys.stdlib_module_names or is_owned(package, None):
         return
     here = any(name == f"{package}.py" or name.startswith(f"{package}/") for name in tree.files)
     if not here and REQUIREMENTS not in tree.files:
-        yield f"task.entry: {package} is not in task.source, and no {REQUIREMENTS} brings it: the image must hold it"
+        message = f"{package} is not in task.source, and no {REQUIREMENTS} brings it: the image must hold it"
+        yield warning("program-module-of-the-image", "task.entry", message)
 
 
 def _entry_issues(entry: str, tree: SourceTree) -> Iterator[Issue]:

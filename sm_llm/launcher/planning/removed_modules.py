@@ -6,6 +6,8 @@ import ast
 import sys
 from typing import TYPE_CHECKING
 
+from sm_llm.errors import Issue, warning
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -36,25 +38,27 @@ _LISTED = 3
 _OPEN = tuple(name for name in _HELD if name not in (_PACKAGE, "torch.sagemaker.distributed"))
 
 
-def import_warnings(tree: SourceTree, image: Image | None, entry: str) -> Iterator[str]:
-    """A line for every module that the program's files import and the image lacks; ``image`` None is one of its own.
+def import_warnings(tree: SourceTree, image: Image | None, entry: str) -> Iterator[Issue]:
+    """A warning for every module that the program's files import and the image lacks; ``image`` None is one of its own.
 
     Another one for files that are not Python as this interpreter reads it, the ``entry`` first.
     """
     imported, broken = _imported(tree)
     yield from _syntax_warnings(broken, entry)
     for module, place in sorted(imported.items()):
-        where = f"task.source/{place} imports {module}"
+        where, what = f"task.source/{place}", f"imports {module}, which"
         removed = next((it for it in _REMOVED if _is_below(module, it)), None)
         if removed == _FSDP_CHECKPOINT and image is not None and image.version in _WITH_FSDP_CHECKPOINT:
             continue
         if removed is not None:
             why, instead = _REMOVED[removed]
-            yield f"{where}, which {why}. {instead}"
+            yield warning("removed-module-imported", where, f"{what} {why}", remedy=instead)
         elif _is_below(module, _PACKAGE) and image is not None and image.line != "smp":
-            yield f"{where}, which {image.name} does not hold. Set task.parallelism.strategy=smp for its image"
+            remedy = "Set task.parallelism.strategy=smp for its image"
+            yield warning("smp-imported-without-its-image", where, f"{what} {image.name} does not hold", remedy=remedy)
         elif _is_below(module, _PACKAGE) and module not in _HELD and not any(_is_below(module, it) for it in _OPEN):
-            yield f"{where}, which is not known to be in the library. Check its name"
+            message = f"{what} is not known to be in the library"
+            yield warning("smp-module-unknown", where, message, remedy="Check its name")
 
 
 def _is_below(module: str, package: str) -> bool:
@@ -81,15 +85,17 @@ def _imported(tree: SourceTree) -> tuple[dict[str, str], dict[str, str]]:
     return found, broken
 
 
-def _syntax_warnings(broken: Mapping[str, str], entry: str) -> Iterator[str]:
+def _syntax_warnings(broken: Mapping[str, str], entry: str) -> Iterator[Issue]:
     """The image's Python may be newer than this one, so such a file is not refused."""
     own = f"Python {sys.version_info.major}.{sys.version_info.minor}"
     if entry in broken:
-        yield f"task.entry: {entry} does not start under {own}, {broken[entry]}"
+        message = f"{entry} does not start under {own}, {broken[entry]}"
+        yield warning("program-entry-not-parsed", "task.entry", message)
     others = [f"{name} {text}" for name, text in broken.items() if name != entry]
     if others:
         more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
-        yield f"task.source: not to be imported under {own}: {'; '.join(others[:_LISTED])}{more}"
+        message = f"not to be imported under {own}: {'; '.join(others[:_LISTED])}{more}"
+        yield warning("program-files-not-parsed", "task.source", message)
 
 
 def _modules(parsed: ast.AST) -> Iterator[str]:

@@ -81,7 +81,7 @@ def reserved(name: str) -> Reserved | None:
 
 
 def reserved_issues(names: Iterable[str], where: str = "environment", origin: str = "") -> Iterator[Issue]:
-    """A issue for every name that a job may not set."""
+    """An issue for every name that a job may not set."""
     for name in names:
         if (found := reserved(name)) is not None:
             yield Issue(

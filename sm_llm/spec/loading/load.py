@@ -119,7 +119,7 @@ def _merged(
 
 
 def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec] | type[WorkflowSpec]) -> list[Issue]:
-    """Put changes into a tree, in order; a issue for each that has no place there.
+    """Put changes into a tree, in order; an issue for each that has no place there.
 
     A change of ``data.format`` alone takes the place of the source's values of another format, and its origin names
     them; what other changes set stays, and is refused where it does not fit.

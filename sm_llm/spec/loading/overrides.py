@@ -41,7 +41,7 @@ class TypedFields(dict[str, Any]):
 
 
 def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], list[Issue]]:
-    """Paths and values of overrides, in order, and a issue for each that is not one."""
+    """Paths and values of overrides, in order, and an issue for each that is not one."""
     parsed, issues = [], []
     for text in overrides:
         if isinstance(text, Mapping):
@@ -117,7 +117,7 @@ def without_step(overrides: Sequence[Override], step: str) -> list[Override]:
 
 
 def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple[Path, Issue | None]:
-    """The whole path of a change to ``whole``, a job or workflow that is unchecked, and a issue if it has none.
+    """The whole path of a change to ``whole``, a job or workflow that is unchecked, and an issue if it has none.
 
     In a workflow ``task.x`` is that of the only step whose task has an x. Where several steps have it, or none, the
     path stays and the issue names what to write.
@@ -158,7 +158,7 @@ def _path(key: str) -> Path | None:
 
 
 def inside_a_list(tree: Tree, path: Path) -> Issue | None:
-    """A issue for a change to one entry of a list, which has no names: it would replace the list by a mapping."""
+    """An issue for a change to one entry of a list, which has no names: it would replace the list by a mapping."""
     at = next((end for end in range(1, len(path)) if isinstance(tree.get(path[:end]), list)), None)
     if at is None:
         return None

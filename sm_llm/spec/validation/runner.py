@@ -58,6 +58,26 @@ def settle(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[Issue]
     return kept
 
 
+def at_new_paths(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[Issue]:
+    """The first issue of ``found`` at every path that has no error among ``earlier``."""
+    paths = {issue.path for issue in errors_of(earlier)}
+    first: dict[str, Issue] = {}
+    for issue in found:
+        if issue.path not in paths:
+            first.setdefault(issue.path, issue)
+    return list(first.values())
+
+
+def at_other_fields(found: Iterable[Issue], earlier: Sequence[Issue]) -> list[Issue]:
+    """Those of ``found`` at fields that ``earlier`` reports nothing of; the others may follow from what it reports."""
+    return settle((replace(issue, blocked_by=(*issue.blocked_by, issue.path)) for issue in found), earlier)
+
+
+def errors_of(found: Iterable[Issue]) -> list[Issue]:
+    """The issues that are not warnings."""
+    return [issue for issue in found if issue.severity == "error"]
+
+
 def blocks(issue: Issue, names: Iterable[str]) -> bool:
     """Whether ``issue`` is an error that has one of the names as its code, or whose path overlaps with one of them."""
     return issue.severity == "error" and any(name == issue.code or overlap(name, issue.path) for name in names)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_distribu
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.models.families.registry import family
-from sm_llm.models.weights_check import check_weights, unread_sentence
+from sm_llm.models.weights_check import check_weights, unread_warning
 from sm_llm.runs.events.events import StartChosen
 from sm_llm.runs.events.trouble import StateVerified
 from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
@@ -258,7 +258,7 @@ def first_weights(context: WorkerContext, start: Start, config: Mapping[str, Any
     assert start.uri is not None
     weights = PretrainedWeights(Path(start.uri), check_weights(Path(start.uri), config))
     if weights.unread:
-        context.notice(unread_sentence(weights.unread))
+        context.notice(str(unread_warning(weights.unread)))
     return weights
 
 

@@ -20,6 +20,7 @@ from sm_llm.launcher.images.images import IMAGES
 from sm_llm.launcher.requirement_file import requirement_issues
 from sm_llm.launcher.source_tree import source_tree
 from sm_llm.spec.tasks import TASK_KINDS
+from sm_llm.spec.validation.runner import errors_of
 from tests.launcher.sagemaker.conftest import SCRIPT
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def test_SR10_what_is_no_code_stays_here_and_secrets_are_refused(tmp_path: Path)
 def test_a_large_program_is_warned_of(tmp_path: Path) -> None:
     with (tmp_path / "weights").open("wb") as stream:
         stream.truncate(60_000_000)
-    (warning,) = source_tree(tmp_path).warnings
-    assert "60 MB" in warning
+    (warning,) = source_tree(tmp_path).issues
+    assert (warning.severity, "60 MB" in warning.message) == ("warning", True)
 
 
 def test_SR12_links_are_followed_told_and_loops_refused(tmp_path: Path) -> None:
@@ -106,11 +107,11 @@ def test_SR12_links_are_followed_told_and_loops_refused(tmp_path: Path) -> None:
     tree = source_tree(source)
     assert contents(make_bundle(tree).archive)["source/common/util.py"] == b"shared = 1"
     assert "source/again.py" in contents(make_bundle(tree).archive)
-    (warning,) = tree.warnings
-    assert "common is a link out of the folder" in warning
+    (warning,) = tree.issues
+    assert "common is a link out of the folder" in warning.message
     (source / "loop").symlink_to(source)
     (source / "broken").symlink_to("nowhere")
-    assert [it.message for it in source_tree(source).issues] == [
+    assert [it.message for it in errors_of(source_tree(source).issues)] == [
         "the link broken leads nowhere", "the link loop leads back to a folder that holds it",
     ]  # fmt: skip
 
@@ -380,7 +381,7 @@ def test_s11_a_link_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
     (source / "notes.txt").symlink_to(outside / "id_rsa")
     (source / "linked").symlink_to(outside)
     (source / "settings.txt").symlink_to(outside / ".ssh" / "config")
-    problems = [it.message for it in source_tree(source).issues]
+    problems = [it.message for it in errors_of(source_tree(source).issues)]
     assert [it.split()[0] for it in problems] == ["linked/.ssh/config", "linked/id_rsa", "notes.txt", "settings.txt"]
     assert f"leads to {outside}/id_rsa" in problems[2]
 

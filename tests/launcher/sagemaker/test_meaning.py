@@ -59,10 +59,10 @@ def test_C12_a_rate_that_no_training_survives_is_refused(override: str, path: st
     [
         ({"learning_rate": 0.5}, "moves every weight by about 0.5"),
         ({"warmup_steps": 10}, "the warm-up spans all 10 steps"),
-        ({"decay_fraction": 0.5}, "task.optim.decay_fraction=0.5 has no effect with schedule cosine"),
+        ({"decay_fraction": 0.5}, "task.optim.decay_fraction: has no effect with schedule cosine"),
         ({"schedule": "constant", "min_learning_rate": 1e-5}, "has no effect with schedule constant"),
         ({"plateau_factor": 0.1, "schedule": "linear"}, "it is for plateau"),
-        ({"plateau_patience": 7}, "task.optim.plateau_patience=7 has no effect"),
+        ({"plateau_patience": 7}, "task.optim.plateau_patience: has no effect"),
     ],
 )
 def test_C12_a_setting_without_effect_or_with_a_strange_one_is_warned_of(optim: dict[str, Any], words: str) -> None:

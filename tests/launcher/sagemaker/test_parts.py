@@ -75,9 +75,11 @@ def test_the_image_follows_job_and_region(overrides: tuple[str, ...], address: s
 
 def test_the_end_of_patches_is_told() -> None:
     row = next(it for it in images.IMAGES if it.version == "2.9.0")
-    assert "no security patches since 2026-10-15" in (images.patch_warning(row, date(2026, 11, 28)) or "")
-    assert "patches until" in (images.patch_warning(row, date(2026, 9, 1)) or "")
-    assert images.patch_warning(row, date(2026, 1, 1)) is None
+    (ended,) = images.patch_warnings(row, date(2026, 11, 28))
+    assert "no security patches since 2026-10-15" in ended.message
+    (soon,) = images.patch_warnings(row, date(2026, 9, 1))
+    assert "patches until" in soon.message
+    assert list(images.patch_warnings(row, date(2026, 1, 1))) == []
 
 
 def test_accounts_and_regions_are_those_that_the_sdk_knows() -> None:

@@ -168,7 +168,7 @@ def test_S12_15_fixed_folders_of_sagemaker_are_warned_of_on_this_machine(contrac
     (program / "usual.py").write_text("out = os.environ.get('SM_MODEL_DIR', '/opt/ml/model')\n")
     backend = {"backend": {"name": "local", "contract": contract}, "compute": {}}
     found = [it for it in planned(program, args=["/opt/ml/model"], backend=backend).warnings if "/opt/ml" in it]
-    assert [it.partition(" ")[0] for it in found] == ["task.args.0:", "task.source/train.py"]
+    assert [it.partition(" ")[0] for it in found] == ["task.args.0:", "task.source/train.py:"]
     assert "SM_MODEL_DIR" in found[0]
     assert "SM_OUTPUT_DATA_DIR" in found[1]
     assert not [it for it in planned(program).warnings if "/opt/ml" in it]  # there they are the job's

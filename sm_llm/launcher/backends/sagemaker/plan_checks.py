@@ -1,12 +1,13 @@
-"""Checks of a plan for SageMaker: every issue of its request at once, and what to warn of."""
+"""The phases backend and request of a plan for SageMaker: every issue of its request at once."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import REQUIREMENTS
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.sagemaker.request.addresses import address_warnings
 from sm_llm.launcher.backends.sagemaker.request.arns import place_issues, place_warnings
 from sm_llm.launcher.backends.sagemaker.request.disk import network_warnings, volume_issues, volume_warnings
@@ -22,66 +23,145 @@ from sm_llm.launcher.images import images
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import module_warnings, program_issues
 from sm_llm.launcher.planning.removed_modules import import_warnings
-from sm_llm.spec.tasks import ScriptTask, TrainTask
+from sm_llm.spec.tasks import ScriptTask
+from sm_llm.spec.validation.runner import at_new_paths, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from sm_llm.errors import Issue
     from sm_llm.launcher.backends.sagemaker.target import Decisions, SageMakerTarget
+    from sm_llm.launcher.images.images import Image
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.validation.runner import Checker
 
 _STAND_IN_RUN = "-20000101-000000-0000"
 
 
-def plan_checks(plan: Plan) -> Checks:
-    """What is decided for the job's request, and every issue and warning of it. Touches nothing in the cloud."""
-    job, decided = plan.job, decide(plan)
-    own = list(job_issues(job))
-    found = list(decided.issues)
-    if own and isinstance(job.task, TrainTask) and not plan.total_flops:
-        found = [it for it in found if it.path != "backend.max_run_seconds"]  # the time follows from what is faulty
-    assumed, settings = decided.assumed, decided.settings
-    if assumed is not None and settings is not None:
-        found += place_issues(job, settings)
-        found += account_issues(job, settings, decided.limit)
-        found += unusable_issues(job, settings)
-        found += _request_issues(job, assumed, [*found, *own])
-    found += [*model_issues(plan), *volume_issues(plan), *time_issues(plan)]
-    found += program_issues(job, decided.program, assumed.image if assumed is not None else None)
-    origins = settings.origins if settings is not None else {}
-    issues = [*own, *(_whence(issue, origins) for issue in found)]
-    return Checks(decided.target, tuple(issues), tuple(_warnings(plan, decided)))
+@dataclass(frozen=True)
+class Decided:
+    """A plan, and what was decided for its request."""
+
+    plan: Plan
+    decisions: Decisions
+
+    @property
+    def image(self) -> Image | None:
+        """The row of the table of images, where it is known."""
+        assumed = self.decisions.assumed
+        return assumed.image if assumed is not None else None
 
 
-def _warnings(plan: Plan, decided: Decisions) -> Iterator[str]:
-    yield from (*job_warnings(plan.job), *volume_warnings(plan), *time_warnings(plan))
-    program, image = decided.program, decided.assumed.image if decided.assumed is not None else None
-    if program is not None:
-        yield from program.warnings
-        if isinstance(plan.job.task, ScriptTask):
-            entry = plan.job.task.entry
-            yield from (*import_warnings(program, image, entry), *module_warnings(entry, program))
-    if decided.settings is not None:
+def check_job_rules(it: Decided) -> Iterator[Issue]:
+    """What SageMaker cannot do for the job, whatever account it runs in."""
+    yield from job_issues(it.plan.job)
+
+
+def check_decisions(it: Decided) -> Iterator[Issue]:
+    """An account, an image or a time that cannot be decided."""
+    yield from it.decisions.issues
+
+
+def check_places(it: Decided) -> Iterator[Issue]:
+    """Regions, accounts and ARNs that do not fit one another."""
+    if (settings := it.decisions.settings) is not None:
+        yield from place_issues(it.plan.job, settings)
+
+
+def check_account(it: Decided) -> Iterator[Issue]:
+    """What the settings of the account rule out."""
+    if (settings := it.decisions.settings) is not None:
+        yield from account_issues(it.plan.job, settings, it.decisions.limit)
+
+
+def check_unusable_settings(it: Decided) -> Iterator[Issue]:
+    """Variables, tags and network ids that no training job can use."""
+    if (settings := it.decisions.settings) is not None:
+        yield from unusable_issues(it.plan.job, settings)
+
+
+def check_request_limits(it: Decided) -> Iterator[Issue]:
+    """What the service's own limits refuse of the request."""
+    job, assumed = it.plan.job, it.decisions.assumed
+    if assumed is None:
+        return
+    kind = job.compute.instance_type or ""  # its absence is an issue that is reported
+    shown = job.model_copy(update={"compute": job.compute.model_copy(update={"instance_type": kind})})
+    yield from request_issues(training_job(shown, assumed, _stand_in(shown)))
+
+
+def check_model_on_instance(it: Decided) -> Iterator[Issue]:
+    """Degrees that the instance type computes wrongly."""
+    yield from model_issues(it.plan)
+
+
+def check_disk_and_time(it: Decided) -> Iterator[Issue]:
+    """Disks and time limits that hold no single checkpoint."""
+    yield from (*volume_issues(it.plan), *time_issues(it.plan))
+
+
+def check_program(it: Decided) -> Iterator[Issue]:
+    """The user's program: its entry, requirements and files."""
+    yield from program_issues(it.plan.job, it.decisions.program, it.image)
+
+
+def check_job_use(it: Decided) -> Iterator[Issue]:
+    """Instances, disks and limits that work, but are probably not meant."""
+    yield from (*job_warnings(it.plan.job), *volume_warnings(it.plan), *time_warnings(it.plan))
+
+
+def check_imports(it: Decided) -> Iterator[Issue]:
+    """Modules that the image does not hold."""
+    task, program = it.plan.job.task, it.decisions.program
+    if program is not None and isinstance(task, ScriptTask):
+        yield from (*import_warnings(program, it.image, task.entry), *module_warnings(task.entry, program))
+
+
+def check_network(it: Decided) -> Iterator[Issue]:
+    """Packages that a private network does not reach."""
+    settings, program = it.decisions.settings, it.decisions.program
+    if settings is not None:
         has_requirements = program is not None and REQUIREMENTS in program.files
-        yield from network_warnings(plan, decided.settings, has_requirements=has_requirements)
-    if decided.target is not None:
-        yield from _request_warnings(plan.job, decided.target)
+        yield from network_warnings(it.plan, settings, has_requirements=has_requirements)
+
+
+def check_request_use(it: Decided) -> Iterator[Issue]:
+    """What works in a request, but is probably not meant."""
+    if it.decisions.target is not None:
+        yield from _request_warnings(it.plan.job, it.decisions.target)
+
+
+BACKEND_CHECKERS: tuple[Checker[Decided], ...] = (
+    check_job_rules,
+    check_decisions,
+    check_places,
+    check_account,
+    check_unusable_settings,
+    check_model_on_instance,
+    check_disk_and_time,
+    check_program,
+    check_job_use,
+    check_imports,
+    check_network,
+    check_request_use,
+)
+REQUEST_CHECKERS: tuple[Checker[Decided], ...] = (check_request_limits,)
+
+
+def plan_checks(plan: Plan) -> Checks:
+    """What is decided for the job's request, and every issue of it. Contacts nothing."""
+    it = Decided(plan, decide(plan))
+    found = run(BACKEND_CHECKERS, it)
+    found += at_new_paths(run(REQUEST_CHECKERS, it), found)
+    settings = it.decisions.settings
+    origins = settings.origins if settings is not None else {}
+    return Checks(it.decisions.target, tuple(_whence(issue, origins) for issue in found))
 
 
 def _whence(issue: Issue, origins: Mapping[str, str]) -> Issue:
-    """A issue that names which file of the SDK's defaults its value is from, where it is from one."""
+    """An issue that names which file of the SDK's defaults its value is from, where it is from one."""
     origin = issue.origin or origins.get(issue.path) or origins.get(issue.path.rpartition(".")[2], "")
     return replace(issue, origin=origin)
-
-
-def _request_issues(job: JobSpec, assumed: SageMakerTarget, known: Sequence[Issue]) -> list[Issue]:
-    """What the service's own limits refuse of the request, but for fields that are reported already."""
-    kind = job.compute.instance_type or ""  # its absence is a issue that is reported
-    shown = job.model_copy(update={"compute": job.compute.model_copy(update={"instance_type": kind})})
-    request = training_job(shown, assumed, _stand_in(shown))
-    return list(request_issues(request, known))
 
 
 def _stand_in(job: JobSpec) -> RunPlace:
@@ -92,18 +172,19 @@ def _stand_in(job: JobSpec) -> RunPlace:
     return RunPlace(run_id, run_uri, 1, code, f"{run_uri}/job/attempt-1/")
 
 
-def _request_warnings(job: JobSpec, target: SageMakerTarget) -> Iterator[str]:
+def _request_warnings(job: JobSpec, target: SageMakerTarget) -> Iterator[Issue]:
     kind = job.compute.instance_type
     if target.limit.max_run > QUOTA_SECONDS:
-        yield (
-            f"backend.max_run_seconds: {duration(target.limit.max_run)} is more than the 5 days that an account has "
+        message = (
+            f"{duration(target.limit.max_run)} is more than the 5 days that an account has "
             "before it asks for more (Service Quotas: longest run time of a training job)"
         )
+        yield warning("time-limit-above-quota", "backend.max_run_seconds", message)
     if kind not in known_values("TrainingInstanceType"):
-        yield f"compute.instance_type: the installed botocore does not know {kind} for training jobs"
+        message = f"the installed botocore does not know {kind} for training jobs"
+        yield warning("instance-type-unknown-to-botocore", "compute.instance_type", message)
     yield from address_warnings(job)
     yield from place_warnings(job, target.settings)
     yield from unusable_warnings(job, target.settings)
-    today = datetime.now(UTC).date()
-    if target.image is not None and (warning := images.patch_warning(target.image, today)):
-        yield f"backend.image_version: {warning}"
+    if target.image is not None:
+        yield from images.patch_warnings(target.image, datetime.now(UTC).date())

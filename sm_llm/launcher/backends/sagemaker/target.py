@@ -103,8 +103,7 @@ def decide(plan: Plan) -> Decisions:
         program=program,
     )
     if isinstance(limit, Issue):
-        is_implied = plan.total_flops is not None and any(options.compute_issues(job.compute))
-        issues += [] if is_implied else [limit]
+        issues.append(limit)
     is_whole = not issues and address is not None and known is not None
     return Decisions(assumed if is_whole else None, assumed, found, known, program, tuple(issues))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import JOB_CHANNEL
-from sm_llm.errors import Issue, StorageError
+from sm_llm.errors import Issue, StorageError, warning
 from sm_llm.launcher.backends.sagemaker.jobs.names import base_in_names
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.planning.plan_settings import requirements
@@ -71,16 +71,17 @@ def _bucket(address: str) -> str | None:
         return None
 
 
-def address_warnings(job: JobSpec) -> list[str]:
+def address_warnings(job: JobSpec) -> Iterator[Issue]:
     """Addresses that are possible, but hardly meant."""
     options = SageMakerOptions.of(job)
-    found = []
     base = options.base_job_name
     if base is not None and (shown := base_in_names(base)) != base:
         problem = "holds what no job's name may, or is too long"
-        found.append(f"backend.base_job_name: {to_typed(base)} {problem}: names of jobs begin with {shown}")
+        message = f"{to_typed(base)} {problem}: names of jobs begin with {shown}"
+        yield warning("base-job-name-changed", "backend.base_job_name", message)
     if options.wheelhouse is not None and options.image == "built" and not requirements(job):
-        found.append(f"backend.wheelhouse: {options.wheelhouse} has no effect: image=built has all that it needs")
+        message = f"{options.wheelhouse} has no effect: image=built has all that it needs"
+        yield warning("wheelhouse-without-effect", "backend.wheelhouse", message)
     if options.image_uri is not None and options.image_version is not None:
-        found.append(f"backend.image_version: {options.image_version} has no effect beside image_uri")
-    return found
+        message = f"{options.image_version} has no effect beside image_uri"
+        yield warning("image-version-without-effect", "backend.image_version", message)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.sagemaker.request.limits import fresh_session
 from sm_llm.launcher.images.images import DLC_ACCOUNTS, SMP_ACCOUNT, dns_suffix
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
@@ -73,23 +73,26 @@ def place_issues(job: JobSpec, found: Settings) -> Iterator[Issue]:
             yield from _image_issues(path, image, match, found.region)
 
 
-def place_warnings(job: JobSpec, found: Settings) -> Iterator[str]:
+def place_warnings(job: JobSpec, found: Settings) -> Iterator[Issue]:
     """What may work, if another account or region allows it."""
     account = _account(found)
     for it in _named(job, found):
         match = _ARN.fullmatch(it.value or "")
         if match and match["account"] and account not in (None, match["account"]):
-            yield f"{it.path}: is of account {match['account']}, the job runs in {account}: its policy must allow that"
+            message = f"is of account {match['account']}, the job runs in {account}: its policy must allow that"
+            yield warning("arn-of-another-account", it.path, message)
     for path, image in _images(job):
         match = ECR.fullmatch(image or "")
         if match and account is not None and match["account"] not in (account, SMP_ACCOUNT, *DLC_ACCOUNTS.values()):
-            yield (
-                f"{path}: the repository is of account {match['account']}, the job runs in {account}: its policy must "
+            message = (
+                f"the repository is of account {match['account']}, the job runs in {account}: its policy must "
                 "let that account pull"
             )
+            yield warning("image-of-another-account", path, message)
     region = job.storage_options.region
     if region is not None and found.region is not None and region != found.region:
-        yield f"storage_options.region: the bucket is in {region}, the job runs in {found.region}: traffic is billed"
+        message = f"the bucket is in {region}, the job runs in {found.region}: traffic is billed"
+        yield warning("storage-in-another-region", "storage_options.region", message)
 
 
 def _account(found: Settings) -> str | None:

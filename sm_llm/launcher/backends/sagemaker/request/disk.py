@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.sagemaker.request.request import volume_size_gb
 from sm_llm.launcher.display.lines import size
 from sm_llm.launcher.images.images import line_of
@@ -53,15 +53,16 @@ def volume_issues(plan: Plan) -> Iterator[Issue]:
         yield Issue("volume-too-small", path, problem, seen, _remedy(path, most))
 
 
-def volume_warnings(plan: Plan) -> Iterator[str]:
+def volume_warnings(plan: Plan) -> Iterator[Issue]:
     """A disk that may become full while the store is slow."""
     least, most = held_bytes(plan)
     path, held = _disk(plan)
     if least <= held < most:
-        yield (
-            f"{path}: a node holds up to {_SAVES} checkpoints and the final model, {size(most)}; its disk has "
-            f"{held // _GB:,} GB. {_remedy(path, most)}"
+        message = (
+            f"a node holds up to {_SAVES} checkpoints and the final model, {size(most)}; its disk has "
+            f"{held // _GB:,} GB"
         )
+        yield warning("volume-full-with-slow-storage", path, message, remedy=_remedy(path, most))
 
 
 def _disk(plan: Plan) -> tuple[str, float]:
@@ -78,7 +79,7 @@ def _remedy(path: str, most: int) -> str:
     return f"Use at least {needed}" if own else f"Use more nodes, or a type with {needed:,} GB"
 
 
-def network_warnings(plan: Plan, found: Settings, *, has_requirements: bool) -> Iterator[str]:
+def network_warnings(plan: Plan, found: Settings, *, has_requirements: bool) -> Iterator[Issue]:
     """Packages that a job in a private network could not get."""
     options = SageMakerOptions.of(plan.job)
     if not found.subnets or options.wheelhouse is not None:
@@ -88,9 +89,12 @@ def network_warnings(plan: Plan, found: Settings, *, has_requirements: bool) -> 
     wanted = [f"{count} packages that the image lacks"] if count else []
     wanted += ["the program's requirements.txt"] if has_requirements else []
     if wanted:
-        yield (
-            f"backend.vpc: every node installs {' and '.join(wanted)} from the package index, which a private network "
-            f"without a NAT gateway does not reach. Two ways out: backend.wheelhouse ("
-            f"sm-llm image wheelhouse {quoted(line)} s3://bucket/wheels fills one), "
+        message = (
+            f"every node installs {' and '.join(wanted)} from the package index, which a private network without a "
+            "NAT gateway does not reach"
+        )
+        remedy = (
+            f"Two ways out: backend.wheelhouse (sm-llm image wheelhouse {quoted(line)} s3://bucket/wheels fills one), "
             "or an image that has them (sm-llm image build; backend.image=built)"
         )
+        yield warning("packages-out-of-reach", "backend.vpc", message, remedy=remedy)

@@ -10,7 +10,7 @@ from sm_llm.launcher.backends.sagemaker.request.limits import limit_issues
 from sm_llm.launcher.backends.sagemaker.request.request import NAME_TAG, RUN_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from sm_llm.errors import Issue
 
@@ -56,18 +56,13 @@ _REMEDIES = {
 }
 
 
-def request_issues(request: dict[str, Any], known: Sequence[Issue]) -> Iterator[Issue]:
-    """Limits of the service that a request breaks, but for fields that ``known`` issues are about already."""
-    told = {issue.path for issue in known}
-    for issue in limit_issues(request):
-        named = _named(issue, request)
-        if named.path not in told:
-            told.add(named.path)
-            yield named
+def request_issues(request: dict[str, Any]) -> Iterator[Issue]:
+    """Limits of the service that a request breaks."""
+    return (_named(issue, request) for issue in limit_issues(request))
 
 
 def _named(issue: Issue, request: Mapping[str, Any]) -> Issue:
-    """A issue under the name that the user gave the value by."""
+    """An issue under the name that the user gave the value by."""
     prefix = next((it for it in _FIELDS if issue.path == it or issue.path.startswith(f"{it}.")), None)
     if prefix is None:
         return issue

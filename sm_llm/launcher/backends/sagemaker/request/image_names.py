@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, line_of
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
@@ -79,20 +79,22 @@ def image_issues(job: JobSpec) -> Iterator[Issue]:
         yield Issue("image-unfit-for-task", "backend.image_uri", problem, options.image_uri, remedy)
 
 
-def image_warnings(job: JobSpec) -> Iterator[str]:
+def image_warnings(job: JobSpec) -> Iterator[Issue]:
     """Images of AWS that work, but hold more than the machines can use."""
     options = SageMakerOptions.of(job)
     image, rows = aws_image(options.image_uri or ""), machines(job)
     if image is not None and image.version is None and "@" not in (options.image_uri or ""):
-        yield (
-            "backend.image_uri: the tag names no version, as those of AWS's images do, so what the image holds, and "
-            f"whether it exists, is not known. {_REMEDY}"
+        message = (
+            "the tag names no version, as those of AWS's images do, so what the image holds, and whether it exists, "
+            "is not known"
         )
+        yield warning("image-tag-without-version", "backend.image_uri", message, remedy=_REMEDY)
     if image is not None and image.hardware == "gpu" and rows and not any(row.accelerator for row in rows):
-        yield (
-            f"backend.image_uri: the image is for GPUs, {rows[0].name} has none: the job computes on the CPU and pulls "
-            f"gigabytes that it does not need. {_REMEDY}"
+        message = (
+            f"the image is for GPUs, {rows[0].name} has none: the job computes on the CPU and pulls gigabytes that it "
+            "does not need"
         )
+        yield warning("gpu-image-without-gpus", "backend.image_uri", message, remedy=_REMEDY)
 
 
 def _content_problems(job: JobSpec, options: SageMakerOptions, image: AwsImage) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.sagemaker.request.addresses import address_issues
 from sm_llm.launcher.backends.sagemaker.request.image_names import image_issues, image_warnings
 from sm_llm.launcher.backends.sagemaker.request.time_limit import LONGEST_SECONDS
@@ -291,34 +291,36 @@ def _secret_issues(job: JobSpec) -> Iterator[Issue]:
             )
 
 
-def job_warnings(job: JobSpec) -> list[str]:
+def job_warnings(job: JobSpec) -> Iterator[Issue]:
     """What works, but is probably not meant."""
     options, path = SageMakerOptions.of(job), "backend.instance_groups" if groups(job) else "compute.instance_type"
     training = training_of(job.task)
-    warnings = list(image_warnings(job))
+    yield from image_warnings(job)
     for kind in [it for it in machine_types(job) if instance(it) is None]:
         meant = nearest_instance(kind)
-        warnings.append(
-            f"{path}: {kind} is not in our table{f' ({meant.name} is)' if meant else ''}: whether it "
+        message = (
+            f"{kind} is not in our table{f' ({meant.name} is)' if meant else ''}: whether it "
             "exists, and whether it has EFA, is not known; set FI_PROVIDER=efa under environment if it has"
         )
+        yield warning("instance-type-not-in-table", path, message)
     for row in machines(job):
-        if row.accelerator and (idle := _idle_warning(job, row)):
-            warnings.append(f"{path}: {idle}")
+        if row.accelerator and (idle := _idle(job, row)):
+            yield warning("accelerators-idle", path, idle)
         if job.compute.instance_count > 1 and row.accelerator and not row.efa_cards:
-            warnings.append(f"{path}: {row.name} has no EFA: the nodes talk over TCP at {row.network_gbps:g} Gb/s")
+            message = f"{row.name} has no EFA: the nodes talk over TCP at {row.network_gbps:g} Gb/s"
+            yield warning("instance-type-without-efa", path, message)
         if training and training.precision.compute == "bf16" and not row.has_bf16:
-            warnings.append(f"task.precision.compute: {row.accelerator} has no bf16 and emulates it slowly; use fp32")
+            message = f"{row.accelerator} has no bf16 and emulates it slowly; use fp32"
+            yield warning("bf16-emulated", "task.precision.compute", message)
         if options.volume_size_gb and row.nvme_gb:
-            warnings.append(
-                f"backend.volume_size_gb: {row.name} uses its NVMe disks ({row.nvme_gb:,} GB) whatever is asked"
-            )
+            message = f"{row.name} uses its NVMe disks ({row.nvme_gb:,} GB) whatever is asked"
+            yield warning("volume-size-without-effect", "backend.volume_size_gb", message)
     if options.spot:
-        warnings.append(f"spot: interrupted at any time; the run continues from its newest checkpoint in {job.storage}")
-    return warnings
+        message = f"spot: interrupted at any time; the run continues from its newest checkpoint in {job.storage}"
+        yield warning("spot-interruptions", "backend.spot", message)
 
 
-def _idle_warning(job: JobSpec, row: Instance) -> str:
+def _idle(job: JobSpec, row: Instance) -> str:
     """Accelerators of a machine that are paid for and compute nothing, in words; empty where all compute."""
     devices = "Neuron cores" if row.is_neuron else "GPUs"
     if not starts_ranks(job.task):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.display.lines import duration
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.machines.gpus import machines, slowest_flops
@@ -41,7 +41,7 @@ class TimeLimit:
 
 
 def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Issue:
-    """The limits of a job whose whole training is ``total_flops``; a issue where nobody knows."""
+    """The limits of a job whose whole training is ``total_flops``; an issue where nobody knows."""
     options = SageMakerOptions.of(job)
     seconds, reason = options.max_run_seconds, "backend.max_run_seconds"
     if seconds is None and isinstance(job.task, RegisterTask):
@@ -51,7 +51,10 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Issue:
         if total_flops is None or peak is None:
             remedy = "Give the seconds after which the job is ended whatever it does, for example 86400"
             problem = "the plan does not know how long this takes, and the service's own default is one day"
-            return Issue("time-limit-unknown", "backend.max_run_seconds", problem, None, remedy)
+            # The time of a training follows from what is wrong with it, and from machines that are not known.
+            known = ("compute.instance_type", "backend.instance_groups") if total_flops is not None else ()
+            follows = ("task",) if isinstance(job.task, TrainTask) and total_flops is None else known
+            return Issue("time-limit-unknown", "backend.max_run_seconds", problem, None, remedy, blocked_by=follows)
         seconds, reason = _derived(total_flops, peak, job.compute.world_size)
         if len(machines(job)) > 1:
             reason += "; FLOP/s of the slowest instance group"
@@ -93,7 +96,7 @@ def time_issues(plan: Plan) -> Iterator[Issue]:
         )
 
 
-def time_warnings(plan: Plan) -> Iterator[str]:
+def time_warnings(plan: Plan) -> Iterator[Issue]:
     """A stated limit that ends the job before its training can be done, even on hardware at its peak."""
     options = SageMakerOptions.of(plan.job)
     limit, step, derived = options.max_run_seconds, _step_seconds(plan), plan.derived
@@ -101,10 +104,12 @@ def time_warnings(plan: Plan) -> Iterator[str]:
         return
     whole = step * derived.total_steps
     if whole > limit:
-        yield (
-            f"backend.max_run_seconds: the job ends after {duration(limit)}; its {derived.total_steps:,} steps take "
-            f"{duration(whole)} at the hardware's peak, and more in practice. The same command continues it"
+        message = (
+            f"the job ends after {duration(limit)}; its {derived.total_steps:,} steps take {duration(whole)} at the "
+            "hardware's peak, and more in practice"
         )
+        remedy = "The same command continues it"
+        yield warning("time-limit-below-training", "backend.max_run_seconds", message, remedy=remedy)
 
 
 def _step_seconds(plan: Plan) -> float | None:

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.sagemaker.request.arns import partition_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def unusable_issues(job: JobSpec, found: Settings) -> list[Issue]:
     return [*_variables(job, found), *_tags(found), *_network(found), *_storage(job, found)]
 
 
-def unusable_warnings(job: JobSpec, found: Settings) -> Iterator[str]:
+def unusable_warnings(job: JobSpec, found: Settings) -> Iterator[Issue]:
     """Variables in whose place the image has its own, and a store that only this machine reaches.
 
     It is not refused, since stand-ins of the service run their jobs on this machine.
@@ -43,10 +43,11 @@ def unusable_warnings(job: JobSpec, found: Settings) -> Iterator[str]:
     if endpoint is not None and _is_loopback(endpoint):
         why = "is this machine alone: in the job it would be the container itself"
         remedy = "Name an address that the job's network reaches, or run here: backend.name=local"
-        yield f"storage_options.endpoint_url: {endpoint} {why}. {remedy}"
+        yield warning("endpoint-of-this-machine", "storage_options.endpoint_url", f"{endpoint} {why}", remedy=remedy)
     for name in {**found.environment, **job.environment}:
         if name in _WARNED_VARIABLES:
-            yield f"environment.{name}: takes the place of the image's own, which its programs may need"
+            message = "takes the place of the image's own, which its programs may need"
+            yield warning("environment-variable-of-the-image", f"environment.{name}", message)
 
 
 def _variables(job: JobSpec, found: Settings) -> Iterator[Issue]:

@@ -32,7 +32,7 @@ def attributes(estimator: Any) -> dict[str, Any]:
 
 
 def changed_issues(estimator: Any, built: Mapping[str, Any]) -> Iterator[Issue]:
-    """A issue for every attribute that differs from ``built``, an earlier result of ``attributes``."""
+    """An issue for every attribute that differs from ``built``, an earlier result of ``attributes``."""
     now = attributes(estimator)
     for name in sorted({*built, *now}):
         if name in built and name in now and built[name] == now[name]:

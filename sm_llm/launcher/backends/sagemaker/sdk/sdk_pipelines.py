@@ -38,7 +38,7 @@ def watch_pipelines() -> None:
 
 
 def _address_issues(definition: Mapping[str, Any]) -> Iterator[Issue]:
-    """A issue for every step whose run lies where that of an earlier step does."""
+    """An issue for every step whose run lies where that of an earlier step does."""
     first: dict[str, str] = {}
     for step in training_steps(definition["Steps"]):
         for tag in step["Arguments"].get("Tags", ()):

@@ -1,0 +1,94 @@
+"""What is known of a plan while it is checked: a job's numbers, each computed once, with the issues on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from sm_llm.data.describe import RowsInfo, describe_rows
+from sm_llm.errors import DataError, Issue, PlanError, SpecError
+from sm_llm.launcher.planning.local_places import is_reference, local_folder
+from sm_llm.launcher.planning.memory import MemoryEstimate, memory_estimate
+from sm_llm.launcher.planning.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
+from sm_llm.spec.derive import Derived, derive_task
+from sm_llm.spec.tasks import TrainTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sm_llm.launcher.planning.upstream import Upstream
+    from sm_llm.spec.job import JobSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Known(Generic[T]):
+    """A value, or why there is none; neither where the job has no such thing, or it is not on this machine."""
+
+    value: T | None = None
+    issues: tuple[Issue, ...] = ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A job, and what follows from it. ``upstream`` has facts of earlier steps by name."""
+
+    job: JobSpec
+    upstream: Mapping[str, Upstream | None]
+
+    @property
+    def training(self) -> TrainTask | None:
+        """The task, where the job trains a model of ours."""
+        return self.job.task if isinstance(self.job.task, TrainTask) else None
+
+    @cached_property
+    def config(self) -> Known[dict[str, Any]]:
+        """The canonical config of the model; nothing for the output of an earlier step."""
+        task = self.training
+        if task is None or is_reference(task.model.path) or is_reference(pretrained_source(task)):
+            return Known()
+        return _known(lambda: planned_config(task))
+
+    @cached_property
+    def model(self) -> ModelFacts | None:
+        """Numbers of the model."""
+        task, config = self.training, self.config.value
+        return None if task is None or config is None else model_facts(config, task)
+
+    @cached_property
+    def rows(self) -> Known[RowsInfo]:
+        """Facts of the training rows where they are a folder on this machine."""
+        task = self.training
+        folder = local_folder(task.data.train) if task is not None and task.data.format == "rows" else None
+        if folder is None or not folder.is_dir():
+            return Known()
+        try:
+            return Known(describe_rows(folder))
+        except DataError as error:
+            remedy = "Write rows with the prepare task"
+            return Known(None, (Issue("rows-unreadable", "task.data.train", str(error), remedy=remedy),))
+
+    @cached_property
+    def derived(self) -> Known[Derived]:
+        """Batch, steps and tokens of the training."""
+        task, rows = self.training, self.rows.value
+        if task is None:
+            return Known()
+        return _known(lambda: derive_task(task, self.job.compute.world_size, rows.rows if rows else None))
+
+    @cached_property
+    def memory(self) -> MemoryEstimate | None:
+        """The peak of one GPU; for degrees that fit alone."""
+        task, config, derived = self.training, self.config.value, self.derived.value
+        if task is None or config is None or derived is None:
+            return None
+        return memory_estimate(config, task, derived, self.job.compute.processes)
+
+
+def _known(compute: Callable[[], T]) -> Known[T]:
+    try:
+        return Known(compute())
+    except (SpecError, PlanError) as error:
+        return Known(None, error.issues)
