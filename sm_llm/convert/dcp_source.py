@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.dcp_metadata import CLASSES, DTYPES, FUNCTIONS, METADATA_MODULE, SIZE
+from sm_llm.convert.files.pickle_check import MOST_BYTES, require_harmless
 from sm_llm.convert.files.torch_file import Frozen, read_torch_file
 from sm_llm.convert.files.views import FORMATS, Slice, View, chunks, same, whole
 from sm_llm.convert.hf_source import SOURCE, clean_names
@@ -150,10 +151,13 @@ def _read_metadata(folder: Path) -> dict[str, _Entry]:
     """Name -> tensor of every entry. Raises ``ConversionError`` for anything but metadata, having run none of it."""
     path = folder / METADATA
     try:
-        root = _Unpickler(path.read_bytes()).load().state
+        with path.open("rb") as file:
+            body = file.read(MOST_BYTES + 1)
+        require_harmless(body)
+        root = _Unpickler(body).load().state
         places = _places(folder, root["storage_data"])
         return {
-            str(name): _entry(str(name), it.state, places)
+            _text(name): _entry(_text(name), it.state, places)
             for name, it in root["state_dict_metadata"].items()
             if type(it).__name__ == "TensorStorageMetadata"
         }
@@ -168,15 +172,21 @@ def _places(folder: Path, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[in
     found = {}
     for index, info in stored.items():
         name, begin, length = (info.state[it] for it in ("relative_path", "offset", "length"))
-        if not isinstance(name, str) or "/" in name or name_fault(name):
+        if "/" in _text(name) or name_fault(name):
             raise ConversionError(f"{folder / METADATA}: a tensor lies in {name!r}, expected a file beside it")
         if info.state.get("transform_descriptors"):
             raise ConversionError(f"{folder / METADATA}: {name} was written through an extension")
         if not all(type(it) is int and it >= 0 for it in (begin, length)):
             raise ConversionError(f"{folder / METADATA}: a place in {name} is malformed")
         offsets = index.state.get("offset")
-        found[str(index.state["fqn"]), tuple(offsets or ())] = (folder / name, begin, length)
+        found[_text(index.state["fqn"]), _numbers(offsets or ())] = (folder / name, begin, length)
     return found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"a name is a {type(value).__name__}")
+    return value
 
 
 def _entry(name: str, state: Mapping[str, Any], places: Mapping[Any, tuple[Path, int, int]]) -> _Entry:
@@ -192,7 +202,7 @@ def _entry(name: str, state: Mapping[str, Any], places: Mapping[Any, tuple[Path,
 
 def _numbers(values: Any) -> tuple[int, ...]:
     if not isinstance(values, tuple) or not all(type(it) is int and it >= 0 for it in values):
-        raise ValueError(f"{values!r} is not a size")
+        raise ValueError("a size or place is not made of numbers")
     return values
 
 

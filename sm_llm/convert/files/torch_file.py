@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from sm_llm.convert.files.pickle_check import MOST_BYTES, require_harmless
 from sm_llm.convert.files.views import FORMATS, View
 from sm_llm.errors import ConversionError
 
@@ -23,7 +24,6 @@ _OTHER_STORAGES = {
 }  # fmt: skip
 """Of tensors that are not weights, such as position ids; only their names are of interest."""
 _DTYPES = {it.dtype: name for name, it in FORMATS.items()}
-_LONGEST_PICKLE = 1 << 28
 _LOCAL_HEADER = 30
 _MOST_DIMENSIONS = 8
 
@@ -112,9 +112,11 @@ def read_torch_file(path: Path, begin: int = 0, length: int | None = None) -> An
             prefix = name.removesuffix("data.pkl")
             if f"{prefix}byteorder" in records and archive.read(f"{prefix}byteorder") != b"little":
                 raise ValueError("its numbers are not little-endian")
-            if archive.getinfo(name).file_size > _LONGEST_PICKLE:
+            if archive.getinfo(name).file_size > MOST_BYTES:
                 raise ValueError("its data.pkl is too large")
-            return _Unpickler(archive.read(name), path, prefix, records).load()
+            body = archive.read(name)
+            require_harmless(body)
+            return _Unpickler(body, path, prefix, records).load()
     except zipfile.BadZipFile as error:
         remedy = "Copy it again; a file of torch before 1.6 must be saved again with a newer torch"
         raise ConversionError(f"{path}: is not a file of torch.save ({error}). {remedy}") from None

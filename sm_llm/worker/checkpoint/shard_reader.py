@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from functools import cached_property
 from importlib import import_module
@@ -11,6 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from sm_llm.contract.dcp_metadata import CLASSES, DTYPES, FUNCTIONS, SIZE
+from sm_llm.convert.files.pickle_check import MOST_BYTES, require_harmless
 from sm_llm.errors import CheckpointError
 from sm_llm.file_names import name_fault
 from sm_llm.worker.unpickling import CarefulUnpickler
@@ -36,7 +38,9 @@ def load_metadata(stream: IO[bytes] | IOBase, name: str) -> Metadata:
     below the checkpoint's folder.
     """
     try:
-        metadata = _MetadataUnpickler(cast("IO[bytes]", stream)).load()
+        body = cast("IO[bytes]", stream).read(MOST_BYTES + 1)
+        require_harmless(body)
+        metadata = _MetadataUnpickler(io.BytesIO(body)).load()
     except Exception as error:  # a pickle that is damaged on purpose can raise anything
         raise CheckpointError(f"{name}: is not the metadata of a checkpoint: {error}") from error
     if fault := _fault(metadata):
@@ -52,11 +56,15 @@ def _fault(metadata: object) -> str:
     if not isinstance(entries, dict) or not isinstance(places, dict):
         return "its tables are missing"
     for key, entry in entries.items():
+        if not isinstance(key, str):
+            return f"a name is a {type(key).__name__}"
         if type(entry) is not TensorStorageMetadata:
             return f"{key!r} is a {type(entry).__name__}, expected a tensor"
     for info in places.values():
         path = getattr(info, "relative_path", None)
-        if not isinstance(path, str) or "/" in path or name_fault(path):
+        if not isinstance(path, str):
+            return f"a tensor lies in a {type(path).__name__}"
+        if "/" in path or name_fault(path):
             return f"a tensor lies in {path!r}, expected the name of a file beside it"
         if getattr(info, "transform_descriptors", None):
             return f"{path} was written through an extension"
