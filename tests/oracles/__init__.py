@@ -1,0 +1,1 @@
+"""Checks against other programs, run by hand: none of them belongs to the suite."""
