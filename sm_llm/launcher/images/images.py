@@ -12,6 +12,7 @@ from datetime import date
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
+from sm_llm.contract.neuron_releases import MAINTENANCE, RELEASES
 from sm_llm.errors import Issue, warning
 from sm_llm.spec.machines.gpus import machines
 from sm_llm.spec.parallelism.nxd import NxdSpec
@@ -62,7 +63,6 @@ class Image:
 
 _PRIVATE = "the private repository is inferred from the public one (public.ecr.aws/deep-learning-containers)"
 _NO_POLICY = "AWS names no end of patches for SMP images"
-_MAINTENANCE = "neuronx-distributed is in maintenance; AWS advises SDK 2.28 to those who train with it"
 
 IMAGES: tuple[Image, ...] = (
     Image(
@@ -94,29 +94,9 @@ IMAGES: tuple[Image, ...] = (
     Image("smp", "2.2.0", "smdistributed-modelparallel", "2.2.0-gpu-py310-cu121", "3.10", "2.2.0", note=_NO_POLICY),
     Image("smp", "2.1.2", "smdistributed-modelparallel", "2.1.2-gpu-py310-cu121", "3.10", "2.1.2", note=_NO_POLICY),
     Image("smp", "2.0.1", "smdistributed-modelparallel", "2.0.1-gpu-py310-cu121", "3.10", "2.0.1", note=_NO_POLICY),
-    Image(
-        "neuron", "2.28.0", "pytorch-training-neuronx", "2.9.0-neuronx-py312-sdk2.28.0-ubuntu24.04", "3.12", "2.9.0",
-        note=_MAINTENANCE,
-    ),
-    Image(
-        "neuron", "2.30.0", "pytorch-training-neuronx", "2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04", "3.12", "2.9.0",
-        note=_MAINTENANCE,
-    ),
-    Image(
-        "neuron", "2.29.1", "pytorch-training-neuronx", "2.9.0-neuronx-py312-sdk2.29.1-ubuntu24.04", "3.12", "2.9.0",
-        note=_MAINTENANCE,
-    ),
-    Image(
-        "neuron", "2.29.0", "pytorch-training-neuronx", "2.9.0-neuronx-py312-sdk2.29.0-ubuntu24.04", "3.12", "2.9.0",
-        note=_MAINTENANCE,
-    ),
-    Image(
-        "neuron", "2.27.1", "pytorch-training-neuronx", "2.9.0-neuronx-py312-sdk2.27.1-ubuntu24.04", "3.12", "2.9.0",
-        note=_MAINTENANCE,
-    ),
-    Image(
-        "neuron", "2.26.1", "pytorch-training-neuronx", "2.8.0-neuronx-py311-sdk2.26.1-ubuntu22.04", "3.11", "2.8.0",
-        note=_MAINTENANCE,
+    *(
+        Image("neuron", it.sdk, "pytorch-training-neuronx", it.image, it.python, it.torch, note=MAINTENANCE)
+        for it in RELEASES
     ),
     Image("cpu", "2.8.0", "pytorch-training", "2.8.0-cpu-py312", "3.12", "2.8.0", date(2026, 8, 6)),
     Image(
@@ -126,8 +106,8 @@ IMAGES: tuple[Image, ...] = (
 )  # fmt: skip
 """The first row of a line is its default: one whose address in ECR is published.
 
-Sources: AWS's list of available Deep Learning Containers and their support policy, SMP's release notes, the release
-notes of Neuron, and for the short CPU tag the table of the SageMaker Python SDK.
+Sources: AWS's list of available Deep Learning Containers and their support policy, SMP's release notes, those of
+``contract.neuron_releases``, and for the short CPU tag the table of the SageMaker Python SDK.
 """
 
 MINIMUM_TORCH = {"gpu": (2, 10), "smp": (2, 5), "neuron": (2, 9), "cpu": (2, 10)}
@@ -206,6 +186,10 @@ def choose(job: JobSpec, version: str | None) -> Image | Issue:
         fitting = ", ".join(it.version for it in known if _numbers(it.torch) >= oldest)
         problem = f"holds PyTorch {row.torch}; {job.task.kind} needs {'.'.join(map(str, oldest))} or newer here"
         return Issue("image-torch-too-old", path, problem, version, f"Use {fitting}")
+    trains = [it.sdk for it in RELEASES if it.trains]
+    if line == "neuron" and oldest != (0,) and row.version not in trains:
+        problem = "is a Neuron SDK that the strategy nxd was not made for"
+        return Issue("image-sdk-unknown", path, problem, version, f"Use {', '.join(trains)}")
     return row
 
 

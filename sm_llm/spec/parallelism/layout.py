@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Issue, SpecError
 
 if TYPE_CHECKING:
+    from sm_llm.spec.parallelism.nxd import NxdSpec
     from sm_llm.spec.parallelism.smp import SmpSpec
     from sm_llm.spec.parallelism.strategies import FsdpSpec
 
@@ -88,6 +89,18 @@ def smp_layout(spec: SmpSpec, world_size: int) -> Layout:
     tensor, expert = spec.tensor_parallel_degree, spec.expert_parallel_degree
     shard = spec.hybrid_shard_degree or world_size // (tensor * expert)
     return Layout(world_size // (tensor * shard), shard, spec.context_parallel_degree, tensor, expert)
+
+
+def nxd_layout(spec: NxdSpec, world_size: int) -> Layout:
+    """How NxD arranges ``world_size`` processes, a multiple of ``spec.ranks_per_batch``.
+
+    ZeRO-1 shards no parameters.
+    """
+    return Layout(
+        replicate=world_size // spec.ranks_per_batch,
+        tensor=spec.tensor_parallel_degree,
+        pipeline=spec.pipeline_parallel_degree,
+    )
 
 
 def option_issues(spec: FsdpSpec) -> list[Issue]:

@@ -15,6 +15,7 @@ _PACKAGE = "sm_llm.worker.strategies"
 _ROWS = {
     "fsdp": ("fsdp.strategy.FsdpStrategy", "device.gpu_or_cpu"),
     "smp": ("smp.strategy.SmpStrategy", "device.gpu_or_cpu"),
+    "nxd": ("nxd.strategy.NxdStrategy", "nxd.device.neuron_core"),
 }
 """Strategy -> its class, and the function that finds a process's device. Names, because each class lives in a software
 stack of its own and is imported alone."""

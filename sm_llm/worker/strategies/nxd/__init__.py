@@ -1,0 +1,1 @@
+"""The strategy ``nxd``: neuronx-distributed on Trainium."""

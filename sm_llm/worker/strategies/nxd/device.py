@@ -1,0 +1,86 @@
+"""A NeuronCore as the loop sees it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from sm_llm.worker.strategies.device import LAG_STEPS
+from sm_llm.worker.strategies.nxd import library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from sm_llm.worker.place import Place
+
+_NAMES = {"trn1": "Trainium", "trn2": "Trainium2"}
+
+
+class NeuronDevice:
+    """The NeuronCore of this process (``Device``).
+
+    XLA records operations and compiles them as a graph, which is compiled again when a shape or a constant in it
+    changes. So numbers are copied to the host one by one, and put together there.
+    """
+
+    type = "xla"
+    lag_steps = LAG_STEPS
+
+    @cached_property
+    def torch_device(self) -> torch.device:
+        """Known once the process group is made, which gives each process its cores."""
+        return library.device()
+
+    @property
+    def counts(self) -> torch.device:
+        """The device: the default group has no other collectives."""
+        return self.torch_device
+
+    @cached_property
+    def name(self) -> str:
+        """The accelerator's name in ``spec.machines.hardware``."""
+        return _NAMES.get(library.platform(), library.platform())
+
+    def computes_bf16(self) -> bool:
+        return True
+
+    def send(self, values: np.ndarray) -> torch.Tensor:
+        return torch.as_tensor(values).to(self.torch_device)
+
+    def scalars(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.tensor([float(it) for it in values], dtype=torch.float64).to(self.torch_device)
+
+    def read_later(self, value: torch.Tensor) -> Callable[[], float]:
+        return value.item
+
+    def host_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="cpu")
+
+    def wait(self) -> None:
+        library.cut_graph(wait=True)
+
+    def peak_memory(self) -> None:
+        """None: the runtime reports none to a program."""
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def random_state(self) -> None:
+        """None: nothing is drawn on the device."""
+
+    def restore_random(self, state: torch.Tensor) -> None:
+        raise AssertionError("nothing is drawn on the device")
+
+    def profiled(self) -> list[ProfilerActivity]:
+        return [ProfilerActivity.CPU]
+
+
+def neuron_core(place: Place) -> NeuronDevice:
+    """The NeuronCore of this process. Raises ``RunFailed`` where the image is not one that trains."""
+    library.check_release()
+    return NeuronDevice()

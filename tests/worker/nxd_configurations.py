@@ -1,0 +1,123 @@
+"""Jobs of strategy nxd on the contract double; ``torchrun … nxd_configurations.py FOLDER``.
+
+Every process runs every configuration; rank 0 writes results.json, with the calls that the double has recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from run_configurations import Harness
+from worker_jobs import MODEL, result_folder, train_task
+
+STEPS = 6
+LEAN = {"checkpoint": {"every_steps": STEPS}, "validation": {"every_steps": STEPS}}
+MAX_NORM = 0.5
+SHORT = {"max_steps": STEPS, "global_batch_size": 4, "optim": {"max_grad_norm": MAX_NORM}}
+"""Enough for a warm-up and a save on the way."""
+UNTIED = {"preset": "tiny", "config": {**MODEL, "tie_word_embeddings": False}}
+TIED = {"preset": "tiny", "config": {**MODEL, "tie_word_embeddings": True}}
+NXD = {"strategy": "nxd", "tensor_parallel_degree": 2, "flash_attention": False}
+PLACES: dict[str, dict[str, Any]] = {
+    "tensor": {},
+    "linear": {"fuse_qkv": False, "sequence_parallel": False, "activation_checkpointing": "none"},
+    "real": {"meta_device_initialization": False, "zero1": False, "activation_checkpointing": "full"},
+    "data": {"tensor_parallel_degree": 1},
+    "copied": {"tensor_parallel_degree": 1, "zero1": False},
+}
+"""Of two processes."""
+WIDE_PLACES: dict[str, dict[str, Any]] = {
+    "heads": {"tensor_parallel_degree": 4},
+    "heads-linear": {"tensor_parallel_degree": 4, "fuse_qkv": False, "zero1": False},
+    "both": {},
+    "pipeline": {"pipeline_parallel_degree": 2},
+    "stages": {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 2, "fuse_qkv": False, "zero1": False},
+}
+"""Of four: two key/value heads for four ranks, or two data-parallel parts."""
+
+
+def task(**changes: Any) -> dict[str, Any]:
+    parallelism = {**NXD, **changes.pop("parallelism", {})}
+    changes.setdefault("model", UNTIED)
+    return train_task(**{"micro_batch_size": 1, "parallelism": parallelism, **SHORT, **changes})
+
+
+class NxdHarness(Harness):
+    """Every job is a process's own in truth: the library makes its groups once in each."""
+
+    def run(self, name: str, task: dict[str, Any], **how: Any) -> None:
+        contract = import_module("neuronx_distributed.contract")
+        state = import_module("neuronx_distributed.parallel_layers.parallel_state")
+        contract.calls.clear()
+        super().run(name, task, **how)
+        state.destroy_model_parallel()
+        seen = [[call, {key: str(value) for key, value in options.items()}] for call, options in contract.calls]
+        self.results.setdefault("calls", {})[name] = seen
+
+
+def two(harness: Harness) -> None:
+    for name, options in PLACES.items():
+        harness.run(name, task(parallelism=options, **LEAN))
+    saves = {"checkpoint": {"every_steps": 3, "verify_state": True}}
+    harness.run("broken", task(**saves), break_at=5)
+    harness.run("broken", task(**saves), attempt=2)
+    harness.run("left", task(checkpoint={"every_steps": 3}), break_at=4)
+    harness.run("left", task(parallelism={"tensor_parallel_degree": 1}), attempt=2, fails=True)
+    harness.run("tied", task(model=TIED, **LEAN))
+    start = {"pretrained": str(result_folder(harness.folder / "tensor"))}
+    harness.run("pretrained", task(start=start, model={"preset": None, "config": {}}, max_steps=2, **LEAN))
+    write_tokenizer(harness.folder / "tokenizer")
+    prompt = {"sample_prompt": "ab", "sample_tokens": 3}
+    tokenizer = str(harness.folder / "tokenizer")
+    harness.run("sampled", task(tokenizer=tokenizer, logging=prompt, max_steps=2, **LEAN))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Letters as tokens. Rank 0 writes it."""
+    if dist.get_rank() == 0:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+        from tokenizers.pre_tokenizers import Split
+
+        coder = Tokenizer(WordLevel({chr(33 + number): number for number in range(256)}, unk_token="!"))
+        coder.pre_tokenizer = Split("", "isolated")
+        folder.mkdir()
+        coder.save(str(folder / "tokenizer.json"))
+    dist.barrier()
+
+
+def four(harness: Harness) -> None:
+    for name, options in WIDE_PLACES.items():
+        harness.run(name, task(parallelism=options, **LEAN))
+    harness.run("bf16", task(precision={"compute": "bf16"}, **LEAN))
+    saves = {"checkpoint": {"every_steps": 3, "verify_state": True}, "precision": {"compute": "bf16"}}
+    harness.run("broken", task(**saves), break_at=5)
+    harness.run("broken", task(**saves), attempt=2)
+
+
+def use_double() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures" / "nxd_double"))
+
+
+def run_all(folder: Path) -> None:
+    use_double()
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    harness = NxdHarness(folder)
+    if harness.world == 2:
+        two(harness)
+    else:
+        four(harness)
+    harness.close()
+
+
+if __name__ == "__main__":
+    run_all(Path(sys.argv[1]))
