@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sm_llm.spec.backends.table import BACKENDS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "sm_llm"
@@ -198,3 +201,41 @@ def test_the_design_shows_the_tree_as_it_is() -> None:
         it.parent.relative_to(PACKAGE).as_posix() for it in PACKAGE.rglob("*") if it.suffix in (".py", ".yaml", ".txt")
     }
     assert documented_folders() == folders - {"."}
+
+
+OF_BACKENDS = {
+    "cli/pipeline.py": "the verbs of SageMaker Pipelines",
+    "launcher/images/image_build.py": "copies images to ECR with the account's clients",
+    "__init__.py": "the public functions for the SageMaker SDK and Pipelines",
+    "spec/backends/table.py": "the rows",
+    "optional.py": "the SageMaker SDK is a package that may be missing",
+    "runs/run_paths.py": "local/ is a folder of a run",
+    "worker/tasks/register.py": "the task registers with the service",
+}
+"""Modules outside a backend's own that name it, each with the reason."""
+
+
+def names_of_backends(tree: ast.Module, names: Collection[str]) -> set[str]:
+    """Backends that a module names: as a whole text in its logic, or by importing something of theirs."""
+    texts = {it.value for it in ast.walk(tree) if isinstance(it, ast.Constant) and isinstance(it.value, str)}
+    modules = {it.module or "" for it in ast.walk(tree) if isinstance(it, ast.ImportFrom)}
+    modules |= {name.name for it in ast.walk(tree) if isinstance(it, ast.Import) for name in it.names}
+    return {
+        name
+        for name in names
+        if name in texts or any(re.search(rf"\.backends\.{name}(\.|$)", module) for module in modules)
+    }
+
+
+def test_no_module_names_a_backend_that_is_not_its_own() -> None:
+    assert names_of_backends(ast.parse("x == 'slurm'\nimport a.backends.local.b"), ["slurm", "local"]) == {
+        "slurm",
+        "local",
+    }
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        own = re.search(r"backends/(\w+)(/|\.py)", name)
+        if own is None and name not in OF_BACKENDS:
+            found[name] = names_of_backends(ast.parse(path.read_text()), BACKENDS)
+    assert not {name: it for name, it in found.items() if it}, "ask the options class or the backend instead"

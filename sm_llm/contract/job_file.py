@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,6 +35,20 @@ JOB_CHANNEL = "job"
 
 BREAK_ENVIRONMENT = "SM_LLM_BREAK_BEFORE_STEPS"
 """For proofs of resume: comma-separated steps; before the n-th of them attempt n kills itself with SIGKILL."""
+
+
+LINE_PREFIX = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] "}
+"""Makes torchrun, where it passes on what several processes print, begin their lines with ``rank_prefix``."""
+
+
+def channel_name(dotted_path: str) -> str:
+    """Name of the input channel of a spec field: ``task.data.train`` -> ``data_train``."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", dotted_path.removeprefix("task.")).strip("_")
+
+
+def rank_prefix(rank: int) -> str:
+    """What the lines of one process begin with in the log of a node that has several."""
+    return f"[rank {rank}] "
 
 
 def _is_below(path: str, field: str) -> bool:

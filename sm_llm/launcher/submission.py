@@ -83,9 +83,8 @@ def _roll_back(home: RunHome, claimed: Attempt, change: Change) -> None:
 
 
 def _record(home: RunHome, claimed: Attempt, native_id: str) -> None:
-    """Put a native id into the record that only the start gave. A job on this machine has done so itself."""
-    if native_id == claimed.native_id:
-        return
+    """Put the native id into the record where it is not yet: a claim in S3 holds one that was known, and a job on this
+    machine has put itself there; a folder's record holds no claims."""
     begun = claimed.model_copy(update={"native_id": native_id})
     try:
         held = home.record().attempt(claimed.number)

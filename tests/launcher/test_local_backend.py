@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.contract.entrypoint import entrypoint_source
-from sm_llm.contract.job_file import JobFile
+from sm_llm.contract.job_file import JobFile, channel_name
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.local.backend import LocalBackend, Machine, this_machine
-from sm_llm.launcher.backends.local.container import PORT, channel_name, clear_scratch, lay_out
+from sm_llm.launcher.backends.local.container import PORT, clear_scratch, lay_out
 from sm_llm.launcher.backends.local.processes import reserved_port
 from sm_llm.launcher.planning.inputs import absolute_inputs
 from sm_llm.launcher.planning.planner import plan

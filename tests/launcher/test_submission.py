@@ -77,9 +77,7 @@ def test_the_native_id_is_in_the_record_once_it_is_known(home: RunHome, known: s
     assert not place.holds
     if home.is_remote:
         assert [it.native_id for it in seen] == [known], "claimed before it was started"
-        assert [it.native_id for it in home.record().attempts] == ["job-7"]
-    elif not known:
-        assert [it.native_id for it in home.record().attempts] == ["job-7"]
+    assert [it.native_id for it in home.record().attempts] == ["job-7"]
 
 
 def test_what_cannot_be_started_is_undone_while_nobody_else_can_start_it(home: RunHome) -> None:

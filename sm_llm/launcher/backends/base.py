@@ -149,9 +149,16 @@ class OpensShells(Protocol):
         """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""
 
 
+def without_workflows(backend: Backend) -> Issue | None:
+    """Why a backend takes no workflows; None for one that does."""
+    if isinstance(backend, RunsWorkflows):
+        return None
+    problem, remedy = "does not run workflows", "Launch the steps one by one, or choose another backend"
+    return Issue("backend-without-workflows", "backend.name", problem, backend.name, remedy)
+
+
 def workflows_of(backend: Backend) -> RunsWorkflows:
     """The backend as one that runs workflows. Raises ``PlanError`` where it does not."""
     if not isinstance(backend, RunsWorkflows):
-        problem, remedy = "does not run workflows", "Launch the steps one by one, or choose another backend"
-        raise PlanError([Issue("backend-without-workflows", "backend.name", problem, backend.name, remedy)])
+        raise PlanError([it for it in [without_workflows(backend)] if it is not None])
     return backend

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
+from sm_llm.contract.job_file import rank_prefix
 from sm_llm.errors import SmLlmError, StorageError
-from sm_llm.launcher.backends.local.container import rank_prefix
 from sm_llm.launcher.observe.patience import Patience
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sm_llm.contract.job_file import channel_name
 from sm_llm.contract.program_tree import ProgramTree
 from sm_llm.errors import StorageError
-from sm_llm.launcher.backends.local.container import channel_name
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.package import PACKAGE
 from sm_llm.runs.run_folders import files_outside_runs

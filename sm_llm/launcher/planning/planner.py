@@ -80,6 +80,8 @@ def plan_loaded(loaded: Loaded) -> list[Plan]:
 
 def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:
     """A Plan per step, in the order of the file, which references already obey."""
+    from sm_llm.launcher.backends.base import without_workflows
+    from sm_llm.launcher.backends.registry import backend
     from sm_llm.spec.loading.references import resolve, step_dependencies, workflow_job
     from sm_llm.spec.validation.steps import gathered
 
@@ -100,6 +102,8 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
             issues[name] = error.issues
     if issues:
         raise PlanError(list(gathered(workflow, issues)))
+    if without := without_workflows(backend(workflow.backend.name)):
+        plans[0] = replace(plans[0], unsupported=(without, *plans[0].unsupported))
     return plans
 
 

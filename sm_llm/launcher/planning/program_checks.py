@@ -47,7 +47,7 @@ def program_warnings(job: JobSpec) -> Iterator[Issue]:
             listed = ", ".join(f"{{{it}}}" for it in folders)
             message = f"{{{word}}} reaches the program as it is; folders of the job are {listed}"
             yield warning("placeholder-not-replaced", path, message)
-    if job.backend.name == "local":
+    if job.backend.runs_here:
         yield from _platform_folder_warnings(task)
     args = task.args if isinstance(task.args, dict) else {}
     for name, same in _same_names(args):

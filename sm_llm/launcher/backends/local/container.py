@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT, JobFile
+from sm_llm.contract.job_file import JOB_ENVIRONMENT, LINE_PREFIX, RUN_FOLDER_ENVIRONMENT, JobFile
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.spec.tasks import TASK_KINDS
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NETWORK_INTERFACE = "lo"
-LINE_PREFIX = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] "}
-"""Makes torchrun, where it passes on what several processes print, begin their lines with ``rank_prefix``."""
 LOOPBACK = "sm_llm.worker.loopback"
 """Module that runs torchrun with its key-value store on the loopback interface."""
 LOOPBACK_ENVIRONMENT = dict.fromkeys(
@@ -38,19 +35,9 @@ def host_names(node_count: int) -> list[str]:
     return [f"algo-{node + 1}" for node in range(node_count)]
 
 
-def channel_name(dotted_path: str) -> str:
-    """Name of the input channel of a spec field: ``task.data.train`` -> ``data_train``."""
-    return re.sub(r"[^A-Za-z0-9]+", "_", dotted_path.removeprefix("task.")).strip("_")
-
-
 def rank_logs(base: Path) -> Path:
     """Where torchrun keeps its own files of a node: errors, and what each of several processes printed."""
     return ContainerPaths(base).scratch / "torchrun"
-
-
-def rank_prefix(rank: int) -> str:
-    """What the lines of one process begin with in the log of a node that has several."""
-    return f"[rank {rank}] "
 
 
 def entry_script(base: Path, kind: str) -> Path:

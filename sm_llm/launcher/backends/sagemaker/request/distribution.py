@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.backends.local.container import LINE_PREFIX
+from sm_llm.contract.job_file import LINE_PREFIX
 from sm_llm.spec.machines.gpus import machines
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.parallelism.smp import SmpSpec
