@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from sm_llm.launcher.backends.registry import BACKENDS
-from sm_llm.launcher.planning.planner import TRAINED_STRATEGIES, plan
+from sm_llm.launcher.planning.planner import plan
+from sm_llm.spec.parallelism.strategies import trained
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "tests" / "README.md"]
@@ -58,7 +59,7 @@ def test_hooks_run_the_tools_of_the_project_and_download_nothing() -> None:
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_what_cannot_run_yet_is_called_planned(name: str) -> None:
-    if name in BACKENDS or name in TRAINED_STRATEGIES:
+    if name in BACKENDS or name in trained():
         return
     texts = {
         path.name: path.read_text() for path in (ROOT / "README.md", ROOT / "docs" / "design.md", ROOT / "setup.cfg")

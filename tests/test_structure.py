@@ -29,7 +29,7 @@ LIMITS = {
     "import cycles": (0, 0),
     "modules in import cycles": (0, 0),
     "own modules entered by a dry run": (236, 100),
-    "isinstance on types of strategies, backends and stores": (31, 0),
+    "isinstance on types of strategies, backends and stores": (0, 0),
 }
 """Count -> its limit, and its target. Lower the limit in the change that makes the count fall."""
 COMMENTS_PER_100_LINES = (0.6, 4.0)

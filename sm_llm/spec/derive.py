@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.data import SyntheticData
-from sm_llm.spec.parallelism.layout import divisors, layout, listed, option_issues, sequence_issues
-from sm_llm.spec.parallelism.strategies import FsdpSpec
+from sm_llm.spec.parallelism.layout import divisors, listed
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
@@ -46,13 +45,14 @@ class Derived:
 def derive_task(task: TrainTask, world_size: int, rows: int | None = None, *, node_size: int | None = None) -> Derived:
     """``derive`` for a training task on ``world_size`` processes, ``node_size`` (None: all) of them on each node.
 
-    ``rows`` is the number of training rows where it is known. Raises ``SpecError`` as ``derive`` and ``layout`` do.
+    ``rows`` is the number of training rows where it is known. Raises ``SpecError`` as ``derive`` and
+    ``StrategySpec.layout`` do.
     """
     if rows is None and isinstance(task.data, SyntheticData):
         rows = task.data.rows
     return derive(
         world_size=world_size,
-        data_parallel_degree=_data_parallel_degree(task, world_size, node_size),
+        data_parallel_degree=task.parallelism.layout(world_size, node_size).data,
         micro_batch_size=task.micro_batch_size,
         global_batch_size=task.global_batch_size,
         seq_length=task.data.seq_length,
@@ -118,29 +118,6 @@ def derive(
         checkpoint_every=_interval(checkpoint_every, steps),
         validation_every=_interval(validation_every, steps),
     )
-
-
-def _data_parallel_degree(task: TrainTask, world_size: int, node_size: int | None) -> int:
-    """Raises ``SpecError``: nothing else can be derived where the degrees do not fit."""
-    parallelism = task.parallelism
-    if isinstance(parallelism, FsdpSpec):
-        issues = [*option_issues(parallelism), *sequence_issues(parallelism, task.data.seq_length)]
-        try:
-            degree = layout(parallelism, world_size, node_size).data
-        except SpecError as error:
-            raise SpecError([*issues, *error.issues]) from None
-        if issues:
-            raise SpecError(issues)
-        return degree
-    shared = parallelism.ranks_per_batch
-    if world_size % shared:
-        problem = (
-            f"{shared} processes share a micro-batch, which does not divide the world size: "
-            f"{world_size} / {shared} leaves {world_size % shared}"
-        )
-        remedy = f"Use degrees whose product is one of {listed(divisors(world_size))}"
-        raise SpecError([Issue("degrees-do-not-divide-world-size", "task.parallelism", problem, shared, remedy)])
-    return world_size // shared
 
 
 def _total_steps(

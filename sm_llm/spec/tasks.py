@@ -26,7 +26,8 @@ from sm_llm.spec.data import DataSpec
 from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.not_finite import NotFiniteSpec
 from sm_llm.spec.optim import OptimSpec
-from sm_llm.spec.parallelism.strategies import FsdpSpec, Parallelism
+from sm_llm.spec.parallelism.fsdp import FsdpSpec
+from sm_llm.spec.parallelism.strategies import Parallelism
 from sm_llm.spec.profile import ProfileSpec
 from sm_llm.spec.sinks import SinksSpec
 from sm_llm.spec.watchdog import WatchdogSpec

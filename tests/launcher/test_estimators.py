@@ -12,7 +12,7 @@ from moto import mock_aws
 from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import build_pipeline
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
-from sm_llm.launcher.planning.planner import TRAINED_STRATEGIES
+from sm_llm.spec.parallelism.strategies import trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ GOLDEN: dict[str, dict[str, Any]] = {
 }
 
 
-if "nxd" not in TRAINED_STRATEGIES:  # what cannot run yet has no estimator
+if "nxd" not in trained():  # what cannot run yet has no estimator
     del GOLDEN["llama-3-8b nxd"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,8 @@ from sm_llm import launch
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
 from sm_llm.launcher.backends.sagemaker.sdk import estimators
-from sm_llm.launcher.planning import planner
 from sm_llm.launcher.planning.planner import plan
+from sm_llm.spec.parallelism.nxd import NxdSpec
 from tests.cli.test_typed_faults import said
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ JOBS = {
 @pytest.fixture(params=JOBS)
 def job(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
     """A job without a worker, and the path that its refusal names."""
-    monkeypatch.setattr(planner, "TRAINED_STRATEGIES", ("fsdp", "smp"))
+    monkeypatch.setattr(NxdSpec, "can", replace(NxdSpec.can, train=False))
     return JOBS[request.param]
 
 

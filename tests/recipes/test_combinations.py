@@ -17,7 +17,6 @@ from sm_llm.launcher.planning.planner import plan
 from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
 from sm_llm.spec.machines.hardware import instance, instance_bf16_flops
-from sm_llm.spec.parallelism.layout import layout, smp_layout
 from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import TrainTask
 from tests.fixtures.expected_warnings import is_expected
@@ -77,7 +76,7 @@ def test_a_line_is_rendered_as_a_request_that_fits_its_strategy(line: str) -> No
     if isinstance(smp := training(line).parallelism, SmpSpec):
         assert "smdistributed-modelparallel:2.5.1" in text
         given = find(request, "mp_parameters")
-        assert json.loads(given) == smp.parameters(training(line).seed)
+        assert json.loads(given) == smp.library_parameters(training(line).seed)
     else:
         assert "mp_parameters" not in text
         assert "pytorch-training:" in text
@@ -98,11 +97,7 @@ def find(value: Any, key: str) -> Any:
 def test_degrees_multiply_to_the_processes(line: str) -> None:
     found, task = planned(line), training(line)
     world, node = found.world_size, found.job.compute.processes
-    arranged = (
-        smp_layout(task.parallelism, world)
-        if isinstance(task.parallelism, SmpSpec)
-        else layout(task.parallelism, world, node)
-    )
+    arranged = task.parallelism.layout(world, node)
     assert arranged.world_size == world
     assert found.derived is not None
     assert arranged.data == found.derived.data_parallel_degree

@@ -20,7 +20,7 @@ OF_THE_SERVICE = {
 }  # fmt: skip
 """Bounded by the service's own limits (``launcher.backends.sagemaker.request.limits`` and ``rules``)."""
 OF_THE_LAYOUT = {("FsdpSpec", "hybrid_shard_degree"), ("FsdpSpec", "reshard_after_forward")}
-"""Bounded by the number of processes (``spec.validation.check_strategy``)."""
+"""Bounded by the number of processes (``spec.parallelism.fsdp``)."""
 
 
 def blocks(kind: type[SpecModel]) -> list[type[SpecModel]]:

@@ -10,7 +10,7 @@ from sm_llm.errors import SpecError
 from sm_llm.models.config import model_config
 from sm_llm.models.parallel_smp import smp_issues
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.parallelism.layout import Layout, smp_layout
+from sm_llm.spec.parallelism.layout import Layout
 from sm_llm.spec.parallelism.smp import SmpSpec
 
 JOB: dict[str, Any] = {
@@ -79,7 +79,7 @@ def test_what_fits_is_fine(degree: int) -> None:
     ],
 )
 def test_the_loader_sees_world_size_by_tensor_times_context(smp: SmpSpec, expected: Layout) -> None:
-    found = smp_layout(smp, 16)
+    found = smp.layout(16)
     assert found == expected
     assert found.world_size == 16
     assert found.data == 16 // (smp.tensor_parallel_degree * smp.context_parallel_degree)
@@ -105,6 +105,6 @@ def test_what_a_model_does_not_allow_is_told(preset: str, degrees: dict[str, int
 
 
 def test_all_nine_keys_and_the_tasks_seed() -> None:
-    assert SmpSpec().parameters(5)["random_seed"] == 5
-    assert SmpSpec(random_seed=7).parameters(5)["random_seed"] == 7
-    assert len(SmpSpec().parameters(0)) == 9
+    assert SmpSpec().library_parameters(5)["random_seed"] == 5
+    assert SmpSpec(random_seed=7).library_parameters(5)["random_seed"] == 7
+    assert len(SmpSpec().library_parameters(0)) == 9

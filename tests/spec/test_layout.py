@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
 from sm_llm.spec.derive import derive_task
-from sm_llm.spec.parallelism.layout import Layout, layout, option_issues, sequence_issues
-from sm_llm.spec.parallelism.strategies import FsdpSpec
+from sm_llm.spec.loading.load import load
+from sm_llm.spec.parallelism.base import TrainingFacts
+from sm_llm.spec.parallelism.fsdp import FsdpSpec
+from sm_llm.spec.parallelism.layout import Layout
+from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.tasks import TrainTask
 
 DATA = {"format": "synthetic", "seq_length": 64, "rows": 96}
@@ -23,8 +26,13 @@ def spec(**fields: Any) -> FsdpSpec:
 
 def refused(world_size: int, node_size: int | None = None, **fields: Any) -> str:
     with pytest.raises(SpecError) as caught:
-        layout(spec(**fields), world_size, node_size)
+        spec(**fields).layout(world_size, node_size)
     return str(caught.value)
+
+
+def training_issues(seq_length: int, **fields: Any) -> list[str]:
+    facts = TrainingFacts(1, seq_length, compiles=False, samples=False)
+    return list(map(str, spec(**fields).training_issues(facts)))
 
 
 @pytest.mark.parametrize(
@@ -40,13 +48,22 @@ def refused(world_size: int, node_size: int | None = None, **fields: Any) -> str
     ],
 )
 def test_sixteen_processes(fields: dict[str, Any], node_size: int | None, expected: Layout) -> None:
-    assert layout(spec(**fields), 16, node_size) == expected
+    assert spec(**fields).layout(16, node_size) == expected
 
 
 def test_data_and_loss_parts() -> None:
     found = Layout(replicate=2, shard=8, context=4, tensor=2)
     assert (found.world_size, found.data, found.loss_parts) == (32, 4, 16)
     assert [found.data_rank(rank) for rank in (0, 7, 8, 31)] == [0, 0, 1, 3]
+
+
+def test_stages_of_a_pipeline_see_the_same_rows_and_only_the_last_has_a_loss() -> None:
+    found = NxdSpec(tensor_parallel_degree=2, pipeline_parallel_degree=4).layout(16)
+    assert found == Layout(replicate=2, tensor=2, pipeline=4)
+    assert (found.world_size, found.data, found.loss_parts) == (16, 2, 2)
+    assert [found.data_rank(rank) for rank in range(16)] == [0, 0, 1, 1] * 4
+    assert found.degrees()["pipeline_parallel_degree"] == 4
+    assert "pipeline_parallel_degree" not in Layout(shard=2).degrees()
 
 
 @given(st.data())
@@ -59,7 +76,7 @@ def test_every_layout_multiplies_out(data: st.DataObject) -> None:
         "sharding": data.draw(st.sampled_from(["full", "none"])),
     }
     try:
-        found = layout(spec(**degrees), world)
+        found = spec(**degrees).layout(world)
     except SpecError:
         assert world % (degrees["tensor_parallel_degree"] * degrees["context_parallel_degree"])
         return
@@ -89,18 +106,18 @@ def test_shard_degrees_that_do_not_fit() -> None:
 
 
 def test_parameters_can_stay_gathered_over_fewer_processes_only() -> None:
-    assert layout(spec(reshard_after_forward=2), 8).shard == 8
+    assert spec(reshard_after_forward=2).layout(8).shard == 8
     assert "2, 4 works, or true or false" in refused(8, reshard_after_forward=3)
     assert "Use true or false" in refused(2, reshard_after_forward=2)
 
 
 def test_options_that_do_not_go_together() -> None:
-    assert option_issues(spec()) == []
-    assert "sharding: hybrid" in str(option_issues(spec(hybrid_shard_degree=2))[0])
-    assert "Use full or every_nth" in str(option_issues(spec(offload_activations=True))[0])
-    assert option_issues(spec(offload_activations=True, activation_checkpointing="every_nth")) == []
-    assert "every_nth" in str(option_issues(spec(checkpoint_every_layers=4))[0])
-    assert option_issues(spec(checkpoint_every_layers=4, activation_checkpointing="every_nth")) == []
+    assert training_issues(64) == []
+    assert "sharding: hybrid" in training_issues(64, hybrid_shard_degree=2)[0]
+    assert "Use full or every_nth" in training_issues(64, offload_activations=True)[0]
+    assert training_issues(64, offload_activations=True, activation_checkpointing="every_nth") == []
+    assert "every_nth" in training_issues(64, checkpoint_every_layers=4)[0]
+    assert training_issues(64, checkpoint_every_layers=4, activation_checkpointing="every_nth") == []
 
 
 @pytest.mark.parametrize(
@@ -115,15 +132,13 @@ def test_options_that_do_not_go_together() -> None:
     ],
 )
 def test_sequences_can_be_cut(fields: dict[str, Any], unit: int) -> None:
-    assert [length for length in range(1, 25) if not sequence_issues(spec(**fields), length)] == list(
-        range(unit, 25, unit)
-    )
+    assert [length for length in range(1, 25) if not training_issues(length, **fields)] == list(range(unit, 25, unit))
 
 
 def test_a_sequence_that_cannot_be_cut_is_told_with_its_neighbours() -> None:
-    (fault,) = sequence_issues(spec(context_parallel_degree=4), 30)
-    assert "30 / 8 leaves 6" in str(fault)
-    assert "24 or 32 works" in str(fault)
+    (issue,) = training_issues(30, context_parallel_degree=4)
+    assert "30 / 8 leaves 6" in issue
+    assert "24 or 32 works" in issue
 
 
 def test_the_batch_is_divided_by_the_data_parallel_degree() -> None:
@@ -137,9 +152,9 @@ def test_the_batch_is_divided_by_the_data_parallel_degree() -> None:
 
 def test_all_faults_of_the_degrees_come_at_once() -> None:
     degrees = {"tensor_parallel_degree": 3, "context_parallel_degree": 2, "offload_activations": True}
-    task = TrainTask.model_validate({"data": DATA, "max_steps": 1, "parallelism": degrees}, strict=False)
+    task = {"kind": "train", "model": {"preset": "tiny"}, "data": DATA, "max_steps": 1, "parallelism": degrees}
     with pytest.raises(SpecError) as caught:
-        derive_task(task, 8)
+        load({"name": "job", "task": task, "compute": {"processes_per_instance": 8}}, environ={})
     assert {fault.path.rpartition(".")[2] for fault in caught.value.issues} == {
         "offload_activations",
         "seq_length",

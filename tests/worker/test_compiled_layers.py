@@ -10,7 +10,7 @@ from compiled_layers import WAYS, every_way
 from conftest import launch
 
 from sm_llm.runs.events.events import LayersCompiled
-from sm_llm.spec.parallelism.strategies import FsdpSpec
+from sm_llm.spec.parallelism.fsdp import FsdpSpec
 from sm_llm.worker.place import Place
 from sm_llm.worker.strategies import compiled
 from sm_llm.worker.strategies.compiled import CompiledLayers

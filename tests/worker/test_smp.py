@@ -158,11 +158,11 @@ def test_changed_degrees_that_the_launch_does_not_know_are_refused() -> None:
     stand_in.init = lambda *given: seen.append(given)  # type: ignore[attr-defined]
     sys.modules["torch.sagemaker"] = stand_in
     try:
-        launched = SmpSpec(hybrid_shard_degree=8).parameters(7)
+        launched = SmpSpec(hybrid_shard_degree=8).library_parameters(7)
         environ = {"SM_HP_MP_PARAMETERS": json.dumps(launched)}
         start_library(launched, environ)
         assert seen == [()], "what the platform handed over is the only source"
         with pytest.raises(SpecError, match="tensor_parallel_degree"):
-            start_library(SmpSpec(hybrid_shard_degree=8, tensor_parallel_degree=2).parameters(7), environ)
+            start_library(SmpSpec(hybrid_shard_degree=8, tensor_parallel_degree=2).library_parameters(7), environ)
     finally:
         del sys.modules["torch.sagemaker"]

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Literal
 from sm_llm.contract.neuron_releases import MAINTENANCE, RELEASES
 from sm_llm.errors import Issue, warning
 from sm_llm.spec.machines.gpus import machines
-from sm_llm.spec.parallelism.nxd import NxdSpec
-from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import (
     ConvertTask,
     FetchTask,
@@ -146,10 +144,8 @@ _SUFFIXES = {
 def line_of(job: JobSpec) -> Line:
     """Which images a job can run in."""
     parallelism = parallelism_of(job.task)
-    if isinstance(parallelism, SmpSpec):
-        return "smp"
-    if isinstance(parallelism, NxdSpec):
-        return "neuron"
+    if parallelism is not None and parallelism.image_stack is not None:
+        return parallelism.image_stack
     row = next(iter(machines(job)), None)  # groups of several kinds are refused
     needs_no_torch = isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask)
     if needs_no_torch and (row is None or not row.is_neuron):

@@ -263,7 +263,7 @@ def check_processes(draft: Draft) -> Iterator[Issue]:
         others = "other" if job.compute.world_size == 2 else f"other {job.compute.world_size - 1}"
         message = f"{job.task.kind} uses one process; the {others} will have nothing to do"
         yield warning("processes-idle", "compute", message)
-    tensor = task.parallelism.tensor_parallel_degree if task is not None else 1
+    tensor = task.parallelism.degrees.tensor if task is not None else 1
     if tensor > job.compute.processes:
         message = (
             f"tensor_parallel_degree={tensor} is more than the {job.compute.processes} processes of a node: every "

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.models.families.registry import family
-from sm_llm.spec.parallelism.layout import Layout, layout, smp_layout
-from sm_llm.spec.parallelism.smp import SmpSpec
-from sm_llm.spec.parallelism.strategies import FsdpSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +19,8 @@ if TYPE_CHECKING:
     from sm_llm.models.families.family import Config, LayerWidths
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.machines.hardware import Instance
+    from sm_llm.spec.parallelism.base import MemoryTerms
+    from sm_llm.spec.parallelism.layout import Layout
     from sm_llm.spec.tasks import TrainTask
 
 GIB = 2**30
@@ -70,26 +69,24 @@ class MemoryEstimate:
 
 
 def memory_estimate(config: Config, task: TrainTask, derived: Derived, node_size: int) -> MemoryEstimate | None:
-    """The peak of one GPU in training a canonical ``config``, ``node_size`` GPUs a node; None for Trainium.
+    """The peak of one GPU in training a canonical ``config``, ``node_size`` GPUs a node; None where the strategy
+    makes none.
 
     The degrees were checked before.
     """
-    spec = task.parallelism
-    if isinstance(spec, FsdpSpec):
-        arranged = layout(spec, derived.world_size, node_size)
-    elif isinstance(spec, SmpSpec):
-        arranged = smp_layout(spec, derived.world_size)
-    else:
+    terms = task.parallelism.memory()
+    if terms is None:
         return None
+    arranged = task.parallelism.layout(derived.world_size, node_size)
     tokens = derived.micro_batch_size * derived.seq_length // arranged.context
     compute = _SIZES["bf16" if task.precision.compute == "auto" else task.precision.compute]
     logits = tokens * family(config).vocab_size(config) / arranged.tensor * (compute + 2 * _FP32)
     parts = _Parameters.of(config, arranged)
-    delayed = arranged.replicate > arranged.expert and derived.accumulation_steps > 1
+    delayed = terms.delays_copies and arranged.replicate > arranged.expert and derived.accumulation_steps > 1
     return MemoryEstimate(
-        states=_states(parts, task, arranged, compute, delayed=delayed and isinstance(spec, FsdpSpec)),
-        working=_working(parts, task, arranged, compute),
-        activations=tokens * activation_bytes(config, spec, arranged, compute),
+        states=_states(parts, task, terms, arranged, compute, delayed=delayed),
+        working=_working(parts, task, terms, arranged, compute),
+        activations=tokens * activation_bytes(config, terms, arranged, compute),
         logits=logits,
     )
 
@@ -114,45 +111,43 @@ class _Parameters:
         return cls(layers + root, root, layers / int(config["num_hidden_layers"]))
 
 
-def _states(parts: _Parameters, task: TrainTask, arranged: Layout, compute: int, *, delayed: bool) -> float:
-    master, spec = _SIZES[task.precision.master], task.parallelism
+def _states(
+    parts: _Parameters, task: TrainTask, terms: MemoryTerms, arranged: Layout, compute: int, *, delayed: bool
+) -> float:
+    master = _SIZES[task.precision.master]
     # One process keeps rounded copies of its masters, and their gradients, beside them.
     copies = 2 * compute if arranged.world_size == 1 and compute != master else 0
     # Sums over shards that wait for the last micro-batch before copies add them up.
     waiting = _SIZES[task.precision.reduce] if delayed else 0
-    in_host = isinstance(spec, FsdpSpec) and spec.offload_optimizer
-    return parts.all / arranged.shard * (waiting + (0 if in_host else 4 * master + copies))
+    return parts.all / arranged.shard * (waiting + (0 if terms.offloads_states else 4 * master + copies))
 
 
-def _working(parts: _Parameters, task: TrainTask, arranged: Layout, compute: int) -> float:
-    spec, reduce = task.parallelism, _SIZES[task.precision.reduce]
-    if arranged.world_size == 1 and not (isinstance(spec, FsdpSpec) and spec.offload_optimizer):
+def _working(parts: _Parameters, task: TrainTask, terms: MemoryTerms, arranged: Layout, compute: int) -> float:
+    reduce = _SIZES[task.precision.reduce]
+    if arranged.world_size == 1 and not terms.offloads_states:
         return 0.0
     gathered = parts.root + 2 * parts.layer  # one at work, the next on its way
-    if isinstance(spec, FsdpSpec) and spec.reshard_after_forward is False:
+    if terms.resharded is False:
         gathered = parts.all
-    elif isinstance(spec, FsdpSpec) and spec.reshard_after_forward is not True:
-        gathered += parts.all / spec.reshard_after_forward
+    elif terms.resharded is not True:
+        gathered += parts.all / terms.resharded
     gradients = compute * (parts.root + parts.layer) + reduce * max(parts.root, 2 * parts.layer)
     return compute * gathered + gradients
 
 
-def activation_bytes(config: Config, spec: FsdpSpec | SmpSpec, arranged: Layout, compute: int) -> float:
+def activation_bytes(config: Config, terms: MemoryTerms, arranged: Layout, compute: int) -> float:
     """What all layers keep for the backward pass, per token of one process; ``compute`` is bytes of an element."""
     widths, layers = family(config).layer_widths(config), int(config["num_hidden_layers"])
-    splits_sequence = isinstance(spec, SmpSpec) or spec.sequence_parallel
-    around = arranged.tensor if splits_sequence else 1
+    around = arranged.tensor if terms.splits_sequence else 1
     whole = _whole(widths, arranged.tensor, around, compute)
     boundary = compute * widths.hidden / around
-    kind = spec.activation_checkpointing
-    again = 0 if kind == "none" else layers
-    if isinstance(spec, FsdpSpec) and kind == "every_nth":
-        again = -(-layers // spec.checkpoint_every_layers)
-    if kind == "selective":
+    again = 0 if terms.recomputes == "none" else layers
+    if terms.recomputes == "every_nth":
+        again = -(-layers // terms.recomputed_every)
+    if terms.recomputes == "selective":
         kept = boundary + compute * (widths.products_around / around + widths.products / arranged.tensor)
     else:
-        offloads = spec.offload_activations if isinstance(spec, FsdpSpec) else spec.sm_activation_offloading
-        kept = 0.0 if offloads else boundary
+        kept = 0.0 if terms.offloads_activations else boundary
     return (layers - again) * whole + again * kept + (whole if again else 0.0)
 
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, SpecError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.launcher.planning.model_rules import check_strategy
 from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
-from sm_llm.models.parallel import parallel_issues
 from sm_llm.models.parallel_nxd import kv_heads
+from sm_llm.models.strategy_rules import model_issues
 from sm_llm.models.weights_check import check_weights, unread_warning
 from sm_llm.spec.checkpoint import PretrainedStart
-from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.storage.hub.addresses import config_file, is_hub, parse_hub
 
 if TYPE_CHECKING:
@@ -57,15 +55,6 @@ def _readable(source: str | None, where: str) -> str | None:
         raise SpecError([Issue("hub-config-unreadable", where, str(error))]) from None
 
 
-def _check_degrees(config: Mapping[str, Any], task: TrainTask) -> None:
-    spec = task.parallelism
-    if not isinstance(spec, FsdpSpec):
-        return
-    degrees = {"tensor": spec.tensor_parallel_degree, "context": spec.context_parallel_degree}
-    if issues := parallel_issues(config, **degrees):
-        raise SpecError(issues)
-
-
 def planned_config(task: TrainTask) -> dict[str, Any]:
     """The canonical config of the model that ``task`` trains.
 
@@ -85,8 +74,8 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
         pretrained=pretrained,
         overrides=task.model.config,
     )
-    _check_degrees(config, task)
-    check_strategy(config, task)
+    if issues := model_issues(config, task.parallelism.strategy, task.parallelism.model_dump()):
+        raise SpecError(issues)
     return config
 
 

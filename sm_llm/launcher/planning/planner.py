@@ -153,8 +153,8 @@ def _without_worker(job: JobSpec, step: str | None) -> Iterator[Issue]:
         yield Issue(
             "task-without-worker", f"{prefix}task.kind", f"there is no worker for {kind} tasks yet", kind, remedy
         )
-    elif isinstance(job.task, TrainTask) and (strategy := job.task.parallelism.strategy) not in TRAINED_STRATEGIES:
-        path = f"{prefix}task.parallelism.strategy"
+    elif isinstance(job.task, TrainTask) and not job.task.parallelism.can.train:
+        path, strategy = f"{prefix}task.parallelism.strategy", job.task.parallelism.strategy
         yield Issue(
             "strategy-without-worker", path, f"there is no worker for the strategy {strategy} yet", strategy, remedy
         )

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from sm_llm.spec.base import SpecModel
+from sm_llm.errors import Issue
 from sm_llm.spec.comparison.classes import ORDER, PRECISION
+from sm_llm.spec.parallelism.base import WHERE, Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
+from sm_llm.spec.parallelism.layout import Layout, divisors, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.spec.machines.hardware import Instance
+
+FP8_UNIT = 16
+"""TransformerEngine's kernels for fp8 want products whose sizes are multiples of this."""
+_FAMILIES = ("p4d", "p4de", "p5", "p5e", "p5en")
+_FP8_FAMILIES = ("p5", "p5e", "p5en")
+_SMDDP_FAMILIES = ("p4d", "p4de")
 
 
-class SmpSpec(SpecModel):
+class SmpSpec(StrategySpec):
     """SMP v2 over FSDP: its nine configuration keys by their own names, and what the training script does around them.
 
     The job's degrees multiply: hybrid_shard_degree x tensor_parallel_degree x expert_parallel_degree divides the world
@@ -46,17 +59,20 @@ class SmpSpec(SpecModel):
     random_seed: Annotated[int | None, ORDER] = Field(default=None, ge=0, le=2**32 - 1)
     """Seed of tensor and expert parallel ranks; null takes the task's."""
 
+    can: ClassVar = Capabilities(compiles_layers=False, reach_programs=True, needs_kernels=True)
+    image_stack: ClassVar = "smp"
+    image_marker: ClassVar = "smdistributed-modelparallel"
+
     @property
-    def ranks_per_batch(self) -> int:
-        """Processes that work on the same micro-batch."""
-        return self.tensor_parallel_degree * self.context_parallel_degree
+    def degrees(self) -> Degrees:
+        return Degrees(self.tensor_parallel_degree, self.context_parallel_degree)
 
     @property
     def needs_transform(self) -> bool:
         """Whether the library's own layers replace the model's: for all degrees but sharding, and for fp8."""
-        return self.ranks_per_batch * self.expert_parallel_degree > 1 or self.fp8
+        return self.degrees.together * self.expert_parallel_degree > 1 or self.fp8
 
-    def parameters(self, seed: int) -> dict[str, Any]:
+    def library_parameters(self, seed: int) -> dict[str, Any]:
         """The nine configuration keys, for ``mp_parameters`` and ``torch.sagemaker.init`` alike.
 
         ``seed`` is the task's. Source: SageMaker Developer Guide, "SMP v2 core feature configuration parameters".
@@ -72,3 +88,127 @@ class SmpSpec(SpecModel):
             "expert_parallel_degree": self.expert_parallel_degree,
             "random_seed": seed if self.random_seed is None else self.random_seed,
         }
+
+    def degree_issues(self, world_size: int, node_size: int) -> Iterator[Issue]:
+        """Source: Developer Guide, "Core features of v2"; ``validate_distributed_degrees`` of AWS's adapter."""
+        yield from list(_degree_issues(self, world_size, node_size)) or super().degree_issues(world_size, node_size)
+
+    def arranged(self, world_size: int, node_size: int) -> Layout:
+        tensor, expert = self.tensor_parallel_degree, self.expert_parallel_degree
+        shard = self.hybrid_shard_degree or world_size // (tensor * expert)
+        return Layout(world_size // (tensor * shard), shard, self.context_parallel_degree, tensor, expert)
+
+    def training_issues(self, training: TrainingFacts) -> Iterator[Issue]:
+        seq_length, path = training.seq_length, "task.data.seq_length"
+        chunks = 2 * self.context_parallel_degree
+        if self.context_parallel_degree > 1 and seq_length % chunks:
+            problem = f"not divisible by 2 x context_parallel_degree = {chunks}"
+            yield Issue(
+                "sequence-not-divisible-by-context",
+                path,
+                problem,
+                seq_length,
+                f"Use {seq_length // chunks * chunks or chunks}",
+            )
+        tokens = training.micro_batch_size * seq_length // self.context_parallel_degree
+        if self.fp8 and tokens % FP8_UNIT:
+            problem = f"fp8 wants micro-batches of a multiple of {FP8_UNIT} tokens a GPU, and this makes {tokens}"
+            yield Issue("fp8-tokens-not-divisible", path, problem, seq_length, "Use a multiple of it")
+        if training.compiles:
+            problem = "the library's layers and its patches of FSDP1 do not go through torch.compile"
+            yield Issue(
+                "smp-compile-unsupported", "task.precision.compile", problem, True, "Leave it out, or use strategy fsdp"
+            )
+
+    def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
+        """Source: SageMaker Developer Guide, "Supported frameworks, instances and regions" of SMP v2."""
+        if machine.is_neuron:
+            yield from super().instance_issues(machine, where)
+            return
+        if machine.family not in _FAMILIES:
+            remedy = f"Use one of {', '.join(_FAMILIES)}, or strategy fsdp"
+            yield Issue(
+                "smp-instance-unsupported",
+                where,
+                "SMP v2 runs on P4d, P4de and P5 instances only",
+                machine.name,
+                remedy,
+            )
+        if self.fp8 and machine.family not in _FP8_FAMILIES:
+            problem = f"the {machine.accelerator} of {machine.name} has no fp8"
+            yield Issue("fp8-unsupported-by-gpu", f"{WHERE}.fp8", problem, True, "Leave it out")
+        if self.collectives == "smddp" and machine.family not in _SMDDP_FAMILIES:
+            problem = f"SMDDP supports P4d and P4de only, not {machine.name}"
+            yield Issue("smddp-instance-unsupported", f"{WHERE}.collectives", problem, "smddp", "Use nccl")
+
+    def memory(self) -> MemoryTerms:
+        return MemoryTerms(recomputes=self.activation_checkpointing, offloads_activations=self.sm_activation_offloading)
+
+
+def _degree_issues(smp: SmpSpec, world: int, processes: int) -> Iterator[Issue]:
+    shard, tensor, context = smp.hybrid_shard_degree, smp.tensor_parallel_degree, smp.context_parallel_degree
+    expert = smp.expert_parallel_degree
+    whole = [world % degree == 0 for degree in (tensor, context, expert)]
+    largest = world // (tensor * expert)
+    if whole[0] and shard > world // tensor:
+        problem = f"more than world size / tensor_parallel_degree = {world} / {tensor} = {world // tensor}"
+        yield Issue(
+            "smp-shard-degree-too-large",
+            f"{WHERE}.hybrid_shard_degree",
+            problem,
+            shard,
+            f"Use at most {world // tensor}, or 0",
+        )
+    for name in ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree"):
+        degree = getattr(smp, name)
+        if world % degree:
+            fitting = ", ".join(str(it) for it in range(1, world + 1) if world % it == 0)
+            yield Issue(
+                "smp-degree-does-not-divide-world-size",
+                f"{WHERE}.{name}",
+                f"does not divide the world size of {world}",
+                degree,
+                f"Use one of {fitting}",
+            )
+    product = max(shard, 1) * tensor * expert
+    if all(whole) and shard <= world // tensor and world % product:
+        problem = f"hybrid_shard_degree x tensor x expert = {product} does not divide the world size of {world}"
+        remedy = f"Use one of {listed(divisors(largest))}" if largest else "Use smaller degrees"
+        yield Issue("smp-degrees-do-not-divide-world-size", f"{WHERE}.hybrid_shard_degree", problem, shard, remedy)
+    if tensor > processes:
+        problem = f"more than the {processes} processes of a node: tensor parallelism would cross nodes"
+        yield Issue(
+            "smp-tensor-degree-crosses-nodes",
+            f"{WHERE}.tensor_parallel_degree",
+            problem,
+            tensor,
+            f"Use at most {processes}",
+        )
+    if context > 1 and context > (shard or world // tensor):
+        problem = f"more than hybrid_shard_degree = {shard or world // tensor}, from whose ranks it is taken"
+        yield Issue("smp-context-degree-too-large", f"{WHERE}.context_parallel_degree", problem, context)
+    yield from _option_issues(smp)
+
+
+def _option_issues(smp: SmpSpec) -> Iterator[Issue]:
+    """Options that SMP cannot combine, whatever the number of processes."""
+    tensor, expert = smp.tensor_parallel_degree, smp.expert_parallel_degree
+    if tensor > 1 and expert > 1:
+        yield Issue(
+            "smp-expert-with-tensor",
+            f"{WHERE}.expert_parallel_degree",
+            "not possible together with tensor parallelism",
+            expert,
+        )
+    if smp.sm_activation_offloading and smp.activation_checkpointing == "none":
+        remedy = "Set activation_checkpointing to full, or leave this off"
+        yield Issue(
+            "smp-offloading-without-checkpointing",
+            f"{WHERE}.sm_activation_offloading",
+            "offloads checkpointed activations only",
+            True,
+            remedy,
+        )
+    if smp.collectives == "smddp" and tensor > 1 and smp.hybrid_shard_degree == 1:
+        problem = "smddp does not work with tensor parallelism and hybrid_shard_degree 1"
+        yield Issue("smddp-with-tensor-parallelism", f"{WHERE}.collectives", problem, "smddp", "Use nccl")

@@ -17,8 +17,7 @@ from sm_llm.spec.environment.variables import environment_issues
 from sm_llm.spec.inputs import MOUNT, S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 from sm_llm.spec.loading.references import references, sources, workflow_job
-from sm_llm.spec.parallelism.nxd import NxdSpec
-from sm_llm.spec.parallelism.strategies import FsdpSpec
+from sm_llm.spec.parallelism.base import TrainingFacts
 from sm_llm.spec.tasks import (
     FetchTask,
     PrecompileTask,
@@ -31,7 +30,6 @@ from sm_llm.spec.tasks import (
 )
 from sm_llm.spec.validation.check_register import register_issues
 from sm_llm.spec.validation.check_script import script_issues
-from sm_llm.spec.validation.check_strategy import strategy_issues, training_issues
 from sm_llm.spec.validation.steps import gathered
 
 if TYPE_CHECKING:
@@ -129,9 +127,10 @@ def _body_issues(job: JobSpec) -> Iterator[Issue]:
 
 def _strategy_issues(job: JobSpec) -> Iterator[Issue]:
     parallelism = parallelism_of(job.task)
-    where = "task.training.parallelism" if isinstance(job.task, PrecompileTask) else "task.parallelism"
-    if parallelism is not None:
-        yield from strategy_issues(parallelism, job.compute.world_size, job.compute.processes, where)
+    if parallelism is None:
+        return
+    for issue in parallelism.degree_issues(job.compute.world_size, job.compute.processes):
+        yield _of_precompiled(issue) if isinstance(job.task, PrecompileTask) else issue
 
 
 def _input_uris(job: JobSpec) -> dict[str, str]:
@@ -207,7 +206,14 @@ def _train_issues(task: TrainTask, compute: ComputeSpec | None) -> Iterator[Issu
             profile.steps,
             f"Use at most {profile.every_steps}",
         )
-    yield from training_issues(task)
+    yield from task.parallelism.training_issues(
+        TrainingFacts(
+            task.micro_batch_size,
+            task.data.seq_length,
+            compiles=task.precision.compile,
+            samples=task.logging.sample_prompt is not None,
+        )
+    )
     if compute is None:
         return
     try:
@@ -298,16 +304,6 @@ def _precision_issues(task: TrainTask) -> Iterator[Issue]:
             "bf16",
             "Use compute: bf16, or master: fp32",
         )
-    spec = task.parallelism
-    if task.precision.compile and isinstance(spec, FsdpSpec) and spec.tensor_parallel_degree > 1:
-        problem = "compiled layers get wrong gradients where their matrices are split (seen with torch 2.13)"
-        yield Issue(
-            "compile-with-tensor-parallelism",
-            "task.precision.compile",
-            problem,
-            True,
-            "Use false, or tensor_parallel_degree 1",
-        )
 
 
 def _prepare_issues(task: PrepareTask) -> Iterator[Issue]:
@@ -316,13 +312,17 @@ def _prepare_issues(task: PrepareTask) -> Iterator[Issue]:
 
 
 def _precompile_issues(task: PrecompileTask, compute: ComputeSpec | None) -> Iterator[Issue]:
-    if not isinstance(task.training.parallelism, NxdSpec):
+    if not task.training.parallelism.can.compiles_ahead:
         seen, remedy = task.training.parallelism.strategy, "Only nxd compiles ahead"
         yield Issue(
             "precompile-needs-nxd", "task.training.parallelism.strategy", "has no graphs to compile", seen, remedy
         )
-    for issue in _train_issues(task.training, compute):
-        yield replace(issue, path=issue.path.replace("task.", "task.training.", 1))
+    yield from map(_of_precompiled, _train_issues(task.training, compute))
+
+
+def _of_precompiled(issue: Issue) -> Issue:
+    """An issue of the training that a precompile task holds."""
+    return replace(issue, path=issue.path.replace("task.", "task.training.", 1))
 
 
 def _name_issues(path: str, name: str, suffix_of: str = "") -> Iterator[Issue]:

@@ -99,9 +99,9 @@ def _folder_issues(task: ScriptTask) -> Iterator[Issue]:
 
 
 def _strategy_issues(task: ScriptTask) -> Iterator[Issue]:
-    """Settings of a strategy that nothing hands to the program; SMP's and NxD's are part of the launch."""
+    """Settings of a strategy that nothing hands to the program."""
     spec = task.parallelism
-    if spec is None or spec.strategy != "fsdp":
+    if spec is None or spec.can.reach_programs:
         return
     for name in type(spec).model_fields:
         value = getattr(spec, name)

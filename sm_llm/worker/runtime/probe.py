@@ -12,8 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
-from sm_llm.spec.parallelism.smp import SmpSpec
-from sm_llm.spec.tasks import TrainTask, parallelism_of
+from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,7 @@ _SECONDS = 120.0
 def probe_kernels(context: WorkerContext, kernels: tuple[str, ...] = KERNELS) -> None:
     """Load every installed kernel once on this node.
 
-    Raises ``RunFailed`` where our training needs it (smp); elsewhere a program may do without, and is only warned.
+    Raises ``RunFailed`` where our training needs it; elsewhere a program may do without, and is only warned.
     """
     if context.place.world_size == 1 or not context.place.is_node_leader:
         return
@@ -39,7 +38,7 @@ def probe_kernels(context: WorkerContext, kernels: tuple[str, ...] = KERNELS) ->
             continue
         words = f"{name} is in this image but cannot be loaded: {reason}"
         remedy = "It was built for another CUDA or torch: take it out of the image, or build it for this one"
-        if isinstance(task, TrainTask) and isinstance(parallelism_of(task), SmpSpec):
+        if isinstance(task, TrainTask) and task.parallelism.can.needs_kernels:
             raise RunFailed(f"{words}. {remedy}")
         context.notice(f"{words}. {remedy}", "warning")
 

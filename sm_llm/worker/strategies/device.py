@@ -32,7 +32,7 @@ _KEPT_BYTES, _LARGE_BYTES = 1 << 30, 32 << 20
 
 
 class Device(Protocol):
-    """What the loop asks of a device. No method makes the host wait for it, unless its description says so."""
+    """What the loop asks of a device. No method makes the host wait for it, but those that are described as waiting."""
 
     torch_device: torch.device
     """Where parameters and activations are."""

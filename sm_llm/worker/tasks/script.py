@@ -16,7 +16,6 @@ from sm_llm.package import HOME
 from sm_llm.runs.events.events import AttemptStarted, StartChosen
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.inputs import input_place, input_variable
-from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.checkpoint.earlier import is_published
@@ -44,8 +43,6 @@ SUMMARY = "sm_llm.json"
 """File that every result has, so that a program that writes nothing has one, too."""
 _OWN_SUMMARY = "sm_llm.program.json"
 """What a file of that name that the program wrote is called in the result."""
-_LINES = {"smp": "smp", "nxd": "neuron"}
-"""Strategy -> the image stack that it runs on; any other image owns the least."""
 _LOOK_SECONDS = 0.2
 _STOP_MARGIN_SECONDS = 15.0
 """Of the time to stop, for publishing what the program has written last."""
@@ -88,6 +85,7 @@ class Script:
         self.context = context
         self.job = job
         self.task = task
+        self.library_parameters = None if task.parallelism is None else task.parallelism.library_parameters(seed=0)
         self.folders = Folders.below(context.scratch / "script", task)
         self.board = context.board
         self.stopped: str | None = None
@@ -147,8 +145,8 @@ class Script:
             folder.mkdir(parents=True, exist_ok=True)
         make_folders(self.context.container, folders.output, folders.checkpoints)
         self._install()
-        if isinstance(self.task.parallelism, SmpSpec):
-            folders.smp_config.write_text(json.dumps(self.task.parallelism.parameters(0), indent=2), encoding="utf-8")
+        if self.library_parameters is not None:
+            folders.smp_config.write_text(json.dumps(self.library_parameters, indent=2), encoding="utf-8")
         leader = self.context.place.is_leader
         found = restore_checkpoint(
             self.store, self.context.job.run_id, folders.checkpoints, leader=leader, gather=nodes
@@ -157,8 +155,8 @@ class Script:
 
     def _install(self) -> None:
         parallelism = self.task.parallelism
-        line = None if parallelism is None else _LINES.get(parallelism.strategy)
-        self.installed = install(self.folders.work, self.folders.packages, line)
+        stack = None if parallelism is None else parallelism.image_stack  # any other image owns the least
+        self.installed = install(self.folders.work, self.folders.packages, stack)
         if self.installed and self.context.place.is_leader:
             self.context.notice(f"installed for the program: {', '.join(self.installed)}")
 
@@ -201,7 +199,7 @@ class Script:
         }
         if context.place.is_leader:
             found[names.EVENTS] = str(context.run.event_file(context.job.attempt, "rank0-program"))
-        if isinstance(self.task.parallelism, SmpSpec):
+        if self.library_parameters is not None:
             found[names.SMP_CONFIG] = str(folders.smp_config)
         if start is not None:
             found |= {names.RESUME_STEP: str(start[0]), names.RESUME_FOLDER: start[1]}

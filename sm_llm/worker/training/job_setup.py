@@ -12,11 +12,10 @@ from sm_llm.data.source import Source
 from sm_llm.errors import Issue, SpecError
 from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
-from sm_llm.models.parallel import parallel_issues
+from sm_llm.models.strategy_rules import model_issues
 from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.machines.hardware import peak_flops
-from sm_llm.spec.parallelism.strategies import FsdpSpec
 from sm_llm.worker.training.metrics import Costs
 
 if TYPE_CHECKING:
@@ -70,8 +69,7 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
     Raises ``SpecError`` for a model or numbers that do not fit, ``DataError`` for unusable data.
     """
     config = _model_config(task)
-    is_fsdp = isinstance(task.parallelism, FsdpSpec)
-    if is_fsdp and (issues := parallel_issues(config, tensor=layout.tensor, context=layout.context)):
+    if issues := model_issues(config, task.parallelism.strategy, task.parallelism.model_dump()):
         raise SpecError(issues)
     vocab_size = family(config).vocab_size(config)
     train = open_source(task.data, "train", vocab_size, task.seed, task.tokenizer, scratch)

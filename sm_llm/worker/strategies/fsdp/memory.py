@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 if TYPE_CHECKING:
-    from sm_llm.spec.parallelism.strategies import FsdpSpec
+    from sm_llm.spec.parallelism.fsdp import FsdpSpec
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})

@@ -12,7 +12,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from sm_llm.models.families.registry import family
-from sm_llm.spec.parallelism.layout import layout
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from sm_llm.data.source import Batch
     from sm_llm.runs.events.events import LayersCompiled
-    from sm_llm.spec.parallelism.strategies import FsdpSpec
+    from sm_llm.spec.parallelism.fsdp import FsdpSpec
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.checkpoint.weights import WeightReader
     from sm_llm.worker.place import Place
@@ -58,7 +57,7 @@ class FsdpStrategy:
         self._meshes: Meshes | None = None
         self._owns_group = False
         self._compiled = CompiledLayers()
-        self.layout = layout(self._spec, place.world_size, place.local_world_size)
+        self.layout = self._spec.layout(place.world_size, place.local_world_size)
         self.data_parallel_rank = self.layout.data_rank(place.rank)
 
     def setup(self) -> None:

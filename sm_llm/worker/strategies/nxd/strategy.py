@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 
 from sm_llm.errors import CheckpointError
-from sm_llm.spec.parallelism.layout import nxd_layout
 from sm_llm.worker.names import with_plain_names
 from sm_llm.worker.strategies.device import DTYPES
 from sm_llm.worker.strategies.nxd import library
@@ -52,7 +51,7 @@ class NxdStrategy:
         self._place = place
         self._compute = DTYPES[task.precision.compute]
         self._owns_group = False
-        self.layout = nxd_layout(self._nxd, place.world_size)
+        self.layout = self._nxd.layout(place.world_size)
         self.data_parallel_rank = self.layout.data_rank(place.rank)
 
     def setup(self) -> None:

@@ -15,8 +15,7 @@ from torch.distributed.fsdp import MixedPrecision
 from sm_llm.errors import CheckpointError
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.families.registry import family
-from sm_llm.spec.parallelism.layout import smp_layout
-from sm_llm.spec.validation.check_strategy import FP8_UNIT
+from sm_llm.spec.parallelism.smp import FP8_UNIT
 from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.names import with_plain_names
 from sm_llm.worker.strategies.chunks import chunk_positions
@@ -64,7 +63,7 @@ class SmpStrategy:
         self._place = place
         self._compute = DTYPES[task.precision.compute]
         self._owns_group = False
-        self.layout = smp_layout(self._smp, place.world_size)
+        self.layout = self._smp.layout(place.world_size)
         self.data_parallel_rank = self.layout.data_rank(place.rank)
 
     def setup(self) -> None:
@@ -75,7 +74,7 @@ class SmpStrategy:
         self._owns_group = library.start_process_group(self.device.torch_device, self._smp.collectives)
         if self._task.deterministic:
             ask_for_determinism()
-        library.start_library(self._smp.parameters(self._task.seed), os.environ)
+        library.start_library(self._smp.library_parameters(self._task.seed), os.environ)
         library.check_arrangement(self.layout, self._place.rank)
 
     def refusal(self, saved: Mapping[str, Any]) -> str | None:
@@ -102,7 +101,7 @@ class SmpStrategy:
         if starts_real:
             smp_model.fill_whole(model, weights)
         if own_layers:
-            seed = smp.parameters(self._task.seed)["random_seed"]
+            seed = smp.library_parameters(self._task.seed)["random_seed"]
             model = smp_model.transformed(model, config, smp, seed, from_rank0=from_rank0)
         layer = smp_model.layer_class(model, config, own_layers=own_layers)
         initer = None if starts_real else smp_model.delayed(model, self.device.torch_device, own_layers=own_layers)

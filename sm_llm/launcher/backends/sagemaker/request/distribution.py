@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import LINE_PREFIX
 from sm_llm.spec.machines.gpus import machines
-from sm_llm.spec.parallelism.nxd import NxdSpec
-from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import PrecompileTask, parallelism_of, starts_ranks, training_of
 
 if TYPE_CHECKING:
@@ -20,6 +18,8 @@ TEE = "PET_TEE"
 """Stands for torchrun's ``--tee``, in whose command line the training toolkit lets nobody write."""
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 _PIPELINE_INFLIGHT, _ZERO1_INFLIGHT = "7", "3"
+_MODEL_PARALLEL = frozenset({"smp"})
+"""Strategies whose library is what SageMaker calls ``modelparallel``; torchrun alone starts the others."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Distribution:
 def distribution(job: JobSpec) -> Distribution:
     """The launch parameters and network environment of a job."""
     environment = network_environment(job) | _log_environment(job)
-    mp_parameters = smp_parameters(job)
+    mp_parameters = _mp_parameters(job)
     if not starts_ranks(job.task):
         parameters = {} if mp_parameters is None else {"mp_parameters": mp_parameters}
         return Distribution(None, parameters, environment)
@@ -61,13 +61,12 @@ def _log_environment(job: JobSpec) -> dict[str, str]:
     return {TEE: "3", **LINE_PREFIX} if starts_ranks(job.task) and job.compute.processes > 1 else {}
 
 
-def smp_parameters(job: JobSpec) -> dict[str, Any] | None:
-    """``SmpSpec.parameters`` for a job; None without smp."""
-    smp = parallelism_of(job.task)
-    if not isinstance(smp, SmpSpec):
+def _mp_parameters(job: JobSpec) -> dict[str, Any] | None:
+    """What SageMaker hands to the model parallel library; None without it."""
+    parallelism, training = parallelism_of(job.task), training_of(job.task)
+    if parallelism is None or parallelism.strategy not in _MODEL_PARALLEL:
         return None
-    training = training_of(job.task)
-    return smp.parameters(training.seed if training else 0)
+    return parallelism.library_parameters(training.seed if training else 0)
 
 
 def network_environment(job: JobSpec) -> dict[str, str]:
@@ -97,8 +96,8 @@ def _efa_environment(*, is_neuron: bool) -> dict[str, str]:
 
 def _neuron_environment(job: JobSpec) -> dict[str, str]:
     """As AWS's tutorials set them, without what is deprecated; MALLOC_ARENA_MAX must be there before torchrun."""
-    nxd = parallelism_of(job.task)
-    pipelined = isinstance(nxd, NxdSpec) and nxd.pipeline_parallel_degree > 1
+    parallelism = parallelism_of(job.task)
+    pipelined = parallelism is not None and parallelism.degrees.pipeline > 1
     return {
         "NEURON_FUSE_SOFTMAX": "1",
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _PIPELINE_INFLIGHT if pipelined else _ZERO1_INFLIGHT,

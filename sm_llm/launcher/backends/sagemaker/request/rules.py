@@ -14,8 +14,6 @@ from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.gpus import groups, machine_types, machines
 from sm_llm.spec.machines.hardware import instance, nearest_instance
-from sm_llm.spec.parallelism.nxd import NxdSpec
-from sm_llm.spec.parallelism.smp import SmpSpec
 from sm_llm.spec.tasks import ScriptTask, parallelism_of, starts_ranks, training_of
 
 if TYPE_CHECKING:
@@ -27,11 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.backends.base import InstanceGroup
     from sm_llm.spec.job import JobSpec
     from sm_llm.spec.machines.hardware import Instance
-    from sm_llm.spec.parallelism.strategies import Parallelism
 
-_SMP_FAMILIES = ("p4d", "p4de", "p5", "p5e", "p5en")
-_FP8_FAMILIES = ("p5", "p5e", "p5en")
-_SMDDP_FAMILIES = ("p4d", "p4de")
 _LOCAL_SECRETS = ("env:", "file:", "k8s:")
 
 
@@ -85,21 +79,12 @@ def account_issues(job: JobSpec, found: Settings, limit: TimeLimit | None) -> It
 
 
 def model_issues(plan: Plan) -> Iterator[Issue]:
-    """Key/value heads are laid out wrongly on Trn2 where NxD copies them (its converter and its ranks disagree)."""
+    """Issues of the planned model on the job's instance types."""
     parallelism = parallelism_of(plan.job.task)
-    row = next((row for row in machines(plan.job) if row.family.startswith("trn2")), None)
-    if not isinstance(parallelism, NxdSpec) or plan.model is None or row is None:
+    if parallelism is None or plan.model is None:
         return
-    degree, heads = parallelism.tensor_parallel_degree, plan.model.key_value_heads
-    if degree > heads:
-        problem = f"more than the {heads} key/value heads, which NxD would copy, wrongly so on Trn2"
-        yield Issue(
-            "trn2-degree-too-large",
-            "task.parallelism.tensor_parallel_degree",
-            problem,
-            degree,
-            f"Use at most {heads} on {row.name}",
-        )
+    for row in machines(plan.job):
+        yield from parallelism.head_issues(row, plan.model.key_value_heads)
 
 
 def _limit_issues(job: JobSpec, limit: TimeLimit) -> Iterator[Issue]:
@@ -198,46 +183,12 @@ def _strategy_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]
         return
     path = "backend.instance_groups" if groups(job) else "compute.instance_type"
     for row in machines(job):
-        yield from _row_issues(path, parallelism, row, options)
-
-
-def _row_issues(path: str, parallelism: Parallelism, row: Instance, options: SageMakerOptions) -> Iterator[Issue]:
-    """Issues of a strategy on one instance type of a job."""
-    if row.is_neuron and not isinstance(parallelism, NxdSpec):
-        problem = f"{parallelism.strategy} does not run on Trainium"
-        yield Issue("strategy-not-for-trainium", path, problem, row.name, "Use strategy nxd, or a GPU instance")
-    elif isinstance(parallelism, NxdSpec) and not row.is_neuron:
-        yield Issue(
-            "nxd-needs-trainium", path, "nxd runs on Trainium only", row.name, "Use ml.trn1.32xlarge, or strategy fsdp"
-        )
-    elif isinstance(parallelism, SmpSpec):
-        yield from _smp_issues(path, parallelism, row, options)
-
-
-def _smp_issues(path: str, smp: SmpSpec, row: Instance, options: SageMakerOptions) -> Iterator[Issue]:
-    """Source: SageMaker Developer Guide, "Supported frameworks, instances and regions" of SMP v2."""
-    if row.family not in _SMP_FAMILIES:
-        remedy = f"Use one of {', '.join(_SMP_FAMILIES)}, or strategy fsdp"
-        yield Issue(
-            "smp-instance-unsupported", path, "SMP v2 runs on P4d, P4de and P5 instances only", row.name, remedy
-        )
-    if smp.fp8 and row.family not in _FP8_FAMILIES:
-        yield Issue(
-            "fp8-unsupported-by-gpu",
-            "task.parallelism.fp8",
-            f"the {row.accelerator} of {row.name} has no fp8",
-            True,
-            "Leave it out",
-        )
-    if smp.collectives == "smddp" and row.family not in _SMDDP_FAMILIES:
-        problem = f"SMDDP supports P4d and P4de only, not {row.name}"
-        yield Issue("smddp-instance-unsupported", "task.parallelism.collectives", problem, "smddp", "Use nccl")
-    image = options.image_uri
-    if image is not None and options.image == "stock" and "smdistributed-modelparallel" not in image:
-        remedy = (
-            "Use an image of smdistributed-modelparallel (leave image_uri out), or image: built for one made from it"
-        )
-        yield Issue("image-without-smp", "backend.image_uri", "this image does not hold torch.sagemaker", image, remedy)
+        yield from parallelism.instance_issues(row, path)
+    image, marker = options.image_uri, parallelism.image_marker
+    if image is not None and options.image == "stock" and marker is not None and marker not in image:
+        problem = f"this image does not hold the library of strategy {parallelism.strategy}"
+        remedy = f"Use an image of {marker} (leave image_uri out), or image: built for one made from it"
+        yield Issue("image-without-library", "backend.image_uri", problem, image, remedy)
 
 
 def _capacity_issues(options: SageMakerOptions) -> Iterator[Issue]:

@@ -1,0 +1,162 @@
+"""What plan, images, memory estimate, backends and checks ask of a strategy: its class of options answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from sm_llm.errors import Issue, SpecError
+from sm_llm.spec.base import SpecModel
+from sm_llm.spec.parallelism.layout import Layout, divisors, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.spec.machines.hardware import Instance
+
+WHERE = "task.parallelism"
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Processes that share a model or a sequence; what is left of the world holds copies and shards."""
+
+    tensor: int = 1
+    context: int = 1
+    pipeline: int = 1
+
+    @property
+    def together(self) -> int:
+        """Processes that work on the same micro-batch."""
+        return self.tensor * self.context * self.pipeline
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What of a training task decides whether a strategy can carry it out."""
+
+    micro_batch_size: int
+    seq_length: int
+    compiles: bool
+    """torch.compile is asked for."""
+    samples: bool
+    """A text is to be written at the end."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a strategy can do. What it cannot is refused where it is asked for."""
+
+    train: bool = True
+    """Our own training has a worker for it; a program brings its own, and may ask for the image of any strategy."""
+    compiles_layers: bool = True
+    """torch.compile of decoder layers."""
+    takes_any_shape: bool = True
+    """Sequences whose length changes from one forward pass to the next, as in writing a sample; else each length is
+    compiled anew."""
+    compiles_ahead: bool = False
+    """The precompile task: its graphs can be compiled before the job."""
+    reach_programs: bool = False
+    """Its options are part of the launch, so that a program of the user's own gets them."""
+    needs_kernels: bool = False
+    """Training calls the image's compiled kernels: a job fails at its start where they cannot be loaded."""
+
+
+@dataclass(frozen=True)
+class MemoryTerms:
+    """What of a strategy decides how much memory a GPU needs (``launcher.planning.memory``)."""
+
+    recomputes: Literal["none", "selective", "every_nth", "full"] = "none"
+    """Which decoder layers the backward pass computes again."""
+    recomputed_every: int = 1
+    """every_nth: one layer in this many."""
+    offloads_activations: bool = False
+    """Inputs of layers that are computed again wait in host memory."""
+    offloads_states: bool = False
+    """Parameters, gradients and optimiser state are in host memory."""
+    splits_sequence: bool = True
+    """With tensor parallelism, activations between the matrices are split as well."""
+    resharded: bool | int = True
+    """Whether gathered parameters are freed after the forward pass; a number keeps them over so many processes."""
+    delays_copies: bool = False
+    """Sums over copies of the shards wait for the last micro-batch."""
+
+
+class StrategySpec(SpecModel):
+    """Base of every strategy's options. Its defaults are those of an engine for GPUs without a library of its own."""
+
+    can: ClassVar[Capabilities] = Capabilities()
+    image_stack: ClassVar[Literal["smp", "neuron"] | None] = None
+    """The image stack that holds the engine; None if every stack does, and the instance type decides."""
+    image_marker: ClassVar[str | None] = None
+    """Part of the name of every stock image with the engine; None if names do not show it."""
+
+    @property
+    def engine(self) -> str:
+        """The value of ``strategy``, which every class declares."""
+        return str(type(self).model_fields["strategy"].default)
+
+    @property
+    def degrees(self) -> Degrees:
+        """The degrees that share a micro-batch."""
+        return Degrees()
+
+    def degree_issues(self, world_size: int, node_size: int) -> Iterator[Issue]:
+        """Degrees that do not fit ``world_size`` processes, ``node_size`` on each node, or one another."""
+        shared = self.degrees.together
+        if world_size % shared:
+            problem = (
+                f"{shared} processes share a micro-batch, which does not divide the world size: "
+                f"{world_size} / {shared} leaves {world_size % shared}"
+            )
+            remedy = f"Use degrees whose product is one of {listed(divisors(world_size))}"
+            yield Issue("degrees-do-not-divide-world-size", WHERE, problem, shared, remedy)
+
+    def arranged(self, world_size: int, node_size: int) -> Layout:
+        """``layout`` of degrees that fit. By default parameters are copied over data-parallel ranks, not sharded."""
+        tensor, context, pipeline = self.degrees.tensor, self.degrees.context, self.degrees.pipeline
+        return Layout(world_size // (tensor * pipeline), context=context, tensor=tensor, pipeline=pipeline)
+
+    def layout(self, world_size: int, node_size: int | None = None) -> Layout:
+        """How ``world_size`` processes are arranged, ``node_size`` (None: all) of them on each node.
+
+        Raises ``SpecError`` with the arithmetic and the values that would work.
+        """
+        if found := list(self.degree_issues(world_size, node_size or world_size)):
+            # Where the processes are wrong already, what follows from their number would only mislead.
+            raise SpecError([replace(issue, blocked_by=(*issue.blocked_by, "compute")) for issue in found])
+        return self.arranged(world_size, node_size or world_size)
+
+    def training_issues(self, training: TrainingFacts) -> Iterator[Issue]:
+        """What of a training task the engine cannot do, and options that do not go together."""
+        if training.compiles and not self.can.compiles_layers:
+            yield Issue(
+                "compile-unsupported",
+                "task.precision.compile",
+                "the engine does not go through torch.compile",
+                True,
+                "Leave it out",
+            )
+        if training.samples and not self.can.takes_any_shape:
+            problem = "the engine compiles each length of a sequence anew, and a sample has another with every token"
+            yield Issue("sample-unsupported", "task.logging.sample_prompt", problem, remedy="Leave it out")
+
+    def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
+        """Why the engine does not run on an instance type, which the field ``where`` names."""
+        if machine.is_neuron:
+            problem = f"{self.engine} does not run on Trainium"
+            yield Issue(
+                "strategy-not-for-trainium", where, problem, machine.name, "Use strategy nxd, or a GPU instance"
+            )
+
+    def head_issues(self, machine: Instance, key_value_heads: int) -> Iterator[Issue]:
+        """Why a model with so many key/value heads cannot be trained on an instance type."""
+        yield from ()
+
+    def memory(self) -> MemoryTerms | None:
+        """What the memory estimate counts; None if none is made."""
+        return MemoryTerms()
+
+    def library_parameters(self, seed: int) -> dict[str, Any] | None:
+        """What the engine's own library is started with, ``seed`` being the task's; None if it has none."""
+        return None

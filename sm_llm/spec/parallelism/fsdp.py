@@ -1,0 +1,220 @@
+"""The strategy ``fsdp``: PyTorch's own FSDP2."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from sm_llm.errors import Issue
+from sm_llm.spec.parallelism.base import WHERE, Degrees, MemoryTerms, StrategySpec, TrainingFacts
+from sm_llm.spec.parallelism.layout import Layout, divisors, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class FsdpSpec(StrategySpec):
+    """PyTorch FSDP2, alone or multiplied with tensor and context parallelism."""
+
+    strategy: Literal["fsdp"] = "fsdp"
+    """The training engine."""
+    sharding: Literal["full", "hybrid", "none"] = "full"
+    """Shard parameters, gradients and optimiser state over all processes, over groups of them, or not at all."""
+    hybrid_shard_degree: int | Literal["node"] = "node"
+    """hybrid only: processes that hold one copy together. ``node`` means those of one node; copies are across nodes."""
+    tensor_parallel_degree: int = Field(default=1, ge=1, le=65_536)
+    """Split every matrix over this many neighbouring processes; keep it within a node."""
+    sequence_parallel: bool = True
+    """With tensor parallelism: between the matrices, split the activations along the sequence."""
+    context_parallel_degree: int = Field(default=1, ge=1, le=65_536)
+    """Split every sequence over this many processes, each with two chunks of it."""
+    activation_checkpointing: Literal["none", "selective", "every_nth", "full"] = "none"
+    """What the backward pass computes again: nothing, all but attention and every second matrix product, every n-th
+    decoder layer, or every one."""
+    checkpoint_every_layers: int = Field(default=2, ge=2, le=10_000)
+    """every_nth only: one decoder layer in this many is computed again."""
+    offload_activations: bool = False
+    """Keep the inputs of the layers that are computed again in host memory until then."""
+    offload_optimizer: bool = False
+    """Keep sharded parameters, gradients and optimiser state in host memory, and update them there."""
+    reshard_after_forward: bool | int = True
+    """Free gathered parameters after the forward pass (less memory, one more all-gather); a number keeps them sharded
+    over that many processes."""
+
+    @property
+    def degrees(self) -> Degrees:
+        return Degrees(self.tensor_parallel_degree, self.context_parallel_degree)
+
+    def degree_issues(self, world_size: int, node_size: int) -> Iterator[Issue]:
+        yield from _degree_issues(self, world_size) or _shard_issues(self, world_size, node_size)
+
+    def arranged(self, world_size: int, node_size: int) -> Layout:
+        shard = _shard_degree(self, world_size, node_size)
+        tensor, context = self.tensor_parallel_degree, self.context_parallel_degree
+        return Layout(world_size // (tensor * shard), shard, context, tensor)
+
+    def training_issues(self, training: TrainingFacts) -> Iterator[Issue]:
+        yield from super().training_issues(training)
+        yield from _option_issues(self)
+        yield from _sequence_issues(self, training.seq_length)
+        if training.compiles and self.tensor_parallel_degree > 1:
+            problem = "compiled layers get wrong gradients where their matrices are split (seen with torch 2.13)"
+            yield Issue(
+                "compile-with-tensor-parallelism",
+                "task.precision.compile",
+                problem,
+                True,
+                "Use false, or tensor_parallel_degree 1",
+            )
+
+    def memory(self) -> MemoryTerms:
+        return MemoryTerms(
+            recomputes=self.activation_checkpointing,
+            recomputed_every=self.checkpoint_every_layers,
+            offloads_activations=self.offload_activations,
+            offloads_states=self.offload_optimizer,
+            splits_sequence=self.sequence_parallel,
+            resharded=self.reshard_after_forward,
+            delays_copies=True,
+        )
+
+
+def _option_issues(spec: FsdpSpec) -> list[Issue]:
+    """Options that do not go together, whatever the number of processes."""
+    issues = []
+    if spec.hybrid_shard_degree != "node" and spec.sharding != "hybrid":
+        remedy = f"Set {WHERE}.sharding to hybrid, or leave it out"
+        issues.append(
+            Issue(
+                "shard-degree-without-effect",
+                f"{WHERE}.hybrid_shard_degree",
+                "is for sharding: hybrid",
+                spec.hybrid_shard_degree,
+                remedy,
+            )
+        )
+    if spec.offload_activations and spec.activation_checkpointing not in ("full", "every_nth"):
+        problem = f"has nothing to offload with activation_checkpointing: {spec.activation_checkpointing}"
+        issues.append(
+            Issue(
+                "offloading-without-checkpointing",
+                f"{WHERE}.offload_activations",
+                problem,
+                True,
+                "Use full or every_nth",
+            )
+        )
+    if spec.checkpoint_every_layers != 2 and spec.activation_checkpointing != "every_nth":
+        problem = f"is for activation_checkpointing: every_nth, and this is {spec.activation_checkpointing}"
+        remedy = f"Set {WHERE}.activation_checkpointing to every_nth, or leave it out"
+        issues.append(
+            Issue(
+                "checkpoint-interval-without-effect",
+                f"{WHERE}.checkpoint_every_layers",
+                problem,
+                spec.checkpoint_every_layers,
+                remedy,
+            )
+        )
+    return issues
+
+
+def _sequence_issues(spec: FsdpSpec, seq_length: int) -> list[Issue]:
+    """Whether a sequence can be cut: into two chunks per context-parallel process, those over tensor-parallel ones."""
+    context, tensor = spec.context_parallel_degree, spec.tensor_parallel_degree if spec.sequence_parallel else 1
+    unit = context * math.lcm(2, tensor) if context > 1 else tensor
+    if seq_length % unit == 0:
+        return []
+    lower = seq_length // unit * unit
+    fits = [str(length) for length in (lower, lower + unit) if length]
+    needs = [f"context_parallel_degree {context} (two chunks each)"] if context > 1 else []
+    needs += [f"sequence_parallel over {tensor} processes"] if tensor > 1 else []
+    problem = f"not divisible by {unit}, for {' and '.join(needs)}: {seq_length} / {unit} leaves {seq_length % unit}"
+    return [
+        Issue(
+            "sequence-not-divisible-by-degrees",
+            "task.data.seq_length",
+            problem,
+            seq_length,
+            f"{' or '.join(fits)} works",
+        )
+    ]
+
+
+def _degree_issues(spec: FsdpSpec, world_size: int) -> list[Issue]:
+    tensor, context = spec.tensor_parallel_degree, spec.context_parallel_degree
+    product = tensor * context
+    if world_size % product == 0:
+        return []
+    name = "tensor_parallel_degree" if world_size % tensor or context == 1 else "context_parallel_degree"
+    problem = (
+        f"{world_size} processes are not divisible by tensor_parallel_degree x context_parallel_degree = "
+        f"{tensor} x {context} = {product}: {world_size} / {product} leaves {world_size % product}"
+    )
+    fits = [d for d in divisors(world_size) if name == "tensor_parallel_degree" or world_size % (d * tensor) == 0]
+    return [
+        Issue(
+            "degrees-not-dividing-processes",
+            f"{WHERE}.{name}",
+            problem,
+            getattr(spec, name),
+            f"{listed(fits)} divides them",
+        )
+    ]
+
+
+def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue]:
+    tensor = spec.tensor_parallel_degree
+    if spec.sharding == "hybrid" and spec.hybrid_shard_degree == "node" and node_size % tensor:
+        problem = f"a node has {node_size} processes, which tensor_parallel_degree {tensor} does not divide"
+        return [
+            Issue(
+                "shard-degree-of-a-node-indivisible",
+                f"{WHERE}.hybrid_shard_degree",
+                problem,
+                "node",
+                f"Give a number: {_shard_choices(world_size, tensor)}",
+            )
+        ]
+    shard = _shard_degree(spec, world_size, node_size)
+    if shard < 1 or (world_size // tensor) % shard:
+        problem = (
+            f"{world_size} processes / tensor_parallel_degree {tensor} = {world_size // tensor}, which is not a "
+            f"multiple of {shard}"
+        )
+        return [
+            Issue(
+                "shard-degree-not-dividing-processes",
+                f"{WHERE}.hybrid_shard_degree",
+                problem,
+                shard,
+                f"{_shard_choices(world_size, tensor)} works",
+            )
+        ]
+    return _reshard_issues(spec, shard)
+
+
+def _reshard_issues(spec: FsdpSpec, shard: int) -> list[Issue]:
+    kept = spec.reshard_after_forward
+    if isinstance(kept, bool) or (1 < kept < shard and shard % kept == 0):
+        return []
+    fits = [d for d in divisors(shard) if 1 < d < shard]
+    remedy = f"{listed(fits)} works, or true or false" if fits else "Use true or false"
+    problem = f"must divide the shard degree {shard} and be neither 1 nor {shard}"
+    return [Issue("reshard-degree-indivisible", f"{WHERE}.reshard_after_forward", problem, kept, remedy)]
+
+
+def _shard_degree(spec: FsdpSpec, world_size: int, node_size: int) -> int:
+    if spec.sharding == "none":
+        return 1
+    if spec.sharding == "full":
+        return world_size // spec.tensor_parallel_degree
+    if spec.hybrid_shard_degree == "node":
+        return node_size // spec.tensor_parallel_degree
+    return spec.hybrid_shard_degree
+
+
+def _shard_choices(world_size: int, tensor: int) -> str:
+    return listed(divisors(world_size // tensor))
