@@ -196,7 +196,7 @@ def _pinned_scalar() -> torch.Tensor:
 
 
 def _stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([it.to(torch.float64) for it in values])
+    return torch.cat([it.to(torch.float64).unsqueeze(0) for it in values])
 
 
 def gpu_or_cpu(place: Place) -> Device:

@@ -80,7 +80,7 @@ class StepBuffer:
 def _numbers(counts: list[torch.Tensor | int]) -> list[float]:
     """Counts, some of them on a device, in one transfer."""
     waiting = [it for it in counts if isinstance(it, torch.Tensor)]
-    found = iter(torch.stack(waiting).tolist() if waiting else [])
+    found = iter(torch.cat([it.unsqueeze(0) for it in waiting]).tolist() if waiting else [])
     return [next(found) if isinstance(it, torch.Tensor) else float(it) for it in counts]
 
 
