@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from sm_llm.spec.loading.load import InvalidSpec, Loaded
     from sm_llm.spec.loading.overrides import Override
 
-TRAINED_STRATEGIES = ("fsdp", "smp")
-"""Strategies of our own training with a worker; a script brings its own, and may ask for the image of any."""
-
 Source = str | Path | Mapping[str, Any] | JobSpec | WorkflowSpec
 """What can be planned and launched: a recipe's name, a YAML file, a mapping, or a specification."""
 
