@@ -107,15 +107,26 @@ class SmLlmError(Exception):
     Its text never holds what has the format of a credential, nor control sequences, whatever a message quotes.
     """
 
+    issues: tuple[Issue, ...] = ()
+    """What is wrong, one by one, where the error is of something that the user gave."""
+
     def __str__(self) -> str:
         return clean(redact(super().__str__()))
+
+    def to_json(self) -> dict[str, Any]:
+        """The error as JSON values: its type, its text and its issues."""
+        return {
+            "type": type(self).__name__,
+            "message": str(self),
+            "issues": [issue.to_json() for issue in self.issues],
+        }
 
 
 class _ErrorWithIssues(SmLlmError):
     """An error that carries all issues found, not only the first."""
 
     def __init__(self, issues: Sequence[Issue] | str) -> None:
-        self.issues: tuple[Issue, ...] = () if isinstance(issues, str) else tuple(issues)
+        self.issues = () if isinstance(issues, str) else tuple(issues)
         super().__init__(issues if isinstance(issues, str) else _list_issues(self.issues))
 
 

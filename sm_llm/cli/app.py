@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import sys
+from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
 import typer
@@ -102,6 +104,13 @@ specification. Where it may be left out, the newest run is meant.""",
 )
 
 
+@dataclass
+class Output:
+    """What the reader of standard output still expects: a document of JSON, where a verb was given ``--json``."""
+
+    is_json: bool = False
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         from sm_llm import __version__
@@ -123,8 +132,9 @@ def main() -> NoReturn:
     """Entry point of ``sm-llm``: the user's issues become one message and an exit code, never a traceback."""
     clean_streams()
     gc.set_threshold(100_000)  # modules that are being loaded are not garbage: the search for it takes 5% of `plan`
+    output = Output()
     try:
-        app()
+        app(obj=output)
     except ImportError as error:
         from sm_llm.optional import cause
 
@@ -134,5 +144,7 @@ def main() -> NoReturn:
         sys.exit(1)
     except SmLlmError as error:
         say(f"error: {error}", err=True)
+        if output.is_json:
+            say(json.dumps({"error": error.to_json()}, indent=2, allow_nan=False))
         sys.exit(USAGE_EXIT_CODE if isinstance(error, _REFUSALS) else 1)
     sys.exit(0)

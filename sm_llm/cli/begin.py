@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, New, Overrides, Spec, Wait, carry_on, console, launched, print_json, typed
+from sm_llm.cli.options import (
+    AsJson,
+    New,
+    Overrides,
+    Spec,
+    Wait,
+    carry_on,
+    console,
+    launched,
+    leave_if_unsupported,
+    print_json,
+    typed,
+)
 from sm_llm.errors import SmLlmError
 from sm_llm.terminal import quoted, say
 
@@ -41,14 +53,13 @@ def fit(
     from sm_llm.launcher.api import launch
 
     if dry_run:
-        from sm_llm.launcher.planning.plan import assert_supported
         from sm_llm.launcher.planning.planner import plan as make_plan
 
         plans = make_plan(spec, *overrides or ())
         for it in plans:  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
         print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
-        assert_supported(plans)
+        leave_if_unsupported(plans)
         return
     run = launched(lambda new: launch(spec, *overrides or (), new=new), new)
     carry_on(run, wait=wait, as_json=as_json)
@@ -67,7 +78,6 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
     from sm_llm.launcher.planning.input_places import check_places
-    from sm_llm.launcher.planning.plan import assert_supported
     from sm_llm.launcher.planning.planner import plan as make_plan
 
     plans = make_plan(spec, *overrides or ())
@@ -79,7 +89,7 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
 
         for it in plans:
             console().print(plan_table(it))
-    assert_supported(plans)
+    leave_if_unsupported(plans)
 
 
 @app.command()

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from sm_llm.cli.app import Output
+from sm_llm.errors import PlanError
+from sm_llm.runs.states import USAGE_EXIT_CODE
 from sm_llm.spec.loading.user_file import has_user_defaults
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run import Run
 
 
@@ -48,7 +52,16 @@ Storage = Annotated[
     str | None,
     typer.Option("--storage", help="Where runs are found by id or name; else the default storage and ./runs."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
+
+
+def _note_json(context: typer.Context, asked: bool) -> bool:
+    """Let ``main`` know that whoever reads standard output expects JSON, also where the verb fails."""
+    if asked and isinstance(context.obj, Output):
+        context.obj.is_json = True
+    return asked
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.", callback=_note_json)]
 New = Annotated[bool, typer.Option("--new", help="Start another run, even if an unfinished one could continue.")]
 Wait = Annotated[
     bool | None,
@@ -102,6 +115,17 @@ def console(*, stderr: bool = False) -> Console:
 def print_json(value: Any) -> None:
     """``value`` on standard output. NaN has no place in JSON: it is an error of ours."""
     say(json.dumps(value, indent=2, allow_nan=False))
+
+
+def leave_if_unsupported(plans: Sequence[Plan]) -> None:
+    """Leave with the exit code of a refusal where jobs cannot run; their plans, with the reason, were printed."""
+    from sm_llm.launcher.planning.plan import assert_supported
+
+    try:
+        assert_supported(plans)
+    except PlanError as error:
+        say(f"error: {error}", err=True)
+        raise typer.Exit(USAGE_EXIT_CODE) from None
 
 
 def launched(launch: Callable[[bool], Run], new: bool) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 from sm_llm import cli
 from sm_llm.errors import SpecError
 from sm_llm.launcher.planning.planner import plan
+from sm_llm.runs.states import USAGE_EXIT_CODE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,3 +86,42 @@ def test_E21_ls_takes_the_storage_as_the_other_verbs_do(
     code, text = said(monkeypatch, capsys, "ls", str(tmp_path), "--storage", str(tmp_path))
     assert code == 2
     assert "give the storage once" in text
+
+
+def test_an_error_is_JSON_where_a_verb_was_given_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for verb in ("plan", "fit"):
+        monkeypatch.setattr(sys, "argv", ["sm-llm", verb, "tiny-local", "task.max_steps=0", "task.sed=1", "--json"])
+        with pytest.raises(SystemExit) as leaving:
+            cli.main()
+        printed = capsys.readouterr()
+        error = json.loads(printed.out)["error"]
+        assert (leaving.value.code, error["type"]) == (USAGE_EXIT_CODE, "SpecError")
+        assert printed.err == f"error: {error['message']}\n"
+        (unknown, small) = error["issues"]
+        assert unknown == {
+            "code": "override-key-in-no-step",
+            "severity": "error",
+            "path": "task.sed",
+            "message": "unknown key: no step has it",
+            "remedy": "Did you mean task.seed?",
+            "origin": "command line",
+        }
+        assert (small["code"], small["path"], small["value"]) == ("value-out-of-range", "steps.train.task.max_steps", 0)
+    monkeypatch.setattr(sys, "argv", ["sm-llm", "plan", "tiny-local", "task.sed=1"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().out == ""
+
+
+def test_a_plan_that_cannot_run_is_one_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What it lacks is in the plan itself."""
+    (tmp_path / "job.yaml").write_text("name: a\ntask: {kind: convert, source: /x, to: hf}\n")
+    monkeypatch.setattr(sys, "argv", ["sm-llm", "plan", str(tmp_path / "job.yaml"), "--json"])
+    with pytest.raises(SystemExit) as leaving:
+        cli.main()
+    (planned,) = json.loads(capsys.readouterr().out)
+    assert (leaving.value.code, planned["unsupported"][0]["code"]) == (USAGE_EXIT_CODE, "task-without-worker")
