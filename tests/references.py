@@ -1,7 +1,8 @@
 """Writes the pages of ``docs/reference`` from the code: ``python -m tests.references``.
 
-``specification.md`` holds every field of a specification, ``cli.md`` every verb of the command line. A field, verb,
-argument or option without a description is an error that names it. A test compares the pages with what this makes.
+``specification.md`` holds every field of a specification, ``cli.md`` every verb of the command line, ``issues.md`` the
+codes of what can be wrong. A field, verb, argument or option without a description is an error that names it. A test
+compares the pages with what this makes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.yaml_text import to_yaml
 from sm_llm.spec.reference.docs import class_doc, field_docs
 from sm_llm.spec.reference.schema import child_blocks, constant, describe, members, tag
+from tests.issue_codes import Constructed, codes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,7 +42,49 @@ class Undocumented(Exception):
 
 def pages() -> dict[str, str]:
     """File name -> text."""
-    return {"specification.md": specification(), "cli.md": command_line(typer.main.get_command(app))}
+    commands = typer.main.get_command(app)
+    return {"specification.md": specification(), "cli.md": command_line(commands), "issues.md": issues()}
+
+
+# Codes of issues
+
+_PARTS = {
+    "spec/": "Specification",
+    "models/": "Model and weights",
+    "contract/": "Continuation and changes of a job",
+    "launcher/backends/local/": "This machine",
+    "launcher/backends/sagemaker/pipelines/": "SageMaker Pipelines",
+    "launcher/backends/sagemaker/sdk/": "Objects of the SageMaker SDK",
+    "launcher/backends/sagemaker/": "SageMaker",
+    "launcher/": "Plan, programs and images",
+    "convert/": "Conversion",
+    "": "Other",
+}
+"""Where an issue is made -> its part of the page; the first prefix that fits."""
+
+
+def issues() -> str:
+    """A table of codes per part of the package."""
+    lines = [
+        "# Codes of issues",
+        "",
+        NOTICE,
+        "",
+        "What is wrong with a specification, a plan or a conversion has a code, which stays when its text gets better:",
+        "`error.issues` in Python, and of a verb with `--json`. A warning stops nothing: `plan.issues` in Python,",
+        "`issues` of `sm-llm plan --json`. `…` stands for what only a run knows.",
+    ]
+    parts: dict[str, dict[str, Constructed]] = {}
+    for it in codes():
+        part = next(name for prefix, name in _PARTS.items() if it.module.startswith(prefix))
+        parts.setdefault(part, {}).setdefault(it.code, it)
+    for name in dict.fromkeys(_PARTS.values()):
+        found = parts.get(name, {})
+        lines += ["", f"## {name}", "", "| code | where | what | what to do |", "|---|---|---|---|"] if found else []
+        for code, it in found.items():
+            kind = " (warning)" if it.severity == "warning" else ""
+            lines.append(f"| `{code}`{kind} | {_cell(it.path)} | {_cell(it.message)} | {_cell(it.remedy)} |")
+    return "\n".join(lines) + "\n"
 
 
 # The specification

@@ -13,7 +13,7 @@ from sm_llm.spec.comparison.classes import FREE
 from tests import references
 
 
-@pytest.mark.parametrize("name", ["specification.md", "cli.md"])
+@pytest.mark.parametrize("name", ["specification.md", "cli.md", "issues.md"])
 def test_page_is_what_the_code_says(name: str) -> None:
     written = (references.FOLDER / name).read_text(encoding="utf-8")
     assert written == references.pages()[name], "stale: run python -m tests.references"
