@@ -73,7 +73,7 @@ def launch(
         UnfinishedRun: the newest run of this name is unfinished and of another specification, and ``new`` is not set.
         SubmitError: the same run is running, or the backend could not start it.
     """
-    from sm_llm.launcher.begin import begin, proceed
+    from sm_llm.launcher.lifecycle import begin, proceed
     from sm_llm.launcher.planning.planner import load_whole, plan_loaded
     from sm_llm.launcher.stage import mint_run_id
     from sm_llm.launcher.unfinished import find_unfinished

@@ -14,11 +14,10 @@ import pytest
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import CheckpointError, RunFailed, RunNotFound, SmLlmError, SubmitError
 from sm_llm.launcher import api
-from sm_llm.launcher.begin import differences
+from sm_llm.launcher.lifecycle import differences
 from sm_llm.launcher.observe.metrics import to_json
 from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.run_record import RunRecord
 from sm_llm.runs.states import RunState
 from sm_llm.storage.publication.pins import pinned
 
@@ -350,15 +349,17 @@ def test_a_run_on_another_machine_is_asked_by_a_stop_file(fakes: Fakes) -> None:
     fakes.wait_until(lambda: up(run))
     pid = run.attempts[0].native_id
 
-    def elsewhere(record: RunRecord) -> RunRecord:
-        return record.with_attempt(record.attempts[0].model_copy(update={"host": "elsewhere", "native_id": "1"}))
+    def as_of(host: str, native_id: str) -> None:
+        update = {"host": host, "native_id": native_id}
+        run.home.update(lambda held: held.with_attempt(held.attempts[0].model_copy(update=update)))
 
-    RunRecord.update(run.paths.record, elsewhere)
+    as_of("elsewhere", "1")
     with pytest.raises(SubmitError, match="runs on elsewhere"):
         run.stop(now=True)
     assert not run.paths.stop_file.exists()
     run.stop()
     assert run.paths.stop_file.exists()
+    as_of(socket.gethostname(), pid)  # as its own machine sees it
     os.kill(int(pid), 15)
     fakes.wait_until(lambda: run.record.attempts[0].state is not None)
     fakes.use("put(None)")

@@ -220,7 +220,7 @@ def test_of_two_machines_that_continue_a_run_at_once_one_wins_and_one_line_tells
 
 
 def test_two_jobs_with_one_run_id_are_one_run(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
-    s3_fakes.monkeypatch.setattr("sm_llm.launcher.begin.mint_run_id", lambda name: f"{name}-same")
+    s3_fakes.monkeypatch.setattr("sm_llm.launcher.lifecycle.mint_run_id", lambda name: f"{name}-same")
     s3_fakes.use(SLEEP)
     first = s3_fakes.launch(new=True)
     elsewhere()
