@@ -17,12 +17,12 @@ from sm_llm.launcher.planning.inputs import anchored
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.planning.planner import plan_loaded
 from sm_llm.launcher.run_handle import POLL_SECONDS, RunHandle
-from sm_llm.launcher.stage import mint_run_id, new_record, stage
+from sm_llm.launcher.stage import new_record, stage
 from sm_llm.launcher.submission import Change, submit_job, submit_workflow
 from sm_llm.runs.events.events import EventWriter, StopRequested
-from sm_llm.runs.locate import is_own_endpoint, launch_folder, remember_launch, storage_root
+from sm_llm.runs.locate import is_own_endpoint, launch_folder, remember_launch
 from sm_llm.runs.run_home import home_of
-from sm_llm.runs.run_paths import STEPS
+from sm_llm.runs.run_paths import STEPS, mint_run_id, storage_root
 from sm_llm.runs.run_record import Asked
 from sm_llm.runs.states import RunState
 from sm_llm.spec.comparison.classes import FieldClass

@@ -28,7 +28,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
 from sm_llm.optional import command
-from sm_llm.runs.locate import storage_root
+from sm_llm.runs.run_paths import storage_root
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.terminal import say
 
@@ -138,7 +138,7 @@ class Staged:
     @classmethod
     def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
         """A fresh run; in a pipeline, where equal definitions must be equal, one named by its content."""
-        from sm_llm.launcher.stage import mint_run_id
+        from sm_llm.runs.run_paths import mint_run_id
 
         name = loaded.spec.name
         if not is_pipeline:
