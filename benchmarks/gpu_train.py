@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ WARM_UP = 6
 BLOCK = 5
 RATE = 1e-4
 _BEGAN = "GPU_TRAIN_BEGAN"
+TORCHTITAN = "torchtitan"
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,25 @@ class Setting:
 
 UNTIED = {"tie_word_embeddings": False}
 KEPT = {"reshard_after_forward": False}
+BUDGET = {"activation_checkpointing": "budget"}
+FULL = {"activation_checkpointing": "full"}
 SELECTIVE = {"activation_checkpointing": "selective"}
 SETTINGS = {
     "tiny": Setting("tiny", 128, 2, compile=False, compute="fp32"),
     "1b": Setting("llama-3.2-1b", 4096, 4, config=UNTIED),
     "1b-tied": Setting("llama-3.2-1b", 4096, 4),
+    "1b-fp8": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, compute="fp8"),
+    "1b-budget": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, parallelism=BUDGET),
+    "1b-full": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, parallelism=FULL),
+    "1b-1": Setting("llama-3.2-1b", 4096, 1, config=UNTIED),
+    "1b-8": Setting("llama-3.2-1b", 4096, 8, config=UNTIED),
+    "1b-8-budget": Setting("llama-3.2-1b", 4096, 8, config=UNTIED, parallelism=BUDGET),
+    "1b-16-budget-fp8": Setting("llama-3.2-1b", 4096, 16, config=UNTIED, parallelism=BUDGET, compute="fp8"),
+    "1b-32k": Setting("llama-3.2-1b", 32768, 1, config=UNTIED),
+    "3b": Setting("llama-3.2-3b", 8192, 1),
+    "qwen3-0.6b": Setting("qwen3-0.6b", 8192, 4),
+    "mistral-8-layers": Setting("mistral-7b", 8192, 2, config={"num_hidden_layers": 8}),
+    "mixtral-2-layers": Setting("mixtral-8x7b", 4096, 2, config={"num_hidden_layers": 2}),
     "1b-eager": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, compile=False),
     "1b-selective": Setting("llama-3.2-1b", 4096, 4, config=UNTIED, parallelism=SELECTIVE),
     "8b": Setting("llama-3.1-8b", 8192, 1, 2),
@@ -238,17 +253,23 @@ def run(subject: str, name: str, blocks: int, against: Path | None, cache: Path)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={SETTINGS[name].gpus}", __file__, name, f"--blocks={blocks}"]
+        command.append(f"--nproc-per-node={SETTINGS[name].gpus}")
+        if subject == TORCHTITAN:
+            command += [str(Path(__file__).with_name("titan.py")), json.dumps(asdict(SETTINGS[name])), str(result)]
+        else:
+            command += [__file__, name, f"--blocks={blocks}", f"--child={subject}", f"--json={result}"]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])}
         environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache / f"{name}-{subject}")}
         environ[_BEGAN] = str(time.time())
-        done = subprocess.run(
-            [*command, f"--child={subject}", f"--json={result}"], env=environ, capture_output=True, text=True
-        )
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
         if done.returncode:
             print(f"{name} {subject} failed\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}", file=sys.stderr, flush=True)
             return None
         found: dict[str, Any] = json.loads(result.read_text())
+        if subject == TORCHTITAN:
+            setting = SETTINGS[name]
+            rate = setting.micro_batch_size * setting.seq_length / found["steps"][1]
+            found |= {"tokens_per_second_per_gpu": rate, "mfu": None, "losses": [], "flops_formula": ""}
         return found
 
 
@@ -294,6 +315,7 @@ def main(options: argparse.Namespace) -> None:
 
 def take_turns(options: argparse.Namespace, cache: Path) -> None:
     subjects = ["ours", *(["before"] if options.against else []), *([] if options.without_bare else ["bare"])]
+    subjects += [TORCHTITAN] if options.torchtitan else []
     results: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name in options.settings:
         turns = results.setdefault(name, {subject: [] for subject in subjects})
@@ -319,6 +341,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the settings")
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="measure the package of another checkout, too")
     parser.add_argument("--without-bare", action="store_true", help="leave the bare loop out")
+    parser.add_argument("--torchtitan", action="store_true", help="measure torchtitan, too (titan.py)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=4, help=f"of {BLOCK} measured steps a turn")
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -9,6 +9,7 @@ EXTRAS = {
     "torch": "train", "transformers": "train", "tokenizers": "train", "fastokens": "train", "safetensors": "train",
     "matplotlib": "plot",
     "datasets": "stream",
+    "torchao": "fp8",
     "sagemaker": "sagemaker",
     "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
 }  # fmt: skip

@@ -31,7 +31,7 @@ def refused(world_size: int, node_size: int | None = None, **fields: Any) -> str
 
 
 def training_issues(seq_length: int, **fields: Any) -> list[str]:
-    facts = TrainingFacts(1, seq_length, compiles=False, samples=False)
+    facts = TrainingFacts(1, seq_length, compiles=False, compute="bf16", samples=False)
     return list(map(str, spec(**fields).training_issues(facts)))
 
 

@@ -24,6 +24,7 @@ from sm_llm.worker.training.job_setup import set_up
 
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
+    "budget": {"activation_checkpointing": "budget", "activation_memory_budget": 0.5},
     "full": {"activation_checkpointing": "full"},
     "selective": {"activation_checkpointing": "selective"},
     "every_nth": {"activation_checkpointing": "every_nth", "checkpoint_every_layers": 2},

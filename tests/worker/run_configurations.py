@@ -158,6 +158,10 @@ def one(harness: Harness) -> None:
     harness.run("bf16-master", train_task(precision={"compute": "bf16", "master": "bf16"}))
     harness.run("bf16-broken", bf16, break_at=5)
     harness.run("bf16-broken", bf16, attempt=2)
+    fp8 = train_task(precision={"compute": "fp8"})
+    harness.run("fp8", fp8)
+    harness.run("fp8-broken", fp8, break_at=5)
+    harness.run("fp8-broken", fp8, attempt=2)
     harness.run(
         "plateau", train_task(optim={"schedule": "plateau", "plateau_patience": 0}, validation={"every_steps": 2})
     )
@@ -169,6 +173,7 @@ def two(harness: Harness) -> None:
     recompute = {"activation_checkpointing": "full", "reshard_after_forward": False}
     harness.run("recompute", train_task(parallelism=recompute))
     harness.run("bf16", train_task(precision={"compute": "bf16"}))
+    harness.run("fp8", train_task(precision={"compute": "fp8"}))
     untied = train_task()
     untied["model"] = {**untied["model"], "config": {**untied["model"]["config"], "tie_word_embeddings": False}}
     harness.run("untied", untied)

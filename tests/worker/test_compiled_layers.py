@@ -106,6 +106,52 @@ def test_a_compiled_layer_offloads_its_inputs_and_keeps_its_parameters(monkeypat
     assert moved == [24], "its input alone"
 
 
+class Deep(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            values = torch.sigmoid(part(values))
+        return values
+
+
+def inductors_partitioner(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """A backend that divides forward from backward as inductor does, and compiles neither."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.compilers import nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return aot_autograd(fw_compiler=nop, partition_fn=min_cut_rematerialization_partition)(graph, inputs)
+
+
+def saved_bytes(budget: float | None, monkeypatch: pytest.MonkeyPatch) -> int:
+    """What a compiled layer keeps for its backward pass."""
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda _: inductors_partitioner)
+    torch._dynamo.reset()
+    layer = Deep()
+    CompiledLayers(budget).compile(layer, "layer")
+    sizes: dict[int, int] = {}
+    values = torch.ones(512, 64, requires_grad=True)
+
+    layer(values).sum().backward()  # compiled where no hook is set: hooks become a part of the graph
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(values).sum().backward()
+    return sum(sizes.values())
+
+
+def test_a_memory_budget_bounds_what_a_compiled_layer_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [saved_bytes(budget, monkeypatch) for budget in (None, 0.6, 0.2)]
+    assert kept == sorted(set(kept), reverse=True)
+    assert saved_bytes(None, monkeypatch) == kept[0], "a budget is that of its own job"
+
+
 def test_a_training_reports_what_was_compiled_and_warns_by_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

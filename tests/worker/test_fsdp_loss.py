@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -70,6 +71,30 @@ def test_a_target_outside_of_the_vocabulary_is_not_finite(target: int) -> None:
     hidden, weight, targets = example()
     targets[5] = target
     assert linear_loss(hidden, weight, targets, Vocabulary(VOCABULARY), 10).isnan()
+
+
+class ChunksAlive(TorchDispatchMode):
+    """How many chunks of logits have been alive at once."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self._shape = shape
+        self._alive: list[weakref.ref[torch.UntypedStorage]] = []
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default and found.shape == self._shape:
+            self._alive.append(weakref.ref(found.untyped_storage()))
+            self.most = max(self.most, sum(it() is not None for it in self._alive))
+        return found
+
+
+def test_the_logits_of_one_chunk_exist_at_a_time() -> None:
+    hidden, weight, targets = example(tokens=40)
+    with ChunksAlive((8, VOCABULARY)) as chunks:
+        linear_loss(hidden, weight, targets, Vocabulary(VOCABULARY), 8)
+    assert chunks.most == 1
 
 
 def test_nothing_counts_where_every_target_is_ignored() -> None:

@@ -103,6 +103,13 @@ def test_bf16_stays_near_fp32_and_resumes_exactly(world1: World, world2: World) 
     assert exact_steps(world1.run("bf16-broken")) == exact_steps(world1.run("bf16"))
 
 
+def test_fp8_stays_near_bf16_and_resumes_exactly(world1: World, world2: World) -> None:
+    """Emulated, on CPUs: each product rounds its operands to fp8."""
+    assert 0 < largest_difference(losses(world1.run("fp8")), losses(world1.run("bf16"))) < 5e-2
+    assert largest_difference(losses(world1.run("fp8")), losses(world2.run("fp8"))) < 2e-2
+    assert exact_steps(world1.run("fp8-broken")) == exact_steps(world1.run("fp8"))
+
+
 def test_bf16_masters_learn_alike_and_are_saved_as_they_are(world1: World) -> None:
     assert 0 < largest_difference(losses(world1.run("bf16-master")), losses(world1.run("bf16"))) < 5e-2
     sizes = [events(world1.run(name), "checkpoint_published")[-1]["bytes"] for name in ("bf16-master", "bf16")]

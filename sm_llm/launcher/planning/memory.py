@@ -29,7 +29,7 @@ RESERVED_BYTES = 1.5 * GIB
 SLACK = 1.05
 """What torchtitan has measured (Llama 3.1 8B on 8 and on 128 H100, December 2024) over this estimate of it."""
 _FP32 = 4
-_SIZES = {"fp32": 4, "bf16": 2}
+_SIZES = {"fp32": 4, "bf16": 2, "fp8": 2}
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def activation_bytes(config: Config, terms: MemoryTerms, arranged: Layout, compu
     around = arranged.tensor if terms.splits_sequence else 1
     whole = _whole(widths, arranged.tensor, around, compute)
     boundary = compute * widths.hidden / around
-    again = 0 if terms.recomputes == "none" else layers
+    again = 0 if terms.recomputes in ("none", "budget") else layers
     if terms.recomputes == "every_nth":
         again = -(-layers // terms.recomputed_every)
     if terms.recomputes == "selective":

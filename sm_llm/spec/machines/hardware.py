@@ -56,6 +56,11 @@ class Instance:
     def has_bf16(self) -> bool:
         return self.accelerator not in ("V100", "T4")
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether its GPUs multiply matrices in fp8: NVIDIA's since Ada and Hopper."""
+        return self.is_gpu and self.accelerator not in ("V100", "T4", "A100", "A10G")
+
 
 ACCELERATORS: tuple[Accelerator, ...] = (
     Accelerator("H100 NVL", 835e12, "NVIDIA H100 NVL product brief (1,671 TFLOP/s with sparsity)"),

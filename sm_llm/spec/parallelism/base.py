@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.machines.hardware import Instance
 
+WHERE = "task.parallelism"
+
 
 @dataclass(frozen=True)
 class Degrees:
@@ -37,6 +39,8 @@ class TrainingFacts:
     seq_length: int
     compiles: bool
     """torch.compile is asked for."""
+    compute: str
+    """``precision.compute``."""
     samples: bool
     """A text is to be written at the end."""
 
@@ -49,6 +53,8 @@ class Capabilities:
     """Our own training has a worker for it; a program brings its own, and may ask for the image of any strategy."""
     compiles_layers: bool = True
     """torch.compile of decoder layers."""
+    computes_fp8: bool = False
+    """``precision.compute: fp8``."""
     takes_any_shape: bool = True
     """Sequences whose length changes from one forward pass to the next, as in writing a sample; else each length is
     compiled anew."""
@@ -64,7 +70,7 @@ class Capabilities:
 class MemoryTerms:
     """What of a strategy decides how much memory a GPU needs (``launcher.planning.memory``)."""
 
-    recomputes: Literal["none", "selective", "every_nth", "full"] = "none"
+    recomputes: Literal["none", "budget", "selective", "every_nth", "full"] = "none"
     """Which decoder layers the backward pass computes again."""
     recomputed_every: int = 1
     """every_nth: one layer in this many."""
@@ -83,14 +89,16 @@ class MemoryTerms:
 class StrategySpec(SpecModel):
     """Base of every strategy's options. Its defaults are those of an engine for GPUs without a library of its own."""
 
-    strategy: str = ""
-    """The training engine; every class has its one name."""
-
     can: ClassVar[Capabilities] = Capabilities()
     image_stack: ClassVar[Literal["smp", "neuron"] | None] = None
     """The image stack that holds the engine; None if every stack does, and the instance type decides."""
     image_marker: ClassVar[str | None] = None
     """Part of the name of every stock image with the engine; None if names do not show it."""
+
+    @property
+    def engine(self) -> str:
+        """The value of ``strategy``, which every class declares."""
+        return str(type(self).model_fields["strategy"].default)
 
     @property
     def degrees(self) -> Degrees:
@@ -106,7 +114,7 @@ class StrategySpec(SpecModel):
                 f"{world_size} / {shared} leaves {world_size % shared}"
             )
             remedy = f"Use degrees whose product is one of {listed(divisors(world_size))}"
-            yield Issue("degrees-do-not-divide-world-size", "task.parallelism", problem, shared, remedy)
+            yield Issue("degrees-do-not-divide-world-size", WHERE, problem, shared, remedy)
 
     def arranged(self, world_size: int, node_size: int) -> Layout:
         """``layout`` of degrees that fit. By default parameters are copied over data-parallel ranks, not sharded."""
@@ -133,6 +141,14 @@ class StrategySpec(SpecModel):
                 True,
                 "Leave it out",
             )
+        if training.compute == "fp8" and not self.can.computes_fp8:
+            yield Issue(
+                "fp8-unsupported",
+                "task.precision.compute",
+                f"strategy {self.engine} computes in bf16 and fp32",
+                "fp8",
+                "Use bf16, or strategy fsdp",
+            )
         if training.samples and not self.can.takes_any_shape:
             problem = "the engine compiles each length of a sequence anew, and a sample has another with every token"
             yield Issue("sample-unsupported", "task.logging.sample_prompt", problem, remedy="Leave it out")
@@ -140,7 +156,7 @@ class StrategySpec(SpecModel):
     def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
         """Why the engine does not run on an instance type, which the field ``where`` names."""
         if machine.is_neuron:
-            problem = f"{self.strategy} does not run on Trainium"
+            problem = f"{self.engine} does not run on Trainium"
             yield Issue(
                 "strategy-not-for-trainium", where, problem, machine.name, "Use strategy nxd, or a GPU instance"
             )

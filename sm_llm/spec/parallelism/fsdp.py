@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from sm_llm.errors import Issue
-from sm_llm.spec.parallelism.base import Degrees, MemoryTerms, StrategySpec, TrainingFacts
+from sm_llm.spec.parallelism.base import WHERE, Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
 from sm_llm.spec.parallelism.layout import Layout, divisors, listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_BUDGET = 0.7
+_FP8_TOKENS = 16
+"""The fp8 products of the backward pass take multiples of this as the number of tokens (torch._scaled_mm)."""
+
+
 class FsdpSpec(StrategySpec):
     """PyTorch FSDP2, alone or multiplied with tensor and context parallelism."""
+
+    can: ClassVar[Capabilities] = Capabilities(computes_fp8=True)
 
     strategy: Literal["fsdp"] = "fsdp"
     """The training engine."""
@@ -30,9 +37,11 @@ class FsdpSpec(StrategySpec):
     """With tensor parallelism: between the matrices, split the activations along the sequence."""
     context_parallel_degree: int = Field(default=1, ge=1, le=65_536)
     """Split every sequence over this many processes, each with two chunks of it."""
-    activation_checkpointing: Literal["none", "selective", "every_nth", "full"] = "none"
-    """What the backward pass computes again: nothing, all but attention and every second matrix product, every n-th
-    decoder layer, or every one."""
+    activation_checkpointing: Literal["none", "budget", "selective", "every_nth", "full"] = "none"
+    """What the backward pass computes again: nothing, what torch.compile picks to stay within activation_memory_budget,
+    all but attention and every second matrix product, every n-th decoder layer, or every one."""
+    activation_memory_budget: float = Field(default=_BUDGET, gt=0, lt=1)
+    """budget only: the share of a layer's activations that its compiled graph may keep."""
     checkpoint_every_layers: int = Field(default=2, ge=2, le=10_000)
     """every_nth only: one decoder layer in this many is computed again."""
     offload_activations: bool = False
@@ -59,6 +68,9 @@ class FsdpSpec(StrategySpec):
         yield from super().training_issues(training)
         yield from _option_issues(self)
         yield from _sequence_issues(self, training.seq_length)
+        yield from _budget_issues(self, compiles=training.compiles)
+        if training.compute == "fp8":
+            yield from _fp8_issues(self, training)
         if training.compiles and self.tensor_parallel_degree > 1:
             problem = "compiled layers get wrong gradients where their matrices are split (seen with torch 2.13)"
             yield Issue(
@@ -85,11 +97,11 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
     """Options that do not go together, whatever the number of processes."""
     issues = []
     if spec.hybrid_shard_degree != "node" and spec.sharding != "hybrid":
-        remedy = "Set task.parallelism.sharding to hybrid, or leave it out"
+        remedy = f"Set {WHERE}.sharding to hybrid, or leave it out"
         issues.append(
             Issue(
                 "shard-degree-without-effect",
-                "task.parallelism.hybrid_shard_degree",
+                f"{WHERE}.hybrid_shard_degree",
                 "is for sharding: hybrid",
                 spec.hybrid_shard_degree,
                 remedy,
@@ -100,7 +112,7 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
         issues.append(
             Issue(
                 "offloading-without-checkpointing",
-                "task.parallelism.offload_activations",
+                f"{WHERE}.offload_activations",
                 problem,
                 True,
                 "Use full or every_nth",
@@ -108,17 +120,57 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
         )
     if spec.checkpoint_every_layers != 2 and spec.activation_checkpointing != "every_nth":
         problem = f"is for activation_checkpointing: every_nth, and this is {spec.activation_checkpointing}"
-        remedy = "Set task.parallelism.activation_checkpointing to every_nth, or leave it out"
+        remedy = f"Set {WHERE}.activation_checkpointing to every_nth, or leave it out"
         issues.append(
             Issue(
                 "checkpoint-interval-without-effect",
-                "task.parallelism.checkpoint_every_layers",
+                f"{WHERE}.checkpoint_every_layers",
                 problem,
                 spec.checkpoint_every_layers,
                 remedy,
             )
         )
     return issues
+
+
+def _budget_issues(spec: FsdpSpec, *, compiles: bool) -> Iterator[Issue]:
+    kind = spec.activation_checkpointing
+    if kind == "budget" and not compiles:
+        yield Issue(
+            "budget-without-compile",
+            f"{WHERE}.activation_checkpointing",
+            "the budget is torch.compile's, and precision.compile is off",
+            kind,
+            "Set task.precision.compile to true, or use selective",
+        )
+    if spec.activation_memory_budget != _BUDGET and kind != "budget":
+        yield Issue(
+            "budget-without-effect",
+            f"{WHERE}.activation_memory_budget",
+            f"is for activation_checkpointing: budget, and this is {kind}",
+            spec.activation_memory_budget,
+            f"Set {WHERE}.activation_checkpointing to budget, or leave it out",
+        )
+
+
+def _fp8_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
+    if spec.tensor_parallel_degree > 1:
+        yield Issue(
+            "fp8-with-tensor-parallelism",
+            "task.precision.compute",
+            "matrices that processes share are not computed in fp8",
+            "fp8",
+            "Use bf16, or tensor_parallel_degree 1",
+        )
+    tokens = training.micro_batch_size * training.seq_length // spec.context_parallel_degree
+    if tokens % _FP8_TOKENS:
+        yield Issue(
+            "fp8-tokens-not-divisible",
+            "task.data.seq_length",
+            f"fp8 takes micro-batches of a multiple of {_FP8_TOKENS} tokens a GPU, and this makes {tokens}",
+            training.seq_length,
+            f"Use a multiple of {_FP8_TOKENS}",
+        )
 
 
 def _sequence_issues(spec: FsdpSpec, seq_length: int) -> list[Issue]:
@@ -157,7 +209,7 @@ def _degree_issues(spec: FsdpSpec, world_size: int) -> list[Issue]:
     return [
         Issue(
             "degrees-not-dividing-processes",
-            f"task.parallelism.{name}",
+            f"{WHERE}.{name}",
             problem,
             getattr(spec, name),
             f"{listed(fits)} divides them",
@@ -172,7 +224,7 @@ def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue
         return [
             Issue(
                 "shard-degree-of-a-node-indivisible",
-                "task.parallelism.hybrid_shard_degree",
+                f"{WHERE}.hybrid_shard_degree",
                 problem,
                 "node",
                 f"Give a number: {_shard_choices(world_size, tensor)}",
@@ -187,7 +239,7 @@ def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue
         return [
             Issue(
                 "shard-degree-not-dividing-processes",
-                "task.parallelism.hybrid_shard_degree",
+                f"{WHERE}.hybrid_shard_degree",
                 problem,
                 shard,
                 f"{_shard_choices(world_size, tensor)} works",
@@ -203,7 +255,7 @@ def _reshard_issues(spec: FsdpSpec, shard: int) -> list[Issue]:
     fits = [d for d in divisors(shard) if 1 < d < shard]
     remedy = f"{listed(fits)} works, or true or false" if fits else "Use true or false"
     problem = f"must divide the shard degree {shard} and be neither 1 nor {shard}"
-    return [Issue("reshard-degree-indivisible", "task.parallelism.reshard_after_forward", problem, kept, remedy)]
+    return [Issue("reshard-degree-indivisible", f"{WHERE}.reshard_after_forward", problem, kept, remedy)]
 
 
 def _shard_degree(spec: FsdpSpec, world_size: int, node_size: int) -> int:

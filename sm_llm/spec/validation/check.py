@@ -211,6 +211,7 @@ def _train_issues(task: TrainTask, compute: ComputeSpec | None) -> Iterator[Issu
             task.micro_batch_size,
             task.data.seq_length,
             compiles=task.precision.compile,
+            compute=task.precision.compute,
             samples=task.logging.sample_prompt is not None,
         )
     )

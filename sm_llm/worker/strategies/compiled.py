@@ -35,7 +35,12 @@ class CompiledLayers:
     counted here as they run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory_budget: float | None = None) -> None:
+        """``memory_budget``: share of its activations that a compiled layer keeps; it computes the rest again.
+
+        The partitioner solves for the least computation that fits (torch._functorch.config.activation_memory_budget).
+        """
+        self._memory_budget = 1.0 if memory_budget is None else memory_budget
         self._layers: list[_Layer] = []
         self._graphs = 0
         self._runs = 0
@@ -43,6 +48,8 @@ class CompiledLayers:
     def compile(self, module: torch.nn.Module, name: str) -> None:
         """Compile what ``module`` computes, as ``module.compile()`` does. Raises nothing; see ``report``."""
         module.compile(backend=self._backend)  # loads torch._dynamo, which takes seconds
+        # A setting of the whole process, read when a layer is first called.
+        torch._functorch.config.activation_memory_budget = self._memory_budget
         layer = _Layer(name, module, module._compiled_call_impl)  # type: ignore[arg-type]
 
         def counted(*args: Any, **kwargs: Any) -> Any:

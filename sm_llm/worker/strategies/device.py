@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from sm_llm.worker.place import Place
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}
+"""``precision.compute`` -> format of activations and gathered weights; fp8 is inside matrix products alone."""
 LAG_STEPS = 8
 """How many steps late a number is read from a GPU: by then it has long passed them, and nobody waits."""
 
@@ -26,6 +27,8 @@ _BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 """What /proc/cpuinfo calls bf16 instructions on x86 (the first two) and on Arm."""
 _FIRST_BF16_CAPABILITY = (8, 0)
 """NVIDIA's Ampere, the first with bf16 tensor cores (CUDA C++ programming guide, compute capabilities)."""
+_FIRST_FP8_CAPABILITY = (8, 9)
+"""NVIDIA's Ada, the first with fp8 tensor cores."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES, _LARGE_BYTES = 1 << 30, 32 << 20
 """See mallopt(3): free memory that stays with the process, and blocks that always go back (32 MiB is its limit)."""
@@ -49,6 +52,9 @@ class Device(Protocol):
 
     def computes_bf16(self) -> bool:
         """Whether the hardware computes bf16 natively."""
+
+    def computes_fp8(self) -> bool:
+        """Whether the hardware multiplies matrices in fp8."""
 
     def send(self, values: np.ndarray) -> torch.Tensor:
         """An array of the host on the device."""
@@ -98,6 +104,9 @@ class CpuDevice:
             return False
         return not _BF16_FLAGS.isdisjoint(words)
 
+    def computes_fp8(self) -> bool:
+        return False
+
     def send(self, values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values)
 
@@ -144,6 +153,9 @@ class CudaDevice:
 
     def computes_bf16(self) -> bool:
         return torch.cuda.get_device_capability(self.torch_device) >= _FIRST_BF16_CAPABILITY
+
+    def computes_fp8(self) -> bool:
+        return torch.cuda.get_device_capability(self.torch_device) >= _FIRST_FP8_CAPABILITY
 
     def send(self, values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values).pin_memory().to(self.torch_device, non_blocking=True)

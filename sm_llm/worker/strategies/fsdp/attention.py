@@ -6,6 +6,7 @@ once in every forward pass. Under a name that it has no mask function for it mak
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,8 @@ class CausalAttention:
         self._device = device
         self._length = 0
         self._mask: torch.Tensor | None = None
+        self._blocks: Any = None
+        """Instead of a mask, where a window is computed by FlexAttention."""
         self.positions = torch.empty(0)
         """Place of each token of this process in its whole sequence, [sequence]."""
         self._rings = context is not None and device.type == "cuda" and window is None
@@ -59,9 +62,11 @@ class CausalAttention:
         rank = 0 if self._context is None else self._context.get_local_rank()
         parts = [chunk_positions(length, degree, it) for it in range(degree)]
         self.positions = parts[rank].to(self._device)
-        self._mask = None
-        in_window = self._window is not None and self._window < length
-        if in_window or (degree > 1 and not self._rings):
+        self._mask = self._blocks = None
+        window = self._window if self._window is not None and self._window < length else None
+        if window is not None and self._context is None and self._device.type == "cuda":
+            self._blocks = _window_blocks(length, window, self._device)  # a mask keeps cuDNN and flash away
+        elif window is not None or (degree > 1 and not self._rings):
             self._mask = self._make_mask(parts[rank], torch.cat(parts)).to(self._device)
 
     def own(self, whole: torch.Tensor) -> torch.Tensor:
@@ -97,6 +102,8 @@ class CausalAttention:
         """What transformers calls: [batch, heads, sequence, channels] -> [batch, sequence, heads, channels]."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        if self._blocks is not None and not options.get("dropout"):
+            return _in_window(query, key, value, self._blocks, options.get("scaling")), None
         if self._rings:
             return self._ring(module, query, key, value, **options), None
         if self._context is not None:
@@ -150,6 +157,37 @@ class _Gather(torch.autograd.Function):
 def _gather(part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     whole: torch.Tensor = _Gather.apply(part, dim, group)  # type: ignore[no-untyped-call]
     return whole
+
+
+def _window_blocks(length: int, window: int, device: torch.device) -> Any:
+    """FlexAttention's map of the blocks that a causal window touches, and of those that it touches in part."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def seen(_batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (query >= key) & (query - key < window)
+
+    return create_block_mask(seen, None, None, length, length, device=device.type)
+
+
+def _in_window(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: Any, scale: float | None
+) -> torch.Tensor:
+    """Attention over the blocks of a window alone. As in ``attend``."""
+    compute = _flex_attention() if not torch.compiler.is_compiling() else _plain_flex_attention()
+    output: torch.Tensor = compute(query, key, value, block_mask=blocks, scale=scale, enable_gqa=True)
+    return output.transpose(1, 2)
+
+
+def _plain_flex_attention() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention
+
+
+@cache
+def _flex_attention() -> Any:
+    """Compiled: as it stands it would compute the whole matrix of scores."""
+    return torch.compile(_plain_flex_attention())
 
 
 def _enable_rings() -> None:

@@ -131,6 +131,7 @@ class _LinearLoss(torch.autograd.Function):
                 of_weight = torch.mm(logits.t(), hidden)
             else:
                 of_weight = _add_product(of_weight, logits.t(), hidden[chunk])
+            del logits  # before the next chunk's: else the memory of two is taken
         ctx.save_for_backward(of_hidden, of_weight)
         ctx.format = weight.dtype
         return total

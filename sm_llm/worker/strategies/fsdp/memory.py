@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.parallelism.fsdp import FsdpSpec
 
 _aten = torch.ops.aten
-_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})
+_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default})
 _ATTENTION = frozenset(
     {
         _aten._scaled_dot_product_cudnn_attention.default,
@@ -31,7 +31,7 @@ def wrap_layer(layer: torch.nn.Module, number: int, spec: FsdpSpec, *, keep_rng:
     ``keep_rng``: it draws random numbers, which the second computation must draw again.
     """
     kind = spec.activation_checkpointing
-    if kind == "none" or (kind == "every_nth" and number % spec.checkpoint_every_layers):
+    if kind in ("none", "budget") or (kind == "every_nth" and number % spec.checkpoint_every_layers):
         return layer
     options: dict[str, Any] = {"context_fn": _selective_contexts} if kind == "selective" else {}
     wrapped = checkpoint_wrapper(layer, preserve_rng_state=keep_rng, **options)

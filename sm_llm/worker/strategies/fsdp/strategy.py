@@ -15,6 +15,7 @@ from sm_llm.models.families.registry import family
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
+from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float8
 from sm_llm.worker.strategies.fsdp.loss import LossHead
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
 from sm_llm.worker.strategies.fsdp.mesh import Meshes, make_meshes, start_process_group
@@ -54,13 +55,17 @@ class FsdpStrategy:
         self._spec = cast("FsdpSpec", task.parallelism)
         self._place = place
         self._compute = DTYPES[task.precision.compute]
+        self._in_float8 = task.precision.compute == "fp8"
         self._meshes: Meshes | None = None
         self._owns_group = False
-        self._compiled = CompiledLayers()
+        kept = self._spec.activation_memory_budget if self._spec.activation_checkpointing == "budget" else None
+        self._compiled = CompiledLayers(kept)
         self.layout = self._spec.layout(place.world_size, place.local_world_size)
         self.data_parallel_rank = self.layout.data_rank(place.rank)
 
     def setup(self) -> None:
+        if self._in_float8:
+            assert_float8(self.device)
         self._owns_group = start_process_group(self.device.torch_device, self._place)
         if self._task.deterministic:
             ask_for_determinism()
@@ -101,6 +106,8 @@ class FsdpStrategy:
         layers = []
         for number, (parent, name) in enumerate(decoder_layers(self._model, config)):
             own = parent.get_submodule(name)
+            if self._in_float8:
+                compute_in_float8(own, emulate=self.device.type == "cpu")
             layer = wrap_layer(own, number, self._spec, keep_rng=keep_rng)
             parent.register_module(name, layer)
             layers.append(layer)

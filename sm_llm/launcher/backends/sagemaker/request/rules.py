@@ -184,6 +184,10 @@ def _strategy_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]
     path = "backend.instance_groups" if groups(job) else "compute.instance_type"
     for row in machines(job):
         yield from parallelism.instance_issues(row, path)
+        training = training_of(job.task)
+        if training is not None and training.precision.compute == "fp8" and not (row.has_fp8 or row.is_neuron):
+            problem = f"the {row.accelerator or 'CPU'} of {row.name} has no fp8"
+            yield Issue("compute-format-unsupported-by-gpu", "task.precision.compute", problem, "fp8", "Use bf16")
     image, marker = options.image_uri, parallelism.image_marker
     if image is not None and options.image == "stock" and marker is not None and marker not in image:
         problem = f"this image does not hold the library of strategy {parallelism.strategy}"

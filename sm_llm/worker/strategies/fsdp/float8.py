@@ -1,0 +1,55 @@
+"""Matrix products of the decoder layers in fp8, by torchao; everything around them stays in bf16.
+
+Each operand has one scale, computed when it is used (dynamic, tensorwise): weights and activations in e4m3, gradients
+in e5m2. The output head, norms, attention and the optimiser do not see fp8, and checkpoints are those of bf16.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import RunFailed
+
+if TYPE_CHECKING:
+    import torch
+
+    from sm_llm.worker.strategies.device import Device
+
+UNIT = 16
+"""Sizes of a product of ``torch._scaled_mm`` are multiples of this."""
+_PACKAGE = "torchao"
+
+
+def assert_float8(device: Device) -> None:
+    """Raise ``RunFailed`` where torchao is not installed, or a GPU has no fp8 tensor cores."""
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise RunFailed(
+            "task.precision.compute: fp8 needs the package torchao, which is not installed here. Add it to "
+            "requirements.txt, or install sm_llm[fp8]"
+        )
+    if device.type != "cpu" and not device.computes_fp8():
+        raise RunFailed(
+            f"task.precision.compute: {device.name} computes no fp8; GPUs do since compute capability 8.9 (Ada, "
+            "Hopper). Use bf16"
+        )
+
+
+def compute_in_float8(layer: torch.nn.Module, *, emulate: bool) -> int:
+    """Let the linear layers inside of a decoder layer multiply in fp8. Returns how many do.
+
+    Those with a size that is no multiple of 16 stay as they are. ``emulate``, for a CPU: numbers are rounded to fp8 and
+    multiplied in their own format, slowly, which shows what fp8 does to a loss.
+    """
+    logging.getLogger(_PACKAGE).setLevel(logging.ERROR)  # it lists optional kernels that it could not load
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig(emulate=emulate)
+    convert_to_float8_training(layer, module_filter_fn=_fits, config=config)
+    return sum(type(module).__name__ == "Float8Linear" for module in layer.modules())
+
+
+def _fits(module: torch.nn.Module, _: str) -> bool:
+    sizes: tuple[Any, ...] = (module.in_features, module.out_features)
+    return all(size % UNIT == 0 for size in sizes)
