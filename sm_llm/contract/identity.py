@@ -218,7 +218,9 @@ def _schedule_issue(found: list[Difference], now: Identity, step: int) -> Issue 
     before, after = changed[SCHEDULE_STEPS].before, changed[SCHEDULE_STEPS].now
     problem = f"the {schedule} schedule spanned {before} steps and would now span {after}: the rate would jump"
     remedy = f"State {SCHEDULE_STEPS}={before} to keep its course after step {step}, or {SCHEDULE_STEPS}={after}"
-    return Issue("schedule-length-changed", SCHEDULE_STEPS, problem, remedy=f"{remedy} for the new one")
+    remedy = f"{remedy} for the new one"
+    follows = ("checkpoint-already-at-length",)
+    return Issue("schedule-length-changed", SCHEDULE_STEPS, problem, remedy=remedy, blocked_by=follows)
 
 
 def is_partial(meta: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from sm_llm.launcher.requirement_file import requirement_issues
 from sm_llm.optional import is_installed
 from sm_llm.spec.inputs import FOLDERS, OF_INPUTS
 from sm_llm.spec.tasks import ScriptTask
-from sm_llm.spec.validation.check_script import words_in_braces
+from sm_llm.spec.validation.tasks import words_in_braces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -22,6 +22,7 @@ from sm_llm.spec.loading.yaml_text import from_yaml, read_text
 from sm_llm.spec.machines.machine import with_local_gpus
 from sm_llm.spec.validation.check import check
 from sm_llm.spec.validation.fields import did_you_mean, validate
+from sm_llm.spec.validation.runner import at_new_paths, in_other_blocks
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -105,8 +106,7 @@ def _merged(
         _with_hub_tokenizers(tree)
     concealed = conceal(tree)
     spec, type_issues = validate(kind, tree)
-    reported = {issue.path for issue in concealed}
-    type_issues = [issue for issue in type_issues if issue.path not in reported]
+    type_issues = at_new_paths(type_issues, concealed)
     further = _further_issues(spec, tree, [*type_issues, *concealed])
     issues += [*field_issues, *concealed, *type_issues]
     if spec is None or issues:
@@ -190,11 +190,10 @@ def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:
 
 
 def _further_issues(spec: JobSpec | WorkflowSpec | None, tree: Tree, issues: list[Issue]) -> list[Issue]:
-    """Cross-field issues, but none in a block with a field that is faulty itself: they may only follow from it."""
+    """Cross-field issues, but none in a block with a field that is wrong itself: they may only follow from it."""
     if spec is None:
         return []
-    touched = {_parent(issue.path) for issue in issues} - {""}
-    found = [issue for issue in check(spec) if _parent(issue.path) not in touched]
+    found = in_other_blocks(check(spec), issues)
     return [replace(issue, origin=tree.origin(_path(issue.path))) for issue in found]
 
 
@@ -209,10 +208,6 @@ def _with_hub_tokenizers(tree: Tree) -> None:
             continue
         if _HUB_ID.fullmatch(name) and not FilePath(name).parent.is_dir():
             tree.replace(path, f"hf://{name}")
-
-
-def _parent(path: str) -> str:
-    return path.rpartition(".")[0]
 
 
 def _path(dotted: str) -> Path:

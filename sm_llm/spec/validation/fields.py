@@ -20,6 +20,7 @@ from sm_llm.spec.reference.schema import (
     tag,
     tag_values,
 )
+from sm_llm.spec.validation.runner import at_new_paths
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,11 +59,10 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Issue]]:
         for path, value in repairs:
             tree.replace(path, value)
         spec, places = _attempt(kind, tree)
-    reported = {issue.path for issue in too_large}
     found = [_issue(kind, tree, path, detail) for path, detail in places]
     for path, _ in places:
         tree.remove(path)
-    return spec or _rest(kind, tree), [*too_large, *(issue for issue in found if issue.path not in reported)]
+    return spec or _rest(kind, tree), [*too_large, *at_new_paths(found, too_large)]
 
 
 def _take_too_large(kind: type[Spec], tree: Tree) -> list[Issue]:

@@ -73,6 +73,16 @@ def at_other_fields(found: Iterable[Issue], earlier: Sequence[Issue]) -> list[Is
     return settle((replace(issue, blocked_by=(*issue.blocked_by, issue.path)) for issue in found), earlier)
 
 
+def in_other_blocks(found: Iterable[Issue], earlier: Sequence[Issue]) -> list[Issue]:
+    """Those of ``found`` in blocks of fields of which ``earlier`` has none; fields that are in no block are alone."""
+    blocks_of = {_block(issue.path) for issue in earlier} - {""}
+    return [issue for issue in found if _block(issue.path) not in blocks_of]
+
+
+def _block(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
 def errors_of(found: Iterable[Issue]) -> list[Issue]:
     """The issues that are not warnings."""
     return [issue for issue in found if issue.severity == "error"]

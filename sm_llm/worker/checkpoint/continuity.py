@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.identity import (
     DATA_CONTENT,
-    SCHEDULE_STEPS,
     TOKENIZER_CONTENT,
     Identity,
     WaysOut,
@@ -21,6 +20,7 @@ from sm_llm.data.content import data_digest, tokenizer_digest
 from sm_llm.errors import CheckpointError, DataError
 from sm_llm.runs.events.events import ContinuationRefused
 from sm_llm.spec.checkpoint import CheckpointStart
+from sm_llm.spec.validation.runner import settle
 
 if TYPE_CHECKING:
     from sm_llm.worker.checkpoint.start import Start
@@ -75,7 +75,7 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
         is_stated=setup.task.optim.schedule_steps is not None,
     )
     if (issue := length_issue(setup.task, setup.total_steps, start.step, may_equal=True)) is not None:
-        issues = [issue, *(it for it in issues if it.path != SCHEDULE_STEPS)]
+        issues = [issue, *settle(issues, [issue])]
     if issues:
         listed = "\n".join(f"  - {issue}" for issue in issues)
         reason = f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}"

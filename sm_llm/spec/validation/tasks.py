@@ -1,4 +1,4 @@
-"""Issues of a script task: what is to run, and with which arguments."""
+"""Checkers of the tasks that train no model of ours: prepare, fetch, register, precompile and the user's program."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
-from sm_llm.spec.inputs import FOLDERS, OF_INPUTS, PLACEHOLDER, input_variable, is_folder_name
+from sm_llm.spec.inputs import FOLDERS, OF_INPUTS, PLACEHOLDER, is_folder_name
+from sm_llm.spec.tasks import FetchTask, PrecompileTask, PrepareTask, RegisterTask, ScriptTask, TrainTokenizer
+from sm_llm.spec.validation.addresses import HUB
 from sm_llm.spec.validation.fields import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from sm_llm.spec.tasks import ScriptTask
+    from sm_llm.spec.job import JobSpec
 
+_GROUP = re.compile(
+    r"[A-Za-z0-9](?:-*[A-Za-z0-9]){0,62}|arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:model-package-group/\S+"
+)
+_IMAGE = re.compile(r"\S{1,255}")
+_MODEL = re.compile(r"steps\.[\w-]+\.output(?:/.*)?|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+")
 _FILE = re.compile(r"(?![/-])[\w.-]+(?:/[\w.-]+)*\.(?:py|sh)")
 _MODULE = re.compile(r"-m [A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
@@ -24,18 +31,60 @@ _LONGEST_WORD = 131_071
 _KEY = re.compile(r"[^\s=]+")
 
 
-def script_issues(task: ScriptTask, inputs: Iterable[str]) -> Iterator[Issue]:
-    """Every issue of the entry, the arguments and the folders, and of the names of the job's ``inputs``."""
-    names = list(inputs)
-    yield from _entry_issues(task)
-    yield from _args_issues(task)
-    yield from _placeholder_issues(task, names)
-    yield from _folder_issues(task)
-    yield from _strategy_issues(task)
-    yield from same_variable_issues(names)
+def check_tokenizer(job: JobSpec) -> Iterator[Issue]:
+    """A tokenizer to use and one to train, for the same text."""
+    task = job.task
+    if isinstance(task, PrepareTask) and task.tokenizer is not None and task.train_tokenizer != TrainTokenizer():
+        yield Issue("tokenizer-given-twice", "task.train_tokenizer", "give tokenizer or train_tokenizer, not both")
 
 
-def _entry_issues(task: ScriptTask) -> Iterator[Issue]:
+def check_fetch_source(job: JobSpec) -> Iterator[Issue]:
+    """What is fetched comes from the hub."""
+    task = job.task
+    if isinstance(task, FetchTask) and not HUB.fullmatch(task.source):
+        remedy = "Write hf://org/name@revision; files elsewhere are read where they are, or copied by sm-llm sync"
+        yield Issue("fetch-source-invalid", "task.source", "is not an address on the hub", task.source, remedy)
+
+
+def check_registration(job: JobSpec) -> Iterator[Issue]:
+    """Limits of SageMaker's CreateModelPackage, and where a model can lie."""
+    task = job.task
+    if not isinstance(task, RegisterTask):
+        return
+    if not _MODEL.fullmatch(task.model):
+        remedy = "Write steps.NAME.output, or s3://bucket/RUN/result"
+        yield Issue("register-model-not-in-s3", "task.model", "is not a place of a model in S3", task.model, remedy)
+    if not _GROUP.fullmatch(task.group):
+        valid = re.sub(r"[^A-Za-z0-9]+", "-", task.group).strip("-")[:63] or "models"
+        yield Issue(
+            "register-group-name-invalid",
+            "task.group",
+            "a group's name has 1 to 63 letters, digits and hyphens",
+            task.group,
+            f"Try {valid}",
+        )
+    if not _IMAGE.fullmatch(task.image_uri):
+        yield Issue(
+            "register-image-invalid",
+            "task.image_uri",
+            "an image's address has 1 to 255 characters and no spaces",
+            task.image_uri,
+        )
+
+
+def check_precompiled_strategy(job: JobSpec) -> Iterator[Issue]:
+    """A strategy that compiles nothing ahead."""
+    task = job.task
+    if isinstance(task, PrecompileTask) and not task.training.parallelism.can.compiles_ahead:
+        path, name = "task.training.parallelism.strategy", task.training.parallelism.strategy
+        yield Issue("precompile-needs-nxd", path, "has no graphs to compile", name, "Only nxd compiles ahead")
+
+
+def check_program_entry(job: JobSpec) -> Iterator[Issue]:
+    """What is to run, and where it lies."""
+    task = job.task
+    if not isinstance(task, ScriptTask):
+        return
     if not (_FILE.fullmatch(task.entry) or _MODULE.fullmatch(task.entry)) or ".." in task.entry.split("/"):
         remedy = "Write a .py or .sh file below source, or -m package.module"
         yield Issue("program-entry-invalid", "task.entry", "is not a program", task.entry, remedy)
@@ -50,7 +99,11 @@ def _entry_issues(task: ScriptTask) -> Iterator[Issue]:
         )
 
 
-def _args_issues(task: ScriptTask) -> Iterator[Issue]:
+def check_program_arguments(job: JobSpec) -> Iterator[Issue]:
+    """Arguments that cannot be written as words."""
+    task = job.task
+    if not isinstance(task, ScriptTask):
+        return
     if isinstance(task.args, dict):
         for key, value in task.args.items():
             yield from _argument_issues(task, key, value)
@@ -68,7 +121,26 @@ def _args_issues(task: ScriptTask) -> Iterator[Issue]:
             )
 
 
-def _folder_issues(task: ScriptTask) -> Iterator[Issue]:
+def check_placeholders(job: JobSpec) -> Iterator[Issue]:
+    """Words in braces that are meant as folders and are none: the program would get them as they are."""
+    task = job.task
+    if not isinstance(task, ScriptTask):
+        return
+    known = [*FOLDERS, *(f"{OF_INPUTS}{name}" for name in job.inputs)]
+    for path, word in words_in_braces(task):
+        if word in known:
+            continue
+        meant = did_you_mean(word, known)
+        if is_folder_name(word) or meant:
+            problem, listed = "names no folder of the job", ", ".join(f"{{{it}}}" for it in known)
+            yield Issue("placeholder-unknown", path, problem, f"{{{word}}}", f"{meant} Known: {listed}".strip())
+
+
+def check_program_folders(job: JobSpec) -> Iterator[Issue]:
+    """Folders in which the program leaves its result and its checkpoints."""
+    task = job.task
+    if not isinstance(task, ScriptTask):
+        return
     for name in ("output_folder", "checkpoint_folder"):
         folder = getattr(task, name)
         if folder.startswith("/") or ".." in folder.split("/") or folder.strip("/.") == "":
@@ -98,9 +170,9 @@ def _folder_issues(task: ScriptTask) -> Iterator[Issue]:
         )
 
 
-def _strategy_issues(task: ScriptTask) -> Iterator[Issue]:
+def check_program_strategy(job: JobSpec) -> Iterator[Issue]:
     """Settings of a strategy that nothing hands to the program."""
-    spec = task.parallelism
+    spec = job.task.parallelism if isinstance(job.task, ScriptTask) else None
     if spec is None or spec.can.reach_programs:
         return
     for name in type(spec).model_fields:
@@ -116,18 +188,6 @@ def _strategy_issues(task: ScriptTask) -> Iterator[Issue]:
             )
 
 
-def _placeholder_issues(task: ScriptTask, inputs: list[str]) -> Iterator[Issue]:
-    """Words in braces that are meant as folders and are none: the program would get them as they are."""
-    known = [*FOLDERS, *(f"{OF_INPUTS}{name}" for name in inputs)]
-    for path, word in words_in_braces(task):
-        if word in known:
-            continue
-        meant = did_you_mean(word, known)
-        if is_folder_name(word) or meant:
-            problem, listed = "names no folder of the job", ", ".join(f"{{{it}}}" for it in known)
-            yield Issue("placeholder-unknown", path, problem, f"{{{word}}}", f"{meant} Known: {listed}".strip())
-
-
 def words_in_braces(task: ScriptTask) -> Iterator[tuple[str, str]]:
     """Path and word of every ``{word}`` in the arguments."""
     yield from _in_braces("task.args", task.args)
@@ -139,16 +199,6 @@ def _in_braces(path: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _in_braces(f"{path}.{key}", item)
-
-
-def same_variable_issues(inputs: Iterable[str]) -> Iterator[Issue]:
-    """Inputs that a program would find under one variable: one of them would hide the other."""
-    first: dict[str, str] = {}
-    for name in inputs:
-        other = first.setdefault(input_variable(name), name)
-        if other != name:
-            problem = f"a program would find it in {input_variable(name)}, where it finds {other}"
-            yield Issue("input-variables-collide", f"inputs.{name}", problem, remedy="Rename one of the two")
 
 
 def _word_issues(path: str, word: Any) -> Iterator[Issue]:

@@ -1,0 +1,195 @@
+"""Checkers of names, addresses and inputs: of the job as a whole, whatever its task."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING
+
+from sm_llm.bucket_names import bucket_problem
+from sm_llm.errors import Issue
+from sm_llm.spec.data import SyntheticData
+from sm_llm.spec.environment.variables import environment_issues
+from sm_llm.spec.inputs import MOUNT, S3Input, input_place, input_variable
+from sm_llm.spec.loading.references import references, sources
+from sm_llm.spec.tasks import ScriptTask, TrainTask
+from sm_llm.spec.validation.runner import blocked_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.spec.job import JobSpec, WorkflowSpec
+
+NAME_LENGTH = 63
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEMES = ("file", "s3")
+_NO_FOLDERS = ("", ".", "..")
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
+_CLASSES = (
+    "STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "REDUCED_REDUNDANCY",
+    "EXPRESS_ONEZONE", "OUTPOSTS",
+)  # fmt: skip
+HUB = re.compile(r"hf://(?:datasets/|models/)?[\w.-]+/[\w.-]+(?:@(?:refs/(?:pr|convert)/)?[^/@]+)?(?:/(?P<path>.*))?")
+
+
+def check_name(spec: JobSpec | WorkflowSpec) -> Iterator[Issue]:
+    """The name, of which those of runs and jobs are made."""
+    yield from name_issues("name", spec.name)
+
+
+def name_issues(path: str, name: str, suffix_of: str = "") -> Iterator[Issue]:
+    """A name that is none, or too long with the workflow's before it."""
+    whole = f"{suffix_of}-{name}" if suffix_of else name
+    if not _NAME.fullmatch(name):
+        valid = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "my-run"
+        yield Issue(
+            "name-invalid", path, "a name has letters, digits and hyphens only, none at its ends", name, f"Try {valid}"
+        )
+    elif len(whole) > NAME_LENGTH:
+        yield Issue(
+            "name-too-long", path, f"a name has at most {NAME_LENGTH} characters", whole, f"This one has {len(whole)}"
+        )
+
+
+def check_storage_address(spec: JobSpec | WorkflowSpec) -> Iterator[Issue]:
+    """Where the run is kept."""
+    yield from _address_issues("storage", spec.storage)
+
+
+def check_storage_class(spec: JobSpec | WorkflowSpec) -> Iterator[Issue]:
+    """Storage classes of S3 whose objects cannot be read at once, and names that S3 does not know; other stores have
+    their own."""
+    options = spec.storage_options
+    path, name = "storage_options.storage_class", options.storage_class
+    if name in _ARCHIVES:
+        problem = "is an archive: no checkpoint could be read again before it is restored"
+        yield Issue("storage-class-archived", path, problem, name, "Use STANDARD, INTELLIGENT_TIERING or GLACIER_IR")
+    elif name is not None and options.endpoint_url is None and name not in _CLASSES:
+        yield Issue(
+            "storage-class-unknown", path, "is not a storage class of S3", name, f"Known: {', '.join(_CLASSES)}"
+        )
+
+
+def check_environment(job: JobSpec) -> Iterator[Issue]:
+    """Environment variables and the names of secrets."""
+    yield from environment_issues(job.environment, job.secrets)
+
+
+def check_inputs(job: JobSpec) -> Iterator[Issue]:
+    """Modes that no training can read, and references to inputs that there are not."""
+    for name, value in job.inputs.items():
+        if isinstance(value, S3Input) and value.mode == "Pipe":
+            problem = "a pipe can be read only once and in order, which neither shuffling nor resume can do"
+            yield Issue("pipe-mode-unsupported", f"inputs.{name}.mode", problem, value.mode, "Use FastFile or File")
+    for path, kind, name in references(job):
+        if kind != "input":
+            continue
+        if path.startswith("inputs."):
+            yield Issue(
+                "input-refers-to-input",
+                path,
+                "an input cannot refer to another input",
+                input_place(job.inputs[path.split(".")[1]]),
+            )
+        elif name not in job.inputs:
+            yield Issue(
+                "input-unknown",
+                path,
+                "there is no such input",
+                name,
+                f"Known inputs: {', '.join(job.inputs) or 'none'}",
+            )
+
+
+@blocked_by("pipe-mode-unsupported", "input-refers-to-input", "input-unknown")
+def check_unread_inputs(job: JobSpec) -> Iterator[Issue]:
+    """Inputs that the task neither refers to nor reads from by their place; a script may read any."""
+    if isinstance(job.task, ScriptTask):
+        return
+    named = {name for path, kind, name in references(job) if kind == "input" and path.startswith("task.")}
+    places = [f"{place.rstrip('/')}/" for place in sources(job).values()]
+    for name, value in job.inputs.items():
+        read = (
+            f"{input_place(value).rstrip('/')}/",
+            f"{MOUNT}/{name}/",
+        )  # inside a container the channel stands for it
+        if name in named or any(place.startswith(read) for place in places):
+            continue
+        reads = f"the {job.task.kind} task does not read it"
+        remedy = f"Refer to it where the task reads it, as inputs.{name}, or leave it out"
+        if isinstance(job.task, TrainTask) and isinstance(job.task.data, SyntheticData):
+            reads += ": it trains on RANDOM TOKENS (task.data.format=synthetic)"
+            remedy = f"Read it with task.data.format=rows task.data.train=inputs.{name}, or leave it out"
+        yield Issue("input-unread", f"inputs.{name}", reads, input_place(value), remedy)
+
+
+def check_input_variables(job: JobSpec) -> Iterator[Issue]:
+    """Inputs that a program would find under one variable: one of them would hide the other."""
+    if not isinstance(job.task, ScriptTask):
+        return
+    first: dict[str, str] = {}
+    for name in job.inputs:
+        other = first.setdefault(input_variable(name), name)
+        if other != name:
+            problem = f"a program would find it in {input_variable(name)}, where it finds {other}"
+            yield Issue("input-variables-collide", f"inputs.{name}", problem, remedy="Rename one of the two")
+
+
+def check_addresses(job: JobSpec) -> Iterator[Issue]:
+    """Places that the task and the inputs name."""
+    for path, place in {**sources(job), **_input_uris(job)}.items():
+        yield from _address_issues(path, place, hub=not path.endswith("start.checkpoint"))
+
+
+def check_step_references(job: JobSpec) -> Iterator[Issue]:
+    """References to steps in a job that is not one."""
+    for path, kind, name in references(job):
+        if kind == "step":
+            problem = f"refers to step {name!r}, but a job alone has no steps"
+            yield Issue("step-reference-in-a-job", path, problem, remedy="Write a workflow")
+
+
+def _input_uris(job: JobSpec) -> dict[str, str]:
+    """Inputs that are places to read, by their path in the specification."""
+    uris = {f"inputs.{name}": it for name, it in job.inputs.items() if isinstance(it, str)}
+    return uris | {f"inputs.{name}.uri": it.uri for name, it in job.inputs.items() if isinstance(it, S3Input)}
+
+
+def _address_issues(path: str, place: str, *, hub: bool = False) -> Iterator[Issue]:
+    """``hub``: whether the place may be on the Hugging Face hub."""
+    scheme = SCHEME.match(place)
+    if not place.strip():
+        yield Issue("address-empty", path, "is empty", place)
+    elif scheme and scheme[1] == "hf" and hub:
+        if not HUB.fullmatch(place):
+            yield Issue(
+                "hub-address-invalid",
+                path,
+                "is not an address on the hub",
+                place,
+                "Write hf://org/name@revision or hf://datasets/…",
+            )
+    elif scheme and scheme[1] not in _SCHEMES:
+        known = ", ".join(f"{it}://" for it in (*_SCHEMES, *(["hf"] if hub else [])))
+        yield Issue(
+            "address-scheme-unsupported",
+            path,
+            f"{scheme[1]}:// is not supported",
+            place,
+            f"Give a folder, or one of {known}",
+        )
+    elif scheme and scheme[1] == "s3" and (problem := bucket_problem(place[len("s3://") :].partition("/")[0])):
+        yield Issue(
+            "bucket-name-invalid", path, f"names no valid bucket: a name {problem}", place, "Write s3://bucket/prefix"
+        )
+    elif scheme and scheme[1] == "s3" and not set(place.rstrip("/").split("/")[3:]).isdisjoint(_NO_FOLDERS):
+        problem = "holds an empty folder, '.' or '..', which S3 takes for names"
+        yield Issue("address-folders-odd", path, problem, place, f"Write {_without_odd_folders(place)}")
+
+
+def _without_odd_folders(place: str) -> str:
+    """The address that is probably meant: a user who writes ``..`` means the folder above."""
+    bucket, _, prefix = place[len("s3://") :].partition("/")
+    below = posixpath.normpath("/" + prefix.lstrip("/"))
+    return f"s3://{bucket}{below}".rstrip("/")
