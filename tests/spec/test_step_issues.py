@@ -9,7 +9,7 @@ import pytest
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.validation.steps import gathered, written
+from sm_llm.spec.validation.runner import gathered, written
 
 FETCH: dict[str, Any] = {"kind": "fetch", "source": "hf://org/name@main"}
 FLOW: dict[str, Any] = {

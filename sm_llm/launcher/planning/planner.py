@@ -15,7 +15,7 @@ from sm_llm.launcher.planning.upstream import Upstream
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.machines.gpus import smallest_gpu
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, TrainTask
-from sm_llm.spec.validation.runner import at_other_fields, errors_of, run, settle
+from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, settle
 
 if TYPE_CHECKING:
     from sm_llm.spec.loading.load import InvalidSpec, Loaded
@@ -80,7 +80,6 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
     from sm_llm.launcher.backends.base import without_workflows
     from sm_llm.launcher.backends.registry import backend
     from sm_llm.spec.loading.references import resolve, step_dependencies, workflow_job
-    from sm_llm.spec.validation.steps import gathered
 
     plans: list[Plan] = []
     issues: dict[str, tuple[Issue, ...]] = {}

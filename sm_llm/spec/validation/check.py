@@ -13,8 +13,7 @@ from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.references import references, workflow_job
 from sm_llm.spec.tasks import PrecompileTask, parallelism_of, training_of
 from sm_llm.spec.validation import addresses, tasks, training
-from sm_llm.spec.validation.runner import blocked_by, run
-from sm_llm.spec.validation.steps import gathered
+from sm_llm.spec.validation.runner import blocked_by, gathered, run
 from sm_llm.spec.validation.training import Training
 
 if TYPE_CHECKING:
