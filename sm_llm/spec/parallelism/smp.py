@@ -114,7 +114,7 @@ class SmpSpec(StrategySpec):
         tokens = training.micro_batch_size * seq_length // self.context_parallel_degree
         if self.fp8 and tokens % FP8_UNIT:
             problem = f"fp8 wants micro-batches of a multiple of {FP8_UNIT} tokens a GPU, and this makes {tokens}"
-            yield Issue("fp8-tokens-not-divisible", path, problem, seq_length, "Use a multiple of it")
+            yield Issue("smp-fp8-tokens-not-divisible", path, problem, seq_length, "Use a multiple of it")
 
     def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
         """Source: SageMaker Developer Guide, "Supported frameworks, instances and regions" of SMP v2."""
