@@ -34,9 +34,10 @@ if TYPE_CHECKING:
         StorageError,
         SubmitError,
     )
-    from sm_llm.launcher.api import attach, launch, load_spec, ls, prepare
+    from sm_llm.launcher.api import launch, load_spec, prepare
     from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
     from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
+    from sm_llm.launcher.find_runs import attach, ls
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.planning.planner import plan
     from sm_llm.launcher.run import Run
@@ -82,7 +83,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "sm_llm.launcher.api": ("attach", "launch", "load_spec", "ls", "prepare"),
+    "sm_llm.launcher.api": ("launch", "load_spec", "prepare"),
+    "sm_llm.launcher.find_runs": ("attach", "ls"),
     "sm_llm.launcher.backends.sagemaker.sdk.estimators": ("distribution", "estimator"),
     "sm_llm.launcher.planning.planner": ("plan",),
     "sm_llm.launcher.planning.plan": ("Plan",),

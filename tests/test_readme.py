@@ -10,7 +10,7 @@ import yaml
 
 from sm_llm.launcher.backends.registry import BACKENDS
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.spec.parallelism.strategies import trained
+from sm_llm.spec.parallelism.table import trained
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "tests" / "README.md"]

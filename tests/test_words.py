@@ -43,7 +43,6 @@ KNOWN_NAMES = {
     "contract/stock.py",
     "launcher/backends/local/rehearsal.py",
     "launcher/backends/local/reporting.py",
-    "launcher/begin.py",
     "launcher/display/closing.py",
     "launcher/display/lines.py",
     "launcher/observe/patience.py",

@@ -146,8 +146,8 @@ def rerun(
     Example:
       sm-llm rerun tiny-local-20260101-120000-beef task.seed=1
     """
-    from sm_llm.launcher.begin import differences
     from sm_llm.launcher.find_runs import attach as find
+    from sm_llm.launcher.lifecycle import differences
 
     found = find(run, storage=storage)
     for line in differences(found.record, found.launch_folder):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sm_llm.errors import Issue, SpecError
-from sm_llm.runs.run_home import RunHome, home_of
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.load import changed
 from sm_llm.storage.files import write_atomically
@@ -17,6 +16,8 @@ from sm_llm.storage.files import write_atomically
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from sm_llm.runs.run_home import RunHome
 
 JOB_ENVIRONMENT = "SM_LLM_JOB_FILE"
 """Environment variable that names job.json inside the container."""
@@ -108,4 +109,6 @@ class JobFile(BaseModel):
 
 def job_home(job: JobFile) -> RunHome:
     """The home of the run that a job is an attempt of."""
+    from sm_llm.runs.run_home import home_of
+
     return home_of(job.run_uri, job.spec.storage_options.model_dump())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.models.families.gated import GatedDecoder
-from sm_llm.models.families.registry import FAMILIES
+from sm_llm.models.families.registry import known_family
 from sm_llm.models.parallel_nxd import copy_issues, kv_copies
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Heads:
 
 def decoder(config: Config) -> GatedDecoder:
     """The family of a canonical config. Raises ``ConversionRefused`` for one whose layers NxD's shards do not have."""
-    kind = FAMILIES.get(str(config.get("model_type")))
+    kind = known_family(str(config.get("model_type")))
     if not isinstance(kind, GatedDecoder) or kind.model_type not in MODEL_TYPES:
         remedy = f"Supported: {', '.join(MODEL_TYPES)}"
         issue = Issue(

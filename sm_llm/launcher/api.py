@@ -1,14 +1,11 @@
-"""The Python API of the launcher: load, launch, attach, prepare; the command line calls exactly these."""
+"""The Python API of the launcher: load, launch, prepare; the command line calls exactly these."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from sm_llm.launcher.find_runs import attach, ls
-from sm_llm.launcher.run import Run
-from sm_llm.runs.locate import storage_root
-from sm_llm.storage.s3.s3_client import one_client
+from sm_llm.runs.run_paths import mint_run_id, storage_root
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
@@ -17,11 +14,12 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.planning.planner import Source
+    from sm_llm.launcher.run import Run
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
-__all__ = ["attach", "launch", "load_spec", "ls", "prepare"]
+__all__ = ["launch", "load_spec", "prepare"]
 
 
 def load_spec(source: Source, *overrides: Override, **fields: Any) -> JobSpec | WorkflowSpec:
@@ -73,15 +71,17 @@ def launch(
         UnfinishedRun: the newest run of this name is unfinished and of another specification, and ``new`` is not set.
         SubmitError: the same run is running, or the backend could not start it.
     """
-    from sm_llm.launcher.begin import begin, proceed
     from sm_llm.launcher.planning.planner import load_whole, plan_loaded
-    from sm_llm.launcher.stage import mint_run_id
-    from sm_llm.launcher.unfinished import find_unfinished
 
     loaded = load_whole(source, overrides, fields)
     storage = storage_root(loaded.spec)
     if dry_run:
         return _dry_run(loaded, plan_loaded(loaded), storage, mint_run_id(loaded.spec.name))
+    from sm_llm.launcher.lifecycle import begin, proceed  # a dry run needs nothing of what starts runs
+    from sm_llm.launcher.run import Run
+    from sm_llm.launcher.unfinished import find_unfinished
+    from sm_llm.storage.s3.s3_client import one_client
+
     with one_client():
         unfinished = None if new else find_unfinished(storage, loaded)
         if unfinished is None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import CheckpointError, RunNotFound, StorageError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.run import Run
-from sm_llm.runs.locate import assert_storage, find_home, homes_below, read_records, storage_root
-from sm_llm.runs.run_paths import RUN_RECORD
+from sm_llm.runs.locate import assert_storage, find_home, homes_below, read_records
+from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.states import RunState
 from sm_llm.spec.backends.table import BACKENDS
 from sm_llm.spec.job import DEFAULT_STORAGE

@@ -1,4 +1,4 @@
-"""A run: its handle, and the verbs that show, continue and repeat it."""
+"""A run: what is read of it (the handle), what shows it, and the verbs of its life."""
 
 from __future__ import annotations
 
@@ -82,22 +82,31 @@ class Run(RunHandle):
             SubmitError: the run is running or completed.
             SpecError, PlanError: the changes do not fit.
         """
-        from sm_llm.launcher.begin import resume
+        from sm_llm.launcher.lifecycle import resume
 
         return Run.of(resume(self, overrides, fields, step))
+
+    def stop(self, *, now: bool = False, wait: bool = False) -> RunState:
+        """Ask the run to stop after its current step, saving what it can; ``now`` kills it instead.
+
+        ``wait`` returns only when it has ended. Raises ``SubmitError`` if it is not running.
+        """
+        from sm_llm.launcher.lifecycle import stop
+
+        return stop(self, now=now, wait=wait)
 
     def finish(self) -> Run:
         """Publish the result of a run that did all its steps but ended before its result was published.
 
         Raises ``SubmitError`` if steps are left or the result is there already.
         """
-        from sm_llm.launcher.begin import finish
+        from sm_llm.launcher.lifecycle import finish
 
         return Run.of(finish(self))
 
     def rerun(self, *overrides: Override, **fields: Any) -> Run:
         """Repeat this run as a new one, from its record alone: the same specification, digest and input folders."""
-        from sm_llm.launcher.begin import rerun
+        from sm_llm.launcher.lifecycle import rerun
 
         return Run.of(rerun(self, overrides, fields))
 
@@ -106,7 +115,7 @@ class Run(RunHandle):
 
         Raises ``CheckpointError`` if there is no such checkpoint.
         """
-        from sm_llm.launcher.begin import branch
+        from sm_llm.launcher.lifecycle import branch
 
         return Run.of(branch(self, overrides, fields, step))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,12 +25,6 @@ RECORDED_PACKAGES = (
     "sm_llm", "torch", "transformers", "tokenizers", "fastokens", "safetensors", "datasets",
     "numpy", "pyarrow", "pydantic", "awscrt",
 )  # fmt: skip
-
-
-def mint_run_id(name: str, at: float | None = None, tail: str | None = None) -> str:
-    """``<name>-<UTC date>-<time>-<4 hex digits>``: sorts by time, unique without asking anyone."""
-    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(time.time() if at is None else at))
-    return f"{name}-{moment}-{tail or secrets.token_hex(2)}"
 
 
 def new_record(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.backends.base import workflows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sm_llm.launcher.backends.base import Backend, Submission
     from sm_llm.runs.run_home import RunHome
@@ -43,51 +44,64 @@ def submit_job(target: Backend, submission: Submission, change: Change | None = 
     Raises ``SubmitError``; then nothing runs and the run is as it was, or (``MayRun``) the attempt is kept for a job.
     """
     home, number = job_home(submission.job), submission.job.attempt
-    with target.starting(home, number, submission) as claimed:
-        return _start(home, claimed, change or Change(), partial(target.submit, submission))
+    with target.starting(home, number, submission) as attempt:
+        return _start(home, attempt, change or Change(), partial(target.submit, submission))
 
 
 def submit_workflow(target: Backend, home: RunHome, number: int, change: Change | None = None) -> str:
     """Start attempt ``number`` of the workflow recorded in ``home``; the same for its one native job."""
-    with target.starting(home, number, None) as claimed:
-        return _start(home, claimed, change or Change(), partial(workflows_of(target).submit_workflow, home, number))
+    with target.starting(home, number, None) as attempt:
+        return _start(home, attempt, change or Change(), partial(workflows_of(target).submit_workflow, home, number))
 
 
-def _start(home: RunHome, claimed: Attempt, change: Change, submit: Callable[[], str]) -> str:
-    home.claim(claimed)
-    try:
-        change.make()
+def _start(home: RunHome, attempt: Attempt, change: Change, submit: Callable[[], str]) -> str:
+    with claimed(home, attempt, change):
         native_id = submit()
-    except MayRun:
-        raise
-    except BaseException:  # Ctrl-C, too
-        if not _has_begun(home, claimed):
-            _roll_back(home, claimed, change)
-        raise
-    _record(home, claimed, native_id)
+    _record(home, attempt, native_id)
     return native_id
 
 
-def _has_begun(home: RunHome, claimed: Attempt) -> bool:
+@contextmanager
+def claimed(
+    home: RunHome, attempt: Attempt, change: Change | None = None, *, exists: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Claim ``attempt`` and make its ``change``; an error inside rolls both back, unless its native job ``exists``.
+
+    Raises ``SubmitError`` where another launch was first; then nothing was changed.
+    """
+    change = change or Change()
+    home.claim(attempt)
+    try:
+        change.make()
+        yield
+    except MayRun:
+        raise
+    except BaseException:  # Ctrl-C, too
+        if not exists() and not _has_begun(home, attempt):
+            _roll_back(home, attempt, change)
+        raise
+
+
+def _has_begun(home: RunHome, attempt: Attempt) -> bool:
     """Whether the native job has put itself into the record, whose end it then records, too."""
-    held = home.record().attempt(claimed.number)
-    return held is not None and held.native_id != claimed.native_id
+    held = home.record().attempt(attempt.number)
+    return held is not None and held.native_id != attempt.native_id
 
 
-def _roll_back(home: RunHome, claimed: Attempt, change: Change) -> None:
+def _roll_back(home: RunHome, attempt: Attempt, change: Change) -> None:
     # The claim goes last: until then no other launch sees a run that is half changed.
     try:
         change.undo()
     finally:
-        home.unclaim(claimed.number)
+        home.unclaim(attempt.number)
 
 
-def _record(home: RunHome, claimed: Attempt, native_id: str) -> None:
+def _record(home: RunHome, attempt: Attempt, native_id: str) -> None:
     """Put the native id into the record where it is not yet: a claim in S3 holds one that was known, and a job on this
     machine has put itself there; a folder's record holds no claims."""
-    begun = claimed.model_copy(update={"native_id": native_id})
+    begun = attempt.model_copy(update={"native_id": native_id})
     try:
-        held = home.record().attempt(claimed.number)
+        held = home.record().attempt(attempt.number)
         if held is None or held.is_claim:
             home.update(lambda record: record.with_attempt(begun))
     except StorageError as error:

@@ -21,7 +21,7 @@ from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import folders
-from sm_llm.storage.uri import fill, parse
+from sm_llm.storage.uri import parse
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
-    from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 _READERS = 16
 _SHOWN = 8
@@ -43,11 +42,6 @@ def user_options(given: S3Options | None = None) -> S3Options:
     from sm_llm.spec.loading.defaults import read_defaults
 
     return _over(given or S3Options(), read_defaults(os.environ).values.storage_options.model_dump())
-
-
-def storage_root(spec: JobSpec | WorkflowSpec) -> str:
-    """The address below which the runs of a specification are kept, in full."""
-    return parse(fill(spec.storage, run_name=spec.name)).uri
 
 
 def find_home(uri: str | Path) -> RunHome:

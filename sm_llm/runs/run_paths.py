@@ -28,8 +28,16 @@ of the machine that runs an attempt (``runs.s3_home``), and ``alive`` is stored 
 from __future__ import annotations
 
 import re
+import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.storage.uri import fill, parse
+
+if TYPE_CHECKING:
+    from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 RUN_RECORD = "run.json"
 JOB_FILE = "job.json"
@@ -174,3 +182,14 @@ class ContainerPaths:
 def step_run_id(run_id: str, step: str) -> str:
     """The id of the run of a workflow's step that lies below the workflow's own."""
     return f"{run_id}-{step}"
+
+
+def mint_run_id(name: str, at: float | None = None, tail: str | None = None) -> str:
+    """``<name>-<UTC date>-<time>-<4 hex digits>``: sorts by time, unique without asking anyone."""
+    moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(time.time() if at is None else at))
+    return f"{name}-{moment}-{tail or secrets.token_hex(2)}"
+
+
+def storage_root(spec: JobSpec | WorkflowSpec) -> str:
+    """The address below which the runs of a specification are kept, in full."""
+    return parse(fill(spec.storage, run_name=spec.name)).uri

@@ -230,6 +230,17 @@ class RunRecord(_Block):
         """What the run is asked for now."""
         return Asked(spec=self.spec, spec_digest=self.spec_digest, origins=self.origins, plan=self.plan)
 
+    def changed(self, asked: Asked, attempt: int, changes: Sequence[str]) -> RunRecord:
+        """This record as ``attempt`` asks for it; what that takes the place of is kept until the attempt has ended."""
+        update: dict[str, Any] = {name: getattr(asked, name) for name in Asked.model_fields}
+        update |= {"changes": {**self.changes, attempt: tuple(changes)}, "before": self.asked()}
+        return self.model_copy(update=update)
+
+    def unchanged_since(self, earlier: RunRecord) -> RunRecord:
+        """This record with everything that it was asked for as in an ``earlier`` one."""
+        names = (*Asked.model_fields, "changes", "before")
+        return self.model_copy(update={name: getattr(earlier, name) for name in names})
+
     def settled(self, attempt: int, *, refused: bool) -> RunRecord:
         """This record once ``attempt`` has ended: where its changes were ``refused``, without them."""
         update: dict[str, Any] = {"before": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -26,11 +26,15 @@ from sm_llm.spec.data import DataSpec
 from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.not_finite import NotFiniteSpec
 from sm_llm.spec.optim import OptimSpec
-from sm_llm.spec.parallelism.fsdp import FsdpSpec
-from sm_llm.spec.parallelism.strategies import Parallelism
+from sm_llm.spec.parallelism.table import default_options, strategy_spec
 from sm_llm.spec.profile import ProfileSpec
 from sm_llm.spec.sinks import SinksSpec
 from sm_llm.spec.watchdog import WatchdogSpec
+
+if TYPE_CHECKING:
+    from sm_llm.spec.parallelism.base import StrategySpec as Parallelism
+else:  # a field's type, made of the table's rows
+    Parallelism = strategy_spec()
 
 
 class PrecisionSpec(SpecModel):
@@ -84,7 +88,7 @@ class TrainTask(SpecModel):
     """Folder with the tokenizer that made the rows; published with the model, and checked against its vocabulary."""
     data: DataSpec
     """The rows."""
-    parallelism: Annotated[Parallelism, PLACEMENT] = Field(default_factory=FsdpSpec)
+    parallelism: Annotated[Parallelism, PLACEMENT] = Field(default_factory=default_options)
     """The training engine and how it spreads the model."""
     micro_batch_size: Annotated[int, PLACEMENT] = Field(default=1, ge=1, le=2**20)
     """Sequences in one forward pass of one data-parallel rank."""

@@ -11,12 +11,17 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.runs.git_state import git_state
-from sm_llm.runs.run_record import Attempt, RunRecord, host_facts, package_versions
+from sm_llm.runs.outcome import recorded_end
+from sm_llm.runs.reader import RunReader
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_record import Asked, Attempt, RunRecord, host_facts, package_versions
 from sm_llm.runs.states import RunState
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sm_llm.runs.run_home import RunHome
 
 PREPARE = {"kind": "prepare", "sources": ["builtin:python-docs"], "seq_length": 64}
 
@@ -219,3 +224,43 @@ def test_versions_come_without_importing_anything() -> None:
     versions = package_versions(["pydantic", "no-such-package"])
     assert versions.keys() == {"python", "pydantic"}
     assert {"name", "system", "processors"} <= host_facts({}).keys()
+
+
+def test_changes_of_an_attempt_are_undone_as_one(tmp_path: Path) -> None:
+    spec = {"backend": {"name": "local"}, "task": {"kind": "train"}}
+    before = RunRecord(run_id="r", name="r", created=1.0, spec=spec, spec_digest="a", changes={1: ("x=1",)})
+    asked = Asked(spec={**spec, "task": {"kind": "script"}}, spec_digest="b", origins={"task.kind": "override"})
+    changed = before.changed(asked, 2, ["task.kind=script"])
+    assert changed.asked() == asked
+    assert changed.changes == {1: ("x=1",), 2: ("task.kind=script",)}
+    assert changed.before == before.asked()
+    assert changed.unchanged_since(before) == before
+    assert changed.settled(2, refused=True) == before
+    kept = changed.settled(2, refused=False)
+    assert (kept.asked(), kept.before) == (asked, None)
+
+
+class Stored(RunReader):
+    """A run of which only the storage is asked."""
+
+    def describe(self) -> tuple[RunState, str | None]:
+        end = recorded_end(self.record)
+        return (RunState.UNKNOWN, None) if end is None else (end.state, end.reason)
+
+    def step_home(self, step: str) -> RunHome:
+        return self.home.below("steps", step)
+
+
+def test_a_run_is_read_from_its_storage_alone(tmp_path: Path) -> None:
+    home = home_of(tmp_path / "w-1")
+    one = {"backend": {"name": "a place of another release"}, "task": {"kind": "train"}}
+    spec = {**one, "steps": {"a": {}, "b": {}}}
+    home.create(RunRecord(run_id="w-1", name="w", created=1.0, spec=spec, spec_digest="d"))
+    step = RunRecord(run_id="w-1-a", name="a", created=1.0, spec=one, spec_digest="d")
+    home.below("steps", "a").create(step.with_attempt(Attempt(number=1, native_id="7", started=1.0)))
+    run = Stored(tmp_path / "w-1")
+    assert (run.id, run.kind, list(run.steps)) == ("w-1", "workflow", ["a"])
+    assert (run.job.id, run.job.kind, run.job.state) == ("w-1-a", "train", RunState.UNKNOWN)
+    assert run.job.storage == str(tmp_path)
+    assert run.job.checkpoints() == []
+    assert (run.result, run.job.result) == (None, None)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from sm_llm.launcher import api
+from sm_llm.launcher.find_runs import attach
 from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def test_fit_of_a_workflow_in_a_terminal_ends_with_all_a_person_needs(runs: Fake
     code, text = in_terminal(["fit", "flow.yaml"], tmp_path)
     assert code == 0, text
     assert re.search(r"step \d+/12  loss \d\.\d+", text), "the live line"
-    run = api.attach(storage=tmp_path / "runs")
+    run = attach(storage=tmp_path / "runs")
     for words in ("prepared", "validation loss", "completed", "A sample of what it writes", "a few", "Load it with",
                   "AutoModelForCausalLM", "plot.png", f"{run.root.name}/result"):  # fmt: skip
         assert words in text

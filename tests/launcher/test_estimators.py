@@ -12,7 +12,7 @@ from moto import mock_aws
 from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import build_pipeline
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
-from sm_llm.spec.parallelism.strategies import trained
+from sm_llm.spec.parallelism.table import trained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

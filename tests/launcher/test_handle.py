@@ -13,12 +13,11 @@ import pytest
 
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import CheckpointError, RunFailed, RunNotFound, SmLlmError, SubmitError
-from sm_llm.launcher import api
-from sm_llm.launcher.begin import differences
+from sm_llm.launcher.find_runs import attach, ls
+from sm_llm.launcher.lifecycle import differences
 from sm_llm.launcher.observe.metrics import to_json
 from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.run_record import RunRecord
 from sm_llm.runs.states import RunState
 from sm_llm.storage.publication.pins import pinned
 
@@ -187,7 +186,7 @@ def test_a_rerun_from_the_record_has_the_same_digest_and_reads_the_same_folders(
     run = fakes.launch(**changes)
     run.wait()
     monkeypatch.chdir(there)
-    again = api.attach(run.uri).rerun()
+    again = attach(run.uri).rerun()
     assert again.wait() is RunState.COMPLETED
     assert again.uri != run.uri
     assert again.storage == run.storage
@@ -350,15 +349,17 @@ def test_a_run_on_another_machine_is_asked_by_a_stop_file(fakes: Fakes) -> None:
     fakes.wait_until(lambda: up(run))
     pid = run.attempts[0].native_id
 
-    def elsewhere(record: RunRecord) -> RunRecord:
-        return record.with_attempt(record.attempts[0].model_copy(update={"host": "elsewhere", "native_id": "1"}))
+    def as_of(host: str, native_id: str) -> None:
+        update = {"host": host, "native_id": native_id}
+        run.home.update(lambda held: held.with_attempt(held.attempts[0].model_copy(update=update)))
 
-    RunRecord.update(run.paths.record, elsewhere)
+    as_of("elsewhere", "1")
     with pytest.raises(SubmitError, match="runs on elsewhere"):
         run.stop(now=True)
     assert not run.paths.stop_file.exists()
     run.stop()
     assert run.paths.stop_file.exists()
+    as_of(socket.gethostname(), pid)  # as its own machine sees it
     os.kill(int(pid), 15)
     fakes.wait_until(lambda: run.record.attempts[0].state is not None)
     fakes.use("put(None)")
@@ -373,7 +374,7 @@ def test_stopping_a_run_that_was_never_started_is_refused(fakes: Fakes) -> None:
     with pytest.raises(SubmitError):
         fakes.launch()
     with pytest.raises(SubmitError, match="is not running: it is pending"):
-        api.attach(storage=fakes.storage).stop()
+        attach(storage=fakes.storage).stop()
 
 
 # --- logs
@@ -409,12 +410,12 @@ def test_a_run_is_found_by_its_native_job_while_it_lives_and_afterwards(fakes: F
     run = fakes.launch()
     native = str(run.native_uri)
     assert native == f"local://{socket.gethostname()}/{run.attempts[0].native_id}"
-    assert api.attach(native, storage=fakes.storage / "not-here").uri == run.uri, "the process itself tells"
+    assert attach(native, storage=fakes.storage / "not-here").uri == run.uri, "the process itself tells"
     run.stop(now=True, wait=True)
-    assert api.attach(native, storage=fakes.storage).uri == run.uri
+    assert attach(native, storage=fakes.storage).uri == run.uri
     with pytest.raises(SubmitError, match="no run with the native job local://nowhere/1"):
-        api.attach("local://nowhere/1", storage=fakes.storage)
-    assert api.attach(f"file://{run.uri}").uri == run.uri
+        attach("local://nowhere/1", storage=fakes.storage)
+    assert attach(f"file://{run.uri}").uri == run.uri
 
 
 def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes) -> None:
@@ -426,7 +427,7 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
     (fakes.storage / "torn").mkdir()
     (fakes.storage / "torn" / "run.json").write_text('{"version": 99}')
     try:
-        found = {it.run_id: it for it in api.ls(fakes.storage)}
+        found = {it.run_id: it for it in ls(fakes.storage)}
         assert found[done.id].state is RunState.COMPLETED
         assert (found[done.id].step, found[done.id].total_steps, found[done.id].loss) == (3, 8, 2.5)
         assert (found[running.id].state, found[running.id].ended) == (RunState.RUNNING, None), "OB13"
@@ -439,11 +440,11 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
     finally:
         running.stop(now=True, wait=True)
     with pytest.raises(RunNotFound, match=r"nothing: there is no such folder, so no run\. Check the address"):
-        api.ls(fakes.storage / "nothing")
+        ls(fakes.storage / "nothing")
     with pytest.raises(RunNotFound, match="this is a run, not a folder of runs"):
-        api.ls(done.uri)
+        ls(done.uri)
     fakes.monkeypatch.chdir(fakes.storage)
-    assert api.ls() == [], "nothing was ever launched in this folder"
+    assert ls() == [], "nothing was ever launched in this folder"
 
 
 def test_a_glance_reads_only_the_ends_of_a_long_log(tmp_path: Path) -> None:
@@ -505,4 +506,4 @@ def test_OB01_OB03_metrics_keep_every_digit_and_what_is_no_number(fakes: Fakes) 
     shown = json.loads(json.dumps([to_json(row) for row in rows], allow_nan=False))
     assert [row["loss"] for row in shown] == [*wanted, "nan", "inf"]
     assert json.loads(json.dumps(run.status().to_json(), allow_nan=False))["progress"]["loss"] == "inf"
-    assert json.dumps([it.to_json() for it in api.ls(fakes.storage)], allow_nan=False)
+    assert json.dumps([it.to_json() for it in ls(fakes.storage)], allow_nan=False)

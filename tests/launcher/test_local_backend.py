@@ -18,8 +18,8 @@ from sm_llm.launcher.backends.local.container import PORT, clear_scratch, lay_ou
 from sm_llm.launcher.backends.local.processes import reserved_port
 from sm_llm.launcher.planning.inputs import absolute_inputs
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.launcher.stage import mint_run_id, stage
-from sm_llm.runs.run_paths import RunPaths
+from sm_llm.launcher.stage import stage
+from sm_llm.runs.run_paths import RunPaths, mint_run_id
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import yaml
 
 from sm_llm.cli import main
 from sm_llm.launcher import api
+from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.run import Run
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.states import RunState
@@ -82,7 +83,7 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     preloaded.off()  # whole process trees are killed
     first = sm_llm(*fit, "--no-wait")
     assert first.returncode == 0, first.stderr
-    run = api.attach(storage=s3_fakes.storage)
+    run = attach(storage=s3_fakes.storage)
     s3_fakes.wait_until(lambda: run.checkpoints(), seconds=200)
     kill_everything(run)
     s3_fakes.wait_until(lambda: run.state is RunState.INTERRUPTED)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import RunFailed, StorageError, SubmitError
-from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import processes, workflow
+from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.observe.follow import follow
 from sm_llm.launcher.observe.metrics import to_json
 from sm_llm.launcher.observe.patience import Patience
@@ -89,13 +89,13 @@ def test_a_run_in_S3_is_the_same_from_another_machine(
     elsewhere()
     for there in (
         Run(run.uri),
-        api.attach(run.id, storage=s3_fakes.storage),
-        api.attach("fake", storage=s3_fakes.storage),
+        attach(run.id, storage=s3_fakes.storage),
+        attach("fake", storage=s3_fakes.storage),
     ):
         assert seen(there) == here
         assert there.root != run.root
     assert there.plot().is_file()
-    (listed,) = api.ls(s3_fakes.storage)
+    (listed,) = ls(s3_fakes.storage)
     assert (listed.uri, listed.state, listed.step, listed.loss) == (run.uri, RunState.COMPLETED, 3, 0.1 + 0.2)
     assert not [key for key in objects(s3_server, bucket) if "/scratch/" in key or key.endswith("lock")]
 
@@ -118,7 +118,7 @@ def test_the_same_launch_continues_after_everything_was_killed(s3_fakes: Fakes, 
     assert seen(there) == here, "what the killed attempt had not shipped was shipped by the next"
     assert list(there.logs(attempt=1)) == ["first"]
     assert s3_fakes.launch().continued_attempt is None, "a completed run is not continued"
-    api.attach(storage=s3_fakes.storage).wait()
+    attach(storage=s3_fakes.storage).wait()
 
 
 @pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.integration)])
@@ -220,7 +220,7 @@ def test_of_two_machines_that_continue_a_run_at_once_one_wins_and_one_line_tells
 
 
 def test_two_jobs_with_one_run_id_are_one_run(s3_fakes: Fakes, elsewhere: Elsewhere) -> None:
-    s3_fakes.monkeypatch.setattr("sm_llm.launcher.begin.mint_run_id", lambda name: f"{name}-same")
+    s3_fakes.monkeypatch.setattr("sm_llm.launcher.lifecycle.mint_run_id", lambda name: f"{name}-same")
     s3_fakes.use(SLEEP)
     first = s3_fakes.launch(new=True)
     elsewhere()

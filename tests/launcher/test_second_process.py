@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import backend as local
+from sm_llm.launcher.find_runs import attach
 from sm_llm.runs.liveness import is_anyone_alive
 from sm_llm.runs.states import EXIT_CODES, RunState
 
@@ -206,12 +206,12 @@ def test_a_run_outlives_its_notebook_kernel_and_is_attached_again(fakes: Fakes, 
         uri = execute(client, LAUNCH.format(source=fakes.worker(TRAINS), spec=fakes.spec())).strip()
         manager.restart_kernel(now=True)
         client.wait_for_ready(timeout=90)
-        assert is_anyone_alive(api.attach(uri).root)
-        attach = f"import sm_llm\nrun = sm_llm.attach({uri!r})\nprint(run.state.value)"
-        assert execute(client, attach).strip() == "running"
+        assert is_anyone_alive(attach(uri).root)
+        program = f"import sm_llm\nrun = sm_llm.attach({uri!r})\nprint(run.state.value)"
+        assert execute(client, program).strip() == "running"
         assert execute(client, "print(run.stop(wait=True).value)").strip() == "interrupted-resumable"
         assert int(execute(client, "print(len(run.metrics()))")) > 0
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    assert api.attach(uri).state is RunState.INTERRUPTED
+    assert attach(uri).state is RunState.INTERRUPTED

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import LaunchRefused, StorageError, SubmitError
-from sm_llm.launcher.submission import Change, MayRun, submit_workflow
+from sm_llm.launcher.submission import Change, MayRun, claimed, submit_workflow
 from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_record import Attempt, RunRecord
 
@@ -154,3 +154,14 @@ def test_a_place_that_is_busy_claims_nothing(home: RunHome) -> None:
     with pytest.raises(LaunchRefused):
         submit(home, Busy(fails), Change(lambda: pytest.fail("made"), lambda: pytest.fail("undone")))
     assert home.record().attempts == ()
+
+
+def test_a_claim_of_a_job_that_exists_is_kept_though_its_start_failed(home: RunHome) -> None:
+    """As of an estimator's ``fit``, which also raises where the job that it waited for has failed."""
+    with pytest.raises(RuntimeError), claimed(home, Attempt.claim(1, "job-7"), exists=lambda: True):
+        raise RuntimeError("the job failed")
+    assert [it.native_id for it in home.record().attempts] == (["job-7"] if home.is_remote else [])
+    number = home.record().next_attempt
+    with pytest.raises(RuntimeError), claimed(home, Attempt.claim(number, "job-8")):
+        raise RuntimeError("refused")
+    assert home.record().next_attempt == number

@@ -16,10 +16,10 @@ import pytest
 from sm_llm.contract.failure import Failure
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import RunFailed, SubmitError
-from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import local_run
 from sm_llm.launcher.backends.local.attempt import GRACE_SECONDS, KILL_SECONDS, with_facts
 from sm_llm.launcher.backends.local.processes import Interrupts
+from sm_llm.launcher.find_runs import attach
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.liveness import hold, is_anyone_alive
 from sm_llm.runs.outcome import Ending, with_end
@@ -67,7 +67,7 @@ def test_the_supervisor_leads_a_session_of_its_own_and_outlives_its_launcher(fak
     fakes.wait_until(lambda: up(run))
     os.kill(pid, signal.SIGHUP)
     done = subprocess.run(
-        [sys.executable, "-c", program + f"run = api.attach({run.uri!r}); print(run.state.value); run.stop()"],
+        [sys.executable, "-c", program + f"run = attach({run.uri!r}); print(run.state.value); run.stop()"],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.strip() == "running"
@@ -436,9 +436,9 @@ def test_attach_finds_runs_by_folder_id_and_name_and_names_what_there_is(fakes: 
     first, second = fakes.launch(), fakes.launch(new=True)
     for run in (first, second):
         run.wait()
-    assert api.attach(first.root).uri == first.uri
-    assert api.attach(first.id, storage=fakes.storage).uri == first.uri
-    assert api.attach("fake", storage=fakes.storage).uri == second.uri
-    assert api.attach(storage=fakes.storage).uri == second.uri
+    assert attach(first.root).uri == first.uri
+    assert attach(first.id, storage=fakes.storage).uri == first.uri
+    assert attach("fake", storage=fakes.storage).uri == second.uri
+    assert attach(storage=fakes.storage).uri == second.uri
     with pytest.raises(SubmitError, match=f"no run 'other'.*{first.id}"):
-        api.attach("other", storage=fakes.storage)
+        attach("other", storage=fakes.storage)

@@ -12,6 +12,7 @@ from sm_llm.errors import CheckpointError, PlanError, StorageError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import processes, workflow
 from sm_llm.launcher.backends.local.backend import LocalBackend
+from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.stage import new_record
 from sm_llm.launcher.unfinished import UnfinishedRun
@@ -216,7 +217,7 @@ def test_a_workflow_is_resumed_from_another_folder_with_changes(
     at_once.use(PREPARE % 16 + "assert job.spec.task.seed == 7, job.spec.task; put(None)")
     with pytest.raises(SubmitError, match=r"name the training run below it: .*/steps/two"):
         run.resume(step=2)
-    again = api.attach(run.uri).resume("steps.two.task.seed=7")
+    again = attach(run.uri).resume("steps.two.task.seed=7")
     assert again.state is RunState.COMPLETED, again.status().reason
     one, two = again.steps.values()
     assert sources(one) == [str(here / "texts")]

@@ -246,9 +246,11 @@ def _watch(run: RunHandle, console: Console, live: Live | None, interrupts: Sequ
 
 
 def _pass_on(run: RunHandle, console: Console, count: int) -> None:
+    from sm_llm.launcher.lifecycle import stop
+
     with contextlib.suppress(SubmitError):  # it may just have ended
         try:
-            run.stop(now=count > 1)
+            stop(run, now=count > 1)
         except StorageError as issue:
             console.print(f"it could not be asked to stop (Ctrl-C asks again): {issue}", style="yellow")
             return

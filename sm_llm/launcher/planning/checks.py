@@ -6,16 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.data.describe import is_far_smaller
-from sm_llm.data.peek import repeats_one_row
 from sm_llm.errors import DataError, Issue, warning
 from sm_llm.launcher.planning.local_places import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.model_facts import check_pretrained
 from sm_llm.launcher.planning.plan_settings import RANDOM
-from sm_llm.launcher.planning.program_checks import program_warnings
 from sm_llm.launcher.planning.upstream import Upstream, tokenizer_vocabulary
 from sm_llm.spec.data import SyntheticData
 from sm_llm.spec.machines.gpus import smallest_gpu
-from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, training_of
+from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, training_of
 from sm_llm.spec.validation.runner import blocked_by
 
 if TYPE_CHECKING:
@@ -190,6 +188,8 @@ def check_repeated_rows(draft: Draft) -> Iterator[Issue]:
     elif rows is not None and rows.repeated:
         found = f"all {rows.rows:,} rows are the same row"
     elif task is not None and task.data.format == "json_rows":
+        from sm_llm.data.peek import repeats_one_row
+
         folder = local_folder(task.data.train)
         count = repeats_one_row(folder, task.data.seq_length) if folder is not None and folder.is_dir() else None
         if count is not None:
@@ -274,7 +274,10 @@ def check_processes(draft: Draft) -> Iterator[Issue]:
 
 def check_program(draft: Draft) -> Iterator[Issue]:
     """What a user's own program gets that is possible, but hardly meant."""
-    yield from program_warnings(draft.job)
+    if isinstance(draft.job.task, ScriptTask):
+        from sm_llm.launcher.planning.program_checks import program_warnings
+
+        yield from program_warnings(draft.job)
 
 
 def check_shared_storage(draft: Draft) -> Iterator[Issue]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Issue, PlanError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.optional import missing
-from sm_llm.runs.locate import storage_root
-from sm_llm.runs.run_paths import RUN_RECORD
+from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.s3_home import CONFIG
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.loading.references import sources

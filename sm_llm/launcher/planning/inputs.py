@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.contract.job_file import channel_name
-from sm_llm.contract.program_tree import ProgramTree
 from sm_llm.errors import StorageError
 from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.package import PACKAGE
-from sm_llm.runs.run_folders import files_outside_runs
-from sm_llm.runs.run_record import InputManifest
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.references import sources, workflow_job
 from sm_llm.storage.uri import run_and_step
 
 if TYPE_CHECKING:
+    from sm_llm.runs.run_record import InputManifest
     from sm_llm.spec.inputs import Input
     from sm_llm.spec.tasks import Task
 
@@ -107,6 +104,10 @@ def manifest(place: Path, content_bytes: int = CONTENT_BYTES, *, is_program: boo
 
     Raises ``StorageError`` if it cannot be read.
     """
+    from sm_llm.contract.program_tree import ProgramTree
+    from sm_llm.runs.run_folders import files_outside_runs
+    from sm_llm.runs.run_record import InputManifest
+
     try:
         folder_files = ProgramTree(place).files if is_program else lambda: files_outside_runs(place)[0]
         files = [place] if place.is_file() else folder_files()
@@ -137,10 +138,11 @@ def _digest(listing: list[Any]) -> str:
 
 def code_digest() -> str:
     """SHA-256 (64 hex digits) over names and contents of this package's files: which code launched a run."""
-    home = PACKAGE
+    from sm_llm.package import PACKAGE
+
     digest = hashlib.sha256()
-    for file in sorted(it for it in home.rglob("*") if it.suffix in (".py", ".yaml")):
+    for file in sorted(it for it in PACKAGE.rglob("*") if it.suffix in (".py", ".yaml")):
         body = file.read_bytes()
-        digest.update(f"{file.relative_to(home).as_posix()} {len(body)}\n".encode())
+        digest.update(f"{file.relative_to(PACKAGE).as_posix()} {len(body)}\n".encode())
         digest.update(body)
     return digest.hexdigest()

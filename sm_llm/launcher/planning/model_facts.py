@@ -11,9 +11,7 @@ from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
 from sm_llm.models.parallel_nxd import kv_heads
 from sm_llm.models.strategy_rules import model_issues
-from sm_llm.models.weights_check import check_weights, unread_warning
 from sm_llm.spec.checkpoint import PretrainedStart
-from sm_llm.storage.hub.addresses import config_file, is_hub, parse_hub
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +45,11 @@ def pretrained_source(task: TrainTask) -> str | None:
 
 def _readable(source: str | None, where: str) -> str | None:
     """The config of a model on the hub, in the hub's cache; other sources as they are."""
-    if source is None or not is_hub(source):
+    if source is None:
+        return None
+    from sm_llm.storage.hub.addresses import config_file, is_hub, parse_hub
+
+    if not is_hub(source):
         return source
     try:
         return str(config_file(parse_hub(source)))
@@ -87,6 +89,8 @@ def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> list[Issue]:
     folder = local_folder(pretrained_source(task))
     if folder is None or not folder.is_dir():
         return []
+    from sm_llm.models.weights_check import check_weights, unread_warning
+
     checked = check_weights(folder, config)
     return [*checked.issues, *([unread_warning(checked.unread)] if checked.unread else [])]
 

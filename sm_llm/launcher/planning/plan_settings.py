@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.launcher.requirement_file import logical_lines
 from sm_llm.redaction import redact
 from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
 from sm_llm.spec.data import StreamData, SyntheticData
@@ -56,6 +55,8 @@ def requirements(job: JobSpec) -> list[str]:
     file = None if folder is None else folder / REQUIREMENTS
     if file is None or not file.is_file():
         return []
+    from sm_llm.launcher.requirement_file import logical_lines
+
     return [redact(line) for _, line in logical_lines(file.read_text(encoding="utf-8-sig", errors="replace"))]
 
 

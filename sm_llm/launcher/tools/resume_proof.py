@@ -13,7 +13,7 @@ from sm_llm.contract.job_file import BREAK_ENVIRONMENT
 from sm_llm.errors import Issue, RunFailed, SpecError
 from sm_llm.launcher.api import launch
 from sm_llm.runs.events.events import newest_per_step, read_events
-from sm_llm.runs.locate import storage_root
+from sm_llm.runs.run_paths import storage_root
 from sm_llm.runs.states import RunState
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.tasks import TrainTask

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 from sm_llm.errors import Issue, SpecError
-from sm_llm.models.families.gpt_neox import GptNeoX
-from sm_llm.models.families.llama import Llama
-from sm_llm.models.families.mistral import Mistral
-from sm_llm.models.families.mixtral import Mixtral
-from sm_llm.models.families.qwen2 import Qwen2
-from sm_llm.models.families.qwen3 import Qwen3
 
 if TYPE_CHECKING:
     from sm_llm.models.families.family import Config, Family
 
-FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (Llama(), Mistral(), Mixtral(), Qwen2(), Qwen3(), GptNeoX())
+FAMILIES = {
+    "llama": "llama:Llama",
+    "mistral": "mistral:Mistral",
+    "mixtral": "mixtral:Mixtral",
+    "qwen2": "qwen2:Qwen2",
+    "qwen3": "qwen3:Qwen3",
+    "gpt_neox": "gpt_neox:GptNeoX",
 }
+"""``model_type`` -> module and class; a plan loads the one that its model is of."""
+
+
+@cache
+def known_family(model_type: str) -> Family | None:
+    """The family of that ``model_type``; None where there is none."""
+    row = FAMILIES.get(model_type)
+    if row is None:
+        return None
+    module, _, name = row.partition(":")
+    return cast("Family", getattr(import_module(f"sm_llm.models.families.{module}"), name)())
 
 
 def family(config: Config) -> Family:
     """The family that ``config["model_type"]`` names; raises ``SpecError`` with the list of known ones."""
     model_type = config.get("model_type")
-    found = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    found = known_family(model_type) if isinstance(model_type, str) else None
     if found is None:
         remedy = f"Supported: {', '.join(sorted(FAMILIES))}."
         raise SpecError(

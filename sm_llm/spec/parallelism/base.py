@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.machines.hardware import Instance
 
-WHERE = "task.parallelism"
-
 
 @dataclass(frozen=True)
 class Degrees:
@@ -89,16 +87,14 @@ class MemoryTerms:
 class StrategySpec(SpecModel):
     """Base of every strategy's options. Its defaults are those of an engine for GPUs without a library of its own."""
 
+    strategy: str = ""
+    """The training engine; every class has its one name."""
+
     can: ClassVar[Capabilities] = Capabilities()
     image_stack: ClassVar[Literal["smp", "neuron"] | None] = None
     """The image stack that holds the engine; None if every stack does, and the instance type decides."""
     image_marker: ClassVar[str | None] = None
     """Part of the name of every stock image with the engine; None if names do not show it."""
-
-    @property
-    def engine(self) -> str:
-        """The value of ``strategy``, which every class declares."""
-        return str(type(self).model_fields["strategy"].default)
 
     @property
     def degrees(self) -> Degrees:
@@ -114,7 +110,7 @@ class StrategySpec(SpecModel):
                 f"{world_size} / {shared} leaves {world_size % shared}"
             )
             remedy = f"Use degrees whose product is one of {listed(divisors(world_size))}"
-            yield Issue("degrees-do-not-divide-world-size", WHERE, problem, shared, remedy)
+            yield Issue("degrees-do-not-divide-world-size", "task.parallelism", problem, shared, remedy)
 
     def arranged(self, world_size: int, node_size: int) -> Layout:
         """``layout`` of degrees that fit. By default parameters are copied over data-parallel ranks, not sharded."""
@@ -145,7 +141,7 @@ class StrategySpec(SpecModel):
             yield Issue(
                 "fp8-unsupported",
                 "task.precision.compute",
-                f"strategy {self.engine} computes in bf16 and fp32",
+                f"strategy {self.strategy} computes in bf16 and fp32",
                 "fp8",
                 "Use bf16, or strategy fsdp",
             )
@@ -156,7 +152,7 @@ class StrategySpec(SpecModel):
     def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
         """Why the engine does not run on an instance type, which the field ``where`` names."""
         if machine.is_neuron:
-            problem = f"{self.engine} does not run on Trainium"
+            problem = f"{self.strategy} does not run on Trainium"
             yield Issue(
                 "strategy-not-for-trainium", where, problem, machine.name, "Use strategy nxd, or a GPU instance"
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from sm_llm.errors import Issue
-from sm_llm.spec.parallelism.base import WHERE, Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
+from sm_llm.spec.parallelism.base import Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
 from sm_llm.spec.parallelism.layout import Layout, divisors, listed
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
     """Options that do not go together, whatever the number of processes."""
     issues = []
     if spec.hybrid_shard_degree != "node" and spec.sharding != "hybrid":
-        remedy = f"Set {WHERE}.sharding to hybrid, or leave it out"
+        remedy = "Set task.parallelism.sharding to hybrid, or leave it out"
         issues.append(
             Issue(
                 "shard-degree-without-effect",
-                f"{WHERE}.hybrid_shard_degree",
+                "task.parallelism.hybrid_shard_degree",
                 "is for sharding: hybrid",
                 spec.hybrid_shard_degree,
                 remedy,
@@ -112,7 +112,7 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
         issues.append(
             Issue(
                 "offloading-without-checkpointing",
-                f"{WHERE}.offload_activations",
+                "task.parallelism.offload_activations",
                 problem,
                 True,
                 "Use full or every_nth",
@@ -120,11 +120,11 @@ def _option_issues(spec: FsdpSpec) -> list[Issue]:
         )
     if spec.checkpoint_every_layers != 2 and spec.activation_checkpointing != "every_nth":
         problem = f"is for activation_checkpointing: every_nth, and this is {spec.activation_checkpointing}"
-        remedy = f"Set {WHERE}.activation_checkpointing to every_nth, or leave it out"
+        remedy = "Set task.parallelism.activation_checkpointing to every_nth, or leave it out"
         issues.append(
             Issue(
                 "checkpoint-interval-without-effect",
-                f"{WHERE}.checkpoint_every_layers",
+                "task.parallelism.checkpoint_every_layers",
                 problem,
                 spec.checkpoint_every_layers,
                 remedy,
@@ -138,7 +138,7 @@ def _budget_issues(spec: FsdpSpec, *, compiles: bool) -> Iterator[Issue]:
     if kind == "budget" and not compiles:
         yield Issue(
             "budget-without-compile",
-            f"{WHERE}.activation_checkpointing",
+            "task.parallelism.activation_checkpointing",
             "the budget is torch.compile's, and precision.compile is off",
             kind,
             "Set task.precision.compile to true, or use selective",
@@ -146,10 +146,10 @@ def _budget_issues(spec: FsdpSpec, *, compiles: bool) -> Iterator[Issue]:
     if spec.activation_memory_budget != _BUDGET and kind != "budget":
         yield Issue(
             "budget-without-effect",
-            f"{WHERE}.activation_memory_budget",
+            "task.parallelism.activation_memory_budget",
             f"is for activation_checkpointing: budget, and this is {kind}",
             spec.activation_memory_budget,
-            f"Set {WHERE}.activation_checkpointing to budget, or leave it out",
+            "Set task.parallelism.activation_checkpointing to budget, or leave it out",
         )
 
 
@@ -209,7 +209,7 @@ def _degree_issues(spec: FsdpSpec, world_size: int) -> list[Issue]:
     return [
         Issue(
             "degrees-not-dividing-processes",
-            f"{WHERE}.{name}",
+            f"task.parallelism.{name}",
             problem,
             getattr(spec, name),
             f"{listed(fits)} divides them",
@@ -224,7 +224,7 @@ def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue
         return [
             Issue(
                 "shard-degree-of-a-node-indivisible",
-                f"{WHERE}.hybrid_shard_degree",
+                "task.parallelism.hybrid_shard_degree",
                 problem,
                 "node",
                 f"Give a number: {_shard_choices(world_size, tensor)}",
@@ -239,7 +239,7 @@ def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue
         return [
             Issue(
                 "shard-degree-not-dividing-processes",
-                f"{WHERE}.hybrid_shard_degree",
+                "task.parallelism.hybrid_shard_degree",
                 problem,
                 shard,
                 f"{_shard_choices(world_size, tensor)} works",
@@ -255,7 +255,7 @@ def _reshard_issues(spec: FsdpSpec, shard: int) -> list[Issue]:
     fits = [d for d in divisors(shard) if 1 < d < shard]
     remedy = f"{listed(fits)} works, or true or false" if fits else "Use true or false"
     problem = f"must divide the shard degree {shard} and be neither 1 nor {shard}"
-    return [Issue("reshard-degree-indivisible", f"{WHERE}.reshard_after_forward", problem, kept, remedy)]
+    return [Issue("reshard-degree-indivisible", "task.parallelism.reshard_after_forward", problem, kept, remedy)]
 
 
 def _shard_degree(spec: FsdpSpec, world_size: int, node_size: int) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from sm_llm.errors import Issue
-from sm_llm.spec.parallelism.base import WHERE, Capabilities, Degrees, StrategySpec, TrainingFacts
+from sm_llm.spec.parallelism.base import Capabilities, Degrees, StrategySpec, TrainingFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,7 @@ class NxdSpec(StrategySpec):
         if machine.family.startswith("trn2") and degree > key_value_heads:
             problem = f"more than the {key_value_heads} key/value heads, which NxD would copy, wrongly so on Trn2"
             remedy = f"Use at most {key_value_heads} on {machine.name}"
-            yield Issue("trn2-degree-too-large", f"{WHERE}.tensor_parallel_degree", problem, degree, remedy)
+            yield Issue("trn2-degree-too-large", "task.parallelism.tensor_parallel_degree", problem, degree, remedy)
 
     def memory(self) -> None:
         """None: the estimate counts what a GPU holds."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sm_llm.errors import Issue
 from sm_llm.spec.comparison.classes import ORDER, PRECISION
-from sm_llm.spec.parallelism.base import WHERE, Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
+from sm_llm.spec.parallelism.base import Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
 from sm_llm.spec.parallelism.layout import Layout, divisors, listed
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ class SmpSpec(StrategySpec):
             )
         if self.fp8 and machine.family not in _FP8_FAMILIES:
             problem = f"the {machine.accelerator} of {machine.name} has no fp8"
-            yield Issue("fp8-unsupported-by-gpu", f"{WHERE}.fp8", problem, True, "Leave it out")
+            yield Issue("fp8-unsupported-by-gpu", "task.parallelism.fp8", problem, True, "Leave it out")
         if self.collectives == "smddp" and machine.family not in _SMDDP_FAMILIES:
             problem = f"SMDDP supports P4d and P4de only, not {machine.name}"
-            yield Issue("smddp-instance-unsupported", f"{WHERE}.collectives", problem, "smddp", "Use nccl")
+            yield Issue("smddp-instance-unsupported", "task.parallelism.collectives", problem, "smddp", "Use nccl")
 
     def memory(self) -> MemoryTerms:
         return MemoryTerms(recomputes=self.activation_checkpointing, offloads_activations=self.sm_activation_offloading)
@@ -150,7 +150,7 @@ def _degree_issues(smp: SmpSpec, world: int, processes: int) -> Iterator[Issue]:
         problem = f"more than world size / tensor_parallel_degree = {world} / {tensor} = {world // tensor}"
         yield Issue(
             "smp-shard-degree-too-large",
-            f"{WHERE}.hybrid_shard_degree",
+            "task.parallelism.hybrid_shard_degree",
             problem,
             shard,
             f"Use at most {world // tensor}, or 0",
@@ -161,7 +161,7 @@ def _degree_issues(smp: SmpSpec, world: int, processes: int) -> Iterator[Issue]:
             fitting = ", ".join(str(it) for it in range(1, world + 1) if world % it == 0)
             yield Issue(
                 "smp-degree-does-not-divide-world-size",
-                f"{WHERE}.{name}",
+                f"task.parallelism.{name}",
                 f"does not divide the world size of {world}",
                 degree,
                 f"Use one of {fitting}",
@@ -170,19 +170,21 @@ def _degree_issues(smp: SmpSpec, world: int, processes: int) -> Iterator[Issue]:
     if all(whole) and shard <= world // tensor and world % product:
         problem = f"hybrid_shard_degree x tensor x expert = {product} does not divide the world size of {world}"
         remedy = f"Use one of {listed(divisors(largest))}" if largest else "Use smaller degrees"
-        yield Issue("smp-degrees-do-not-divide-world-size", f"{WHERE}.hybrid_shard_degree", problem, shard, remedy)
+        yield Issue(
+            "smp-degrees-do-not-divide-world-size", "task.parallelism.hybrid_shard_degree", problem, shard, remedy
+        )
     if tensor > processes:
         problem = f"more than the {processes} processes of a node: tensor parallelism would cross nodes"
         yield Issue(
             "smp-tensor-degree-crosses-nodes",
-            f"{WHERE}.tensor_parallel_degree",
+            "task.parallelism.tensor_parallel_degree",
             problem,
             tensor,
             f"Use at most {processes}",
         )
     if context > 1 and context > (shard or world // tensor):
         problem = f"more than hybrid_shard_degree = {shard or world // tensor}, from whose ranks it is taken"
-        yield Issue("smp-context-degree-too-large", f"{WHERE}.context_parallel_degree", problem, context)
+        yield Issue("smp-context-degree-too-large", "task.parallelism.context_parallel_degree", problem, context)
     yield from _option_issues(smp)
 
 
@@ -192,7 +194,7 @@ def _option_issues(smp: SmpSpec) -> Iterator[Issue]:
     if tensor > 1 and expert > 1:
         yield Issue(
             "smp-expert-with-tensor",
-            f"{WHERE}.expert_parallel_degree",
+            "task.parallelism.expert_parallel_degree",
             "not possible together with tensor parallelism",
             expert,
         )
@@ -200,11 +202,11 @@ def _option_issues(smp: SmpSpec) -> Iterator[Issue]:
         remedy = "Set activation_checkpointing to full, or leave this off"
         yield Issue(
             "smp-offloading-without-checkpointing",
-            f"{WHERE}.sm_activation_offloading",
+            "task.parallelism.sm_activation_offloading",
             "offloads checkpointed activations only",
             True,
             remedy,
         )
     if smp.collectives == "smddp" and tensor > 1 and smp.hybrid_shard_degree == 1:
         problem = "smddp does not work with tensor parallelism and hybrid_shard_degree 1"
-        yield Issue("smddp-with-tensor-parallelism", f"{WHERE}.collectives", problem, "smddp", "Use nccl")
+        yield Issue("smddp-with-tensor-parallelism", "task.parallelism.collectives", problem, "smddp", "Use nccl")

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from sm_llm.contract.failure import Cause
 from sm_llm.errors import PlanError, SmLlmError, SubmitError
-from sm_llm.launcher.api import attach, launch
+from sm_llm.launcher.api import launch
 from sm_llm.launcher.backends.base import NativeState
 from sm_llm.launcher.backends.sagemaker.account import account
 from sm_llm.launcher.backends.sagemaker.jobs import jobs
 from sm_llm.launcher.display.report import status_table
+from sm_llm.launcher.find_runs import attach
 from sm_llm.runs.events.events import EventWriter
 from sm_llm.runs.events.trouble import Failed
 from sm_llm.runs.replication.shipper import Shipper

@@ -8,10 +8,10 @@ from pkgutil import iter_modules
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.images.images import IMAGES, MINIMUM_TORCH, rows
 from sm_llm.spec.backends.table import BACKENDS, backend_spec
-from sm_llm.spec.parallelism.strategies import trained
+from sm_llm.spec.parallelism.base import StrategySpec
+from sm_llm.spec.parallelism.table import STRATEGIES, strategy_spec
 from sm_llm.spec.reference.schema import tag_values
 from sm_llm.spec.tasks import TASK_KINDS, Task
-from sm_llm.worker.strategies import registry
 
 
 def test_every_backend_of_the_specification_has_a_class_of_its_name() -> None:
@@ -19,8 +19,16 @@ def test_every_backend_of_the_specification_has_a_class_of_its_name() -> None:
     assert {name: backend(name).name for name in BACKENDS} == {name: name for name in BACKENDS}
 
 
+def test_the_table_of_strategies_holds_every_class_under_its_name() -> None:
+    assert {name: row.options for name, row in STRATEGIES.items()} == tag_values(strategy_spec())
+    assert {name for name, row in STRATEGIES.items() if not issubclass(row.options, StrategySpec)} == set()
+
+
 def test_what_can_be_launched_has_a_worker() -> None:
-    assert trained() <= registry.trained()
+    for strategy in STRATEGIES.values():
+        for name in (strategy.worker, strategy.device):
+            module, _, attribute = name.partition(":")
+            assert callable(getattr(import_module(module), attribute)), name
     for kind, row in TASK_KINDS.items():
         if row.worker is not None:
             module, _, function = row.worker.partition(":")

@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import LaunchRefused
 from sm_llm.launcher.backends.base import NativeJob
-from sm_llm.launcher.backends.sagemaker.account import account
 from sm_llm.launcher.backends.sagemaker.plan_checks import plan_checks
 from sm_llm.launcher.backends.sagemaker.render import render
-from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.run_record import Attempt
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -26,10 +23,18 @@ if TYPE_CHECKING:
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
     from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import Attempt
     from sm_llm.spec.job import WorkflowSpec
 
 _JOB_ARN = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d{12}:training-job/(?P<name>[\w-]+)")
 _EXECUTION_ARN = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:pipeline/[\w-]+/execution/\w+")
+
+
+def _account(region: str) -> Account:
+    """The account's clients, loaded when the first call is made."""
+    from sm_llm.launcher.backends.sagemaker.account import account
+
+    return account(region)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class SageMakerBackend:
     """Renders and runs training jobs."""
 
     name: str = "sagemaker"
-    connect: Callable[[str], Account] = account
+    connect: Callable[[str], Account] = _account
     """Region -> the account's clients; injected in tests."""
 
     def plan_checks(self, plan: Plan) -> Checks:
@@ -52,6 +57,8 @@ class SageMakerBackend:
     def starting(self, home: RunHome, number: int, submission: Submission | None = None) -> Iterator[Attempt]:
         """Nothing is held: a claim in S3 is exclusive by itself. A job has its name, and its role is checked."""
         from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, native_id
+        from sm_llm.runs.run_paths import RunPaths
+        from sm_llm.runs.run_record import Attempt
 
         self._assert_ended(home)
         request = RunPaths.request_key(number)

@@ -21,8 +21,6 @@ from sm_llm.launcher.backends.sagemaker.target import decide
 from sm_llm.launcher.display.lines import duration
 from sm_llm.launcher.images import images
 from sm_llm.launcher.planning.plan import Checks
-from sm_llm.launcher.planning.program_checks import module_warnings, program_issues
-from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.spec.validation.runner import at_new_paths, run
 
@@ -102,7 +100,10 @@ def check_disk_and_time(it: Decided) -> Iterator[Issue]:
 
 def check_program(it: Decided) -> Iterator[Issue]:
     """The user's program: its entry, requirements and files."""
-    yield from program_issues(it.plan.job, it.decisions.program, it.image)
+    if it.decisions.program is not None:
+        from sm_llm.launcher.planning.program_checks import program_issues
+
+        yield from program_issues(it.plan.job, it.decisions.program, it.image)
 
 
 def check_job_use(it: Decided) -> Iterator[Issue]:
@@ -114,6 +115,9 @@ def check_imports(it: Decided) -> Iterator[Issue]:
     """Modules that the image does not hold."""
     task, program = it.plan.job.task, it.decisions.program
     if program is not None and isinstance(task, ScriptTask):
+        from sm_llm.launcher.planning.program_checks import module_warnings
+        from sm_llm.launcher.planning.removed_modules import import_warnings
+
         yield from (*import_warnings(program, it.image, task.entry), *module_warnings(task.entry, program))
 
 

@@ -9,9 +9,9 @@ from sm_llm.errors import Issue, StorageError, warning
 from sm_llm.launcher.backends.sagemaker.jobs.names import base_in_names
 from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.planning.plan_settings import requirements
-from sm_llm.launcher.planning.program_checks import source_issues
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.loading.yaml_text import to_typed
+from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.uri import is_s3, parse
 
 if TYPE_CHECKING:
@@ -37,7 +37,10 @@ def address_issues(job: JobSpec) -> Iterator[Issue]:
             "wheelhouse-address-invalid", "backend.wheelhouse", "is not a prefix in S3", options.wheelhouse, remedy
         )
     yield from channel_issues(job)
-    yield from source_issues(job)
+    if isinstance(job.task, ScriptTask):
+        from sm_llm.launcher.planning.program_checks import source_issues
+
+        yield from source_issues(job)
 
 
 def _image_problem(uri: str) -> str:

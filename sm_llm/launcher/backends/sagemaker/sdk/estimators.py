@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,12 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
 from sm_llm.optional import command
-from sm_llm.runs.locate import storage_root
+from sm_llm.runs.run_paths import storage_root
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from sm_llm.launcher.backends.base import Submission
@@ -138,7 +138,7 @@ class Staged:
     @classmethod
     def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
         """A fresh run; in a pipeline, where equal definitions must be equal, one named by its content."""
-        from sm_llm.launcher.stage import mint_run_id
+        from sm_llm.runs.run_paths import mint_run_id
 
         name = loaded.spec.name
         if not is_pipeline:
@@ -196,18 +196,13 @@ class Staged:
         upload(self.submission)
         self.is_stored = True
 
-    def claim(self, region: str, name: str) -> None:
-        """Put the training job, which is created next, into the run's record."""
+    def claimed(self, native_id: str, exists: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Put the training job, which is created inside, into the run's record; out again where it was not created."""
         from sm_llm.contract.job_file import job_home
+        from sm_llm.launcher.submission import claimed
         from sm_llm.runs.run_record import Attempt
 
-        job_home(self.submission.job).claim(Attempt.claim(1, f"{region}/{name}"))
-
-    def unclaim(self) -> None:
-        """Take the training job out of the run's record: the service did not take it."""
-        from sm_llm.contract.job_file import job_home
-
-        job_home(self.submission.job).unclaim(1)
+        return claimed(job_home(self.submission.job), Attempt.claim(1, native_id), exists=exists)
 
 
 def pytorch() -> Any:
@@ -318,16 +313,18 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             step._is_fitting = True
             return super(_OfRuns, step).fit(merged, wait=wait, logs=logs, job_name=name, **options)
         say(*self._staged.plan.start_lines(), err=True)
-        with of_session(self.sagemaker_session):
-            self._staged.store()
-            self._staged.claim(self.sagemaker_session.boto_region_name, name)
-        with self.fitting():
-            try:
+        session, output_path = self.sagemaker_session, self.output_path
+        with ExitStack() as created:
+            with of_session(session):
+                self._staged.store()
+                # Without a roll-back the run would wait for ever for a job that never comes.
+                created.enter_context(
+                    self._staged.claimed(
+                        f"{session.boto_region_name}/{name}", lambda: was_created(session, name, output_path)
+                    )
+                )
+            with self.fitting():
                 return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
-            except BaseException:
-                if not was_created(self.sagemaker_session, name, self.output_path):
-                    self._staged.unclaim()  # else the run would wait for ever for a job that never comes
-                raise
 
     @contextmanager
     def fitting(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Begins runs and their further attempts: the first, the next one, a repetition, a branch from a checkpoint."""
+"""The verbs of a run's life: begin, continue (proceed, resume, finish), stop, repeat, branch from a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.errors import CheckpointError, Issue, LaunchRefused, PlanError, StorageError
+from sm_llm.errors import CheckpointError, Issue, LaunchRefused, PlanError, StorageError, SubmitError
 from sm_llm.launcher.backends.registry import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
 from sm_llm.launcher.observe.status import status_of
@@ -16,12 +16,14 @@ from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.launcher.planning.inputs import anchored
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.planning.planner import plan_loaded
-from sm_llm.launcher.run_handle import RunHandle
-from sm_llm.launcher.stage import mint_run_id, new_record, stage
+from sm_llm.launcher.run_handle import POLL_SECONDS, RunHandle
+from sm_llm.launcher.stage import new_record, stage
 from sm_llm.launcher.submission import Change, submit_job, submit_workflow
-from sm_llm.runs.locate import is_own_endpoint, launch_folder, remember_launch, storage_root
+from sm_llm.runs.events.events import EventWriter, StopRequested
+from sm_llm.runs.locate import is_own_endpoint, launch_folder, remember_launch
 from sm_llm.runs.run_home import home_of
-from sm_llm.runs.run_paths import STEPS
+from sm_llm.runs.run_paths import STEPS, mint_run_id, storage_root
+from sm_llm.runs.run_record import Asked
 from sm_llm.runs.states import RunState
 from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.comparison.leaves import spec_differences
@@ -80,7 +82,7 @@ def proceed(
         if isinstance(resume, int):
             _retire(run, resume, number)
         if changes:
-            run.home.update(lambda held: _changed(held, loaded, plans, number, changes))
+            run.home.update(lambda held: held.changed(_asked(loaded, plans), number, changes))
 
     change = Change(make, lambda: _undo(run, record, number))
     _submit(plans, run.home, record, resume=resume, digest=loaded.digest, change=change)
@@ -107,18 +109,10 @@ def _submit(
         submit_job(target, stage(plans[0], home, record, resume=resume, digest=digest), change)
 
 
-def _changed(
-    record: RunRecord, loaded: Loaded, plans: Sequence[Plan], attempt: int, changes: Sequence[str]
-) -> RunRecord:
-    update = {
-        "spec": loaded.spec.model_dump(mode="json"),
-        "spec_digest": loaded.digest,
-        "origins": loaded.origins,
-        "plan": [plan.to_json() for plan in plans],
-        "changes": {**record.changes, attempt: tuple(changes)},
-        "before": record.asked(),
-    }
-    return record.model_copy(update=update)
+def _asked(loaded: Loaded, plans: Sequence[Plan]) -> Asked:
+    plan = [it.to_json() for it in plans]
+    spec = loaded.spec.model_dump(mode="json")
+    return Asked(spec=spec, spec_digest=loaded.digest, origins=loaded.origins, plan=plan)
 
 
 def _undo(run: RunHandle, record: RunRecord, attempt: int) -> None:
@@ -126,8 +120,7 @@ def _undo(run: RunHandle, record: RunRecord, attempt: int) -> None:
     from sm_llm.storage.publication.retire import bring_back
 
     bring_back(run.home.store, label=f"attempt-{attempt}")
-    before = {name: getattr(record, name) for name in ("spec", "spec_digest", "origins", "plan", "changes", "before")}
-    run.home.update(lambda held: held.model_copy(update=before))
+    run.home.update(lambda held: held.unchanged_since(record))
 
 
 def _retire(run: RunHandle, step: int, attempt: int) -> None:
@@ -251,6 +244,34 @@ def _assert_checkpoint(run: RunHandle, step: int | None) -> int:
 
 def _anew(run: RunHandle) -> str:
     return f"Begin anew with: sm-llm rerun {quoted(run.uri)}"
+
+
+def stop(run: RunHandle, *, now: bool = False, wait: bool = False) -> RunState:
+    """Ask a run to stop; see ``Run.stop``."""
+    attempts = run.attempts
+    if not attempts or (state := run.state).is_final:
+        raise SubmitError(f"{run.id} is not running: it is {run.state.value}")
+    run.backend.stop(run.home, attempts[-1], now=now)
+    _note_stop(run.job, now=now)
+    while wait and not (state := run.state).is_final:
+        time.sleep(POLL_SECONDS)
+    return state
+
+
+def _note_stop(job: RunHandle, *, now: bool) -> None:
+    """Write into the log of the job that runs that it was asked to stop, so that everyone who follows it sees so.
+
+    The log of an attempt in S3 is written, and uploaded, by the machine where it runs. From elsewhere the request
+    itself, which lies in S3, is what others see.
+    """
+    if not job.attempts:
+        return
+    number = job.attempts[-1].number
+    if not job.home.has_originals(number):
+        return
+    writer = EventWriter(job.paths.event_file(number, "stop"), number)
+    writer.write(StopRequested(now))
+    writer.close()
 
 
 def finish(run: RunHandle) -> RunHandle:
