@@ -13,7 +13,6 @@ from sm_llm.launcher.planning.draft import Draft
 from sm_llm.launcher.planning.plan import Plan
 from sm_llm.launcher.planning.upstream import Upstream
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.machines.gpus import smallest_gpu
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, TrainTask
 from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, settle
 
@@ -128,7 +127,7 @@ def plan_job(
         derived=draft.derived.value,
         model=draft.model,
         rows=rows.rows if rows else None,
-        memory=None if errors_of(found) or smallest_gpu(job) is None else draft.memory,
+        memory=None if errors_of(found) else draft.memory,
         step=step,
         after=tuple(after),
         origins=dict(origins or {}),

@@ -79,6 +79,11 @@ class LayerWidths:
     """Heads and inner channels, which tensor parallelism splits."""
     products: int
     """Of ``inside``, what selective checkpointing keeps: attention's result and every second matrix product."""
+    compiled: int
+    """What a compiled layer keeps of all this in the compute format: what is cheap to compute again it does not keep.
+    Counted in the graphs of torch 2.11's inductor, and compared with GPUs (``tests/launcher/test_memory.py``)."""
+    cheap: int
+    """Of ``compiled``, what norms and activation functions give."""
     products_around: int = 0
     """Results of such products outside of the blocks."""
 

@@ -100,6 +100,8 @@ class GatedDecoder(Family):
             inputs=2 * hidden,
             inside=2 * queries + 2 * keys + normed + 4 * inner,
             products=2 * queries + keys + inner,
+            compiled=4 * hidden + 2 * queries + 2 * keys + (queries + keys if self.head_norms else 0) + 3 * inner,
+            cheap=2 * hidden + inner,
             products_around=hidden,
         )
 

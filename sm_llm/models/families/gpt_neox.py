@@ -100,6 +100,8 @@ class GptNeoX(Family):
             inputs=2 * hidden,
             inside=7 * hidden + steps * inner,
             products=4 * hidden + inner,
+            compiled=8 * hidden + 2 * inner,
+            cheap=2 * hidden + inner,
         )
 
     def packings(self, config: Config) -> dict[str, Packing]:

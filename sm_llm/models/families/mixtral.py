@@ -61,7 +61,10 @@ class Mixtral(Mistral):
         widths, inner = super().layer_widths(config), self.inner_channels(config)
         copies = 2 * int(self.value(config, "num_experts_per_tok")) * widths.hidden
         products = widths.products - inner
-        return replace(widths, around=widths.around + copies, products=products, products_around=0)
+        # Products in groups are no part of a compiled graph: their inputs and results are all kept.
+        compiled = widths.compiled + copies + inner
+        around = widths.around + copies
+        return replace(widths, around=around, products=products, products_around=0, compiled=compiled)
 
     def experts(self, config: Config) -> int:
         """Experts of one layer."""

@@ -70,6 +70,8 @@ class MemoryTerms:
 
     recomputes: Literal["none", "budget", "selective", "every_nth", "full"] = "none"
     """Which decoder layers the backward pass computes again."""
+    budget: float = 1.0
+    """budget: the share of its activations that a layer keeps."""
     recomputed_every: int = 1
     """every_nth: one layer in this many."""
     offloads_activations: bool = False
@@ -80,6 +82,8 @@ class MemoryTerms:
     """With tensor parallelism, activations between the matrices are split as well."""
     resharded: bool | int = True
     """Whether gathered parameters are freed after the forward pass; a number keeps them over so many processes."""
+    fuses_loss: bool = False
+    """The loss is computed with the output head, in chunks of tokens."""
     delays_copies: bool = False
     """Sums over copies of the shards wait for the last micro-batch."""
 

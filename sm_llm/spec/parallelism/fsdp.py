@@ -84,11 +84,13 @@ class FsdpSpec(StrategySpec):
     def memory(self) -> MemoryTerms:
         return MemoryTerms(
             recomputes=self.activation_checkpointing,
+            budget=self.activation_memory_budget,
             recomputed_every=self.checkpoint_every_layers,
             offloads_activations=self.offload_activations,
             offloads_states=self.offload_optimizer,
             splits_sequence=self.sequence_parallel,
             resharded=self.reshard_after_forward,
+            fuses_loss=True,
             delays_copies=True,
         )
 
