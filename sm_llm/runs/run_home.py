@@ -82,6 +82,9 @@ class RunHome(Protocol):
     def unclaim(self, number: int) -> None:
         """Take a claim back: the attempt could not be started."""
 
+    def hold_originals(self, attempt: int) -> None:
+        """From now on the files of a claimed attempt in ``root`` are those that it writes: it runs on this machine."""
+
     def has_originals(self, attempt: int) -> bool:
         """Whether the files of an attempt in ``root`` are those that it writes, and no copies of them."""
 
@@ -176,6 +179,9 @@ class FolderHome:
 
     def unclaim(self, number: int) -> None:
         """Nothing was written."""
+
+    def hold_originals(self, attempt: int) -> None:
+        """They are, whichever machine runs it."""
 
     def has_originals(self, attempt: int) -> bool:
         return True

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.owned import cache_folder, make_folders, private_folder
-from sm_llm.runs.heartbeat import Heartbeat, impatient, silence
-from sm_llm.runs.replication.mirror import Mirror
-from sm_llm.runs.replication.shipper import Shipper
 from sm_llm.runs.run_paths import RUN_RECORD, RunPaths
 from sm_llm.runs.run_record import RunRecord, exists_already
-from sm_llm.runs.stop_request import ask_to_stop, is_asked_to_stop
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import Tagged, change, read_tagged, swap
@@ -25,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from sm_llm.runs.heartbeat import Heartbeat
+    from sm_llm.runs.replication.mirror import Mirror
+    from sm_llm.runs.replication.shipper import Shipper
     from sm_llm.runs.run_record import Attempt
     from sm_llm.storage.s3.s3_options import S3Options
     from sm_llm.storage.uri import Location
@@ -45,7 +45,10 @@ def workspace(uri: str, environ: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True)
 class S3Home:
-    """``store`` is the truth. ``root`` is where attempts that run on this machine work, and a mirror of all others."""
+    """``store`` is the truth. ``root`` is where attempts that run on this machine work, and a mirror of all others.
+
+    What starts, stops and follows attempts is imported where it is used: a plan needs none of it.
+    """
 
     store: S3Store
     root: Path
@@ -108,11 +111,14 @@ class S3Home:
             return record.with_attempt(attempt)
 
         self.update(begun)
-        if attempt.is_claim:  # a job that has its id already runs elsewhere, and its files here are not originals
-            make_folders(self.paths.attempt_dir(attempt.number))
 
     def unclaim(self, number: int) -> None:
+        # The next launch may be another machine's: then nothing here is an original of the attempt of this number.
+        shutil.rmtree(self.paths.attempt_dir(number), ignore_errors=True)
         self.update(lambda record: record.without_attempt(number))
+
+    def hold_originals(self, attempt: int) -> None:
+        make_folders(self.paths.attempt_dir(attempt))
 
     def has_originals(self, attempt: int) -> bool:
         """Whether this machine works, or worked, on an attempt: it then has a folder of it."""
@@ -127,6 +133,8 @@ class S3Home:
         return attempt is not None and self.has_originals(attempt)
 
     def copied(self, prefix: str, wanted: Callable[[str], bool], root: Path) -> RunPaths:
+        from sm_llm.runs.replication.mirror import Mirror
+
         Mirror(root, self.store).refresh(prefix, wanted)
         return RunPaths(root)
 
@@ -135,26 +143,40 @@ class S3Home:
         change(self.store, path.relative_to(self.root).as_posix(), lambda _: body)
 
     def shipper(self, root: Path, chosen: Callable[[str], bool]) -> Shipper:
+        from sm_llm.runs.replication.shipper import Shipper
+
         return Shipper(root, self.store, chosen)
 
     def request_stop(self, attempt: int) -> None:
+        from sm_llm.runs.stop_request import ask_to_stop
+
         ask_to_stop(self.store, attempt)
 
     def is_asked_to_stop(self, attempt: int) -> bool:
+        from sm_llm.runs.stop_request import is_asked_to_stop
+
         return is_asked_to_stop(self.store, attempt)
 
     def beat(self, attempt: int) -> None:
+        from sm_llm.runs.heartbeat import Heartbeat
+
         Heartbeat(self.store, attempt).beat()
 
     def heartbeat(self, attempt: int, on_superseded: Callable[[], None]) -> Heartbeat:
         """Over a connection of its own, so that a slow upload is no sign of death."""
+        from sm_llm.runs.heartbeat import Heartbeat, impatient
+
         return Heartbeat(impatient(self.store), attempt, on_superseded)
 
     def silence(self) -> float | None:
+        from sm_llm.runs.heartbeat import silence
+
         return silence(self.store)
 
     @cached_property
     def _mirror(self) -> Mirror:
+        from sm_llm.runs.replication.mirror import Mirror
+
         return Mirror(self.root, self.store)
 
     @property

@@ -116,8 +116,11 @@ def test_of_launchers_that_race_for_an_attempt_one_has_it_and_the_others_know(
     assert winner == f"host-{results.index(None)}"
     assert all(f"has started attempt 2 on {winner}" in str(it) for it in lost)
     assert all(f"sm-llm logs -f {home.uri}" in str(it) for it in lost)
+    home.hold_originals(2)
+    assert home.has_originals(2)
     home.unclaim(2)
     assert home.record().next_attempt == 2, "what could not be started can be tried again"
+    assert not home.has_originals(2), "by another machine, too: then nothing here is of that attempt"
 
 
 def test_a_run_of_the_same_id_is_not_written_over(home: S3Home, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -458,7 +457,7 @@ def test_a_claim_without_a_process_is_not_a_running_run(s3_fakes: Fakes) -> None
     s3_fakes.use("put(2); raise ValueError('x')")
     run = s3_fakes.launch()
     s3_fakes.end(run)
-    run.home.claim(Attempt(number=2, native_id="", host="here", started=time.time()))
+    run.home.claim(Attempt.claim(2))
     assert run.state is RunState.INTERRUPTED, "its launcher was killed"
     s3_fakes.use("put(None)")
     again = s3_fakes.launch()

@@ -159,6 +159,7 @@ def recorded(
     """
     opened = Attempt.claim(number, str(os.getpid()))
     with hold(home.root):
+        home.hold_originals(number)
         home.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
         home.update(lambda record: record.with_attempt(opened))
         on_started()

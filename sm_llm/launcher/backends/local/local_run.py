@@ -92,6 +92,8 @@ def is_alive_elsewhere(home: RunHome, record: RunRecord) -> bool:
     last = record.attempts[-1] if record.attempts else None
     if last is None or last.state is not None or home.has_originals(last.number):
         return False  # on a folder, and here, the lock decides
+    if last.is_claim and last.host == socket.gethostname():
+        return False  # a launch on this machine has got no further
     quiet = home.silence()
     return quiet is not None and quiet < SILENT_SECONDS
 
