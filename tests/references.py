@@ -23,7 +23,7 @@ from sm_llm.spec.comparison.leaves import declared
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.yaml_text import to_yaml
 from sm_llm.spec.reference.docs import class_doc, field_docs
-from sm_llm.spec.reference.schema import child_blocks, constant, describe, members, tag
+from sm_llm.spec.schema import child_blocks, constant, describe, members, tag
 from tests.issue_codes import Constructed, codes
 
 if TYPE_CHECKING:

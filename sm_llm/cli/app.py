@@ -31,7 +31,7 @@ VERBS = {
     "show": "sm_llm.spec.reference.show:show",
     "init": "sm_llm.spec.reference.template:commented",
     "prepare": "sm_llm.launcher.api:prepare",
-    "recipes": "sm_llm.spec.loading.recipes:recipe_files",
+    "recipes": "sm_llm.spec.loading.load:recipe_files",
     "ls": "sm_llm.launcher.find_runs:ls",
     "status": "sm_llm.launcher.run:Run.status",
     "attempts": "sm_llm.launcher.run:Run.attempts",

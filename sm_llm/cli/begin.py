@@ -187,7 +187,7 @@ def prepare(
 @app.command()
 def recipes(as_json: AsJson = False) -> None:
     """List the jobs and workflows that come with the package."""
-    from sm_llm.spec.loading.recipes import recipe_files, recipe_summary
+    from sm_llm.spec.loading.load import recipe_files, recipe_summary
 
     found = {name: recipe_summary(path) for name, path in recipe_files().items()}
     if as_json:

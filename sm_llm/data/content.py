@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from sm_llm.data.describe import data_files
 from sm_llm.errors import DataError
-from sm_llm.spec.data import JsonRowsData, RowsData, StreamData
+from sm_llm.spec.training import JsonRowsData, RowsData, StreamData
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.spec.data import DataSpec
+    from sm_llm.spec.training import DataSpec
 
 WHOLE_BYTES = 256 << 20
 SAMPLES = 1024

@@ -14,7 +14,7 @@ from sm_llm.data.order import row_indices
 from sm_llm.data.prefetch import Prefetcher
 from sm_llm.data.source import IGNORED, Batch, Source, StreamSource, SyntheticSource
 from sm_llm.errors import DataError
-from sm_llm.spec.data import DataSpec, JsonRowsData, RowsData, StreamData, SyntheticData
+from sm_llm.spec.training import DataSpec, JsonRowsData, RowsData, StreamData, SyntheticData
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

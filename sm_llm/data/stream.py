@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.data.prepare.pack import Tokens
-    from sm_llm.spec.data import StreamData
+    from sm_llm.spec.training import StreamData
 
 ENCODE_DOCUMENTS = 64
 _IDENTITY = ("dataset", "config_name", "data_files", "split", "text_field", "seq_length", "shuffle", "shuffle_buffer")

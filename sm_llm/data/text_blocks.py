@@ -15,7 +15,7 @@ from sm_llm.storage.hub.addresses import is_hub, parse_hub
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.spec.data import StreamData
+    from sm_llm.spec.training import StreamData
 
 
 @dataclass(frozen=True)

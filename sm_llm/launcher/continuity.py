@@ -17,10 +17,9 @@ from sm_llm.contract.identity import (
 )
 from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.spec.checkpoint import CheckpointStart
 from sm_llm.spec.comparison.classes import FieldClass
-from sm_llm.spec.data import JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.training import CheckpointStart, JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.storage.uri import open_store, run_and_step
 from sm_llm.terminal import say
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from sm_llm.errors import Issue
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run_handle import RunHandle
-    from sm_llm.spec.data import DataSpec
+    from sm_llm.spec.training import DataSpec
     from sm_llm.storage.base import Store
 
 

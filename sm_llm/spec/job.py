@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -9,9 +11,8 @@ from pydantic import Field
 from sm_llm.spec.backends.table import backend_spec, default_options
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.comparison.classes import DATA, FREE, PLACEMENT, RUN
-from sm_llm.spec.inputs import Input
+from sm_llm.spec.inputs import Input, StorageOptions
 from sm_llm.spec.machines.compute import ComputeSpec
-from sm_llm.spec.storage import StorageOptions
 from sm_llm.spec.tasks import Task
 
 if TYPE_CHECKING:
@@ -83,3 +84,15 @@ class WorkflowSpec(SpecModel):
     """Environment variables of the worker processes of all steps."""
     secrets: Annotated[dict[str, str], FREE] = Field(default_factory=dict)
     """Environment variables of all steps by reference, as in a job."""
+
+
+def spec_digest(spec: JobSpec | WorkflowSpec) -> str:
+    """SHA-256 (64 hex digits) of the canonical JSON of ``spec`` without ``name``, where it is stored, and ``secrets``.
+
+    Defaults are part of it: two specifications are equal if they mean the same, however they were written.
+    """
+    body = spec.model_dump(mode="json", exclude={"name", "storage", "storage_options", "secrets"})
+    for step in body.get("steps", {}).values():
+        del step["secrets"]
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

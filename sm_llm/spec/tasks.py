@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from sm_llm.spec.base import Source, SpecModel
-from sm_llm.spec.checkpoint import CheckpointSpec, CheckpointStart, PretrainedStart
 from sm_llm.spec.comparison.classes import (
     BATCH,
     DATA,
@@ -22,14 +21,19 @@ from sm_llm.spec.comparison.classes import (
     START,
     WORK,
 )
-from sm_llm.spec.data import DataSpec
-from sm_llm.spec.model import ModelSpec
-from sm_llm.spec.not_finite import NotFiniteSpec
-from sm_llm.spec.optim import OptimSpec
 from sm_llm.spec.parallelism.table import default_options, strategy_spec
-from sm_llm.spec.profile import ProfileSpec
-from sm_llm.spec.sinks import SinksSpec
-from sm_llm.spec.watchdog import WatchdogSpec
+from sm_llm.spec.training import (
+    CheckpointSpec,
+    CheckpointStart,
+    DataSpec,
+    ModelSpec,
+    NotFiniteSpec,
+    OptimSpec,
+    PretrainedStart,
+    ProfileSpec,
+    SinksSpec,
+    WatchdogSpec,
+)
 
 if TYPE_CHECKING:
     from sm_llm.spec.parallelism.base import StrategySpec as Parallelism

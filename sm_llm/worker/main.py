@@ -37,7 +37,7 @@ from sm_llm.worker.trackers.sinks import feeding
 
 if TYPE_CHECKING:
     from sm_llm.runs.replication.courier import Courier
-    from sm_llm.spec.watchdog import WatchdogSpec
+    from sm_llm.spec.training import WatchdogSpec
     from sm_llm.worker.runtime.board import Board
 
 Task = Callable[[WorkerContext, JobSpec], None]

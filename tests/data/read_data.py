@@ -18,7 +18,7 @@ import tokenizers
 import transformers
 
 from sm_llm.data.loader import Batches, evaluation_batches, open_source
-from sm_llm.spec.data import JsonRowsData, RowsData, StreamData
+from sm_llm.spec.training import JsonRowsData, RowsData, StreamData
 
 
 def stream(job: dict[str, Any], legs: list[int]) -> list[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from sm_llm.data import content
 from sm_llm.data.content import data_digest, files_digest, tokenizer_digest
 from sm_llm.data.prepare.rows_writer import RowsWriter
-from sm_llm.spec.data import JsonRowsData, RowsData, StreamData, SyntheticData
+from sm_llm.spec.training import JsonRowsData, RowsData, StreamData, SyntheticData
 
 if TYPE_CHECKING:
     from pathlib import Path

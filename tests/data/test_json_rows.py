@@ -18,7 +18,7 @@ from sm_llm.data.json_rows import convert
 from sm_llm.data.loader import open_source
 from sm_llm.data.source import Source
 from sm_llm.errors import DataError
-from sm_llm.spec.data import JsonRowsData
+from sm_llm.spec.training import JsonRowsData
 
 Write = Callable[[Path, list[Any]], Path]
 

@@ -15,7 +15,7 @@ from sm_llm.data.order import row_indices
 from sm_llm.data.prefetch import Prefetcher
 from sm_llm.data.source import ArraySource, Batch, SyntheticSource
 from sm_llm.errors import DataError
-from sm_llm.spec.data import RowsData, SyntheticData
+from sm_llm.spec.training import RowsData, SyntheticData
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

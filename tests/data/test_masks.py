@@ -18,7 +18,7 @@ from sm_llm.data.rows import RowsFolder, RowsSource
 from sm_llm.data.soundness import check_targets, name_rows, warnings
 from sm_llm.data.source import IGNORED
 from sm_llm.errors import DataError
-from sm_llm.spec.data import JsonRowsData
+from sm_llm.spec.training import JsonRowsData
 
 if TYPE_CHECKING:
     from collections.abc import Callable

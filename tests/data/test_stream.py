@@ -17,7 +17,7 @@ from sm_llm.data.loader import Batches, open_source
 from sm_llm.data.source import Source, StreamSource
 from sm_llm.data.text_blocks import Place, TextBlocks, open_dataset
 from sm_llm.errors import DataError
-from sm_llm.spec.data import StreamData
+from sm_llm.spec.training import StreamData
 
 Write = Callable[[Path, list[Any]], Path]
 DOCUMENTS = 300

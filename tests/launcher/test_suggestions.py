@@ -16,12 +16,11 @@ from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_issues
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.spec.data import SyntheticData
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.loading.load import load
-from sm_llm.spec.loading.recipes import recipe_files
+from sm_llm.spec.loading.load import load, recipe_files
 from sm_llm.spec.machines.machine import Machine
-from sm_llm.spec.reference.schema import blocks, knows, tag_values
+from sm_llm.spec.schema import blocks, knows, tag_values
+from sm_llm.spec.training import SyntheticData
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

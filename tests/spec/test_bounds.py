@@ -13,7 +13,7 @@ import sm_llm.spec
 from sm_llm.errors import SpecError
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.reference.schema import members
+from sm_llm.spec.schema import members
 
 OF_THE_SERVICE = {
     "keep_alive_period_in_seconds", "max_retry_attempts", "max_run_seconds", "max_wait_seconds",

@@ -7,9 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.data import RowsData, SyntheticData
 from sm_llm.spec.derive import derive, derive_task
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.training import RowsData, SyntheticData
 
 
 def test_batch_steps_tokens_and_epochs_follow() -> None:

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.comparison.digest import spec_digest
-from sm_llm.spec.data import SyntheticData
-from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.job import JobSpec, WorkflowSpec, spec_digest
 from sm_llm.spec.loading.load import Loaded, load
 from sm_llm.spec.loading.yaml_text import to_yaml
-from sm_llm.spec.model import ModelSpec
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.training import ModelSpec, SyntheticData
 from tests.fixtures.sampling import number
 
 JOB: dict[str, Any] = {

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
-from sm_llm.spec.data import RowsData, StreamData
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.defaults import UserDefaults
 from sm_llm.spec.machines.hardware import ACCELERATORS, peak_flops
 from sm_llm.spec.reference.docs import class_doc, field_docs
-from sm_llm.spec.reference.schema import block_for, blocks, describe, dotted_paths, tag, tag_values
+from sm_llm.spec.schema import block_for, blocks, describe, dotted_paths, tag, tag_values
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.training import RowsData, StreamData
 
 if TYPE_CHECKING:
     from sm_llm.spec.base import SpecModel

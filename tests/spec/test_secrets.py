@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.comparison.digest import spec_digest
-from sm_llm.spec.job import WorkflowSpec
+from sm_llm.spec.job import WorkflowSpec, spec_digest
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.loading.references import workflow_job
 

@@ -17,7 +17,7 @@ from sm_llm.spec.loading.defaults import read_defaults
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.loading.tree import DEEPEST, MOST_VALUES, Tree, from_python
 from sm_llm.spec.loading.yaml_text import LONGEST_TEXT, from_typed, from_yaml
-from sm_llm.spec.reference.schema import members
+from sm_llm.spec.schema import members
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

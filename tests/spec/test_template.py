@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.loading.load import load
-from sm_llm.spec.loading.recipes import recipe_files
+from sm_llm.spec.loading.load import load, recipe_files
 from sm_llm.spec.loading.yaml_text import from_yaml
 from sm_llm.spec.reference.template import commented
 

@@ -331,7 +331,7 @@ def test_encryption_and_class_are_kept_by_the_service(aws_environment: None, tmp
 
 
 def test_every_spec_option_reaches_the_store() -> None:
-    from sm_llm.spec.storage import StorageOptions
+    from sm_llm.spec.inputs import StorageOptions
 
     given = StorageOptions(
         endpoint_url="https://s3.example", region="eu-west-1", kms_key_id="k", storage_class="GLACIER_IR"

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from worker_jobs import events, job_environment, job_file, train_task
 
 from sm_llm.errors import StorageError
-from sm_llm.spec.checkpoint import CheckpointSpec
+from sm_llm.spec.training import CheckpointSpec
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store

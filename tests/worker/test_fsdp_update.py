@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sm_llm.models.families.family import Tensor
-from sm_llm.spec.optim import OptimSpec
+from sm_llm.spec.training import OptimSpec
 from sm_llm.worker.strategies.fsdp.update import FusedUpdate, PlainUpdate, Update
 from sm_llm.worker.strategies.master import MasterWeights
 from sm_llm.worker.training.optim import MOMENTS, build_adamw

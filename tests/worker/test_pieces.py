@@ -15,7 +15,7 @@ from sm_llm.errors import CheckpointError, RunFailed
 from sm_llm.models.config import model_config
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.weights_check import compare_weights
-from sm_llm.spec.optim import OptimSpec
+from sm_llm.spec.training import OptimSpec
 from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.place import Place

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from sm_llm.spec.optim import OptimSpec
+from sm_llm.spec.training import OptimSpec
 from sm_llm.worker.training.schedule import Plateau, learning_rate
 
 

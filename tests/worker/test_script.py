@@ -17,8 +17,7 @@ from worker_jobs import events, job_environment, job_file, result_folder, search
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT
 from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.spec.inputs import S3Input
-from sm_llm.spec.storage import StorageOptions
+from sm_llm.spec.inputs import S3Input, StorageOptions
 from sm_llm.storage.publication.publish import list_checkpoints
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.main import main

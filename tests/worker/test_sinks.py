@@ -15,8 +15,7 @@ import pytest
 from sm_llm.contract.job_file import JobFile
 from sm_llm.runs.events import events as ev
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.spec.comparison.digest import spec_digest
-from sm_llm.spec.job import JobSpec
+from sm_llm.spec.job import JobSpec, spec_digest
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.trackers import sinks
 from sm_llm.worker.trackers.sinks import Feed, feeding, numbers

@@ -11,9 +11,9 @@ from sm_llm.launcher.planning.local_places import is_reference, local_folder, re
 from sm_llm.launcher.planning.model_facts import check_pretrained
 from sm_llm.launcher.planning.plan_settings import RANDOM
 from sm_llm.launcher.planning.upstream import Upstream, tokenizer_vocabulary
-from sm_llm.spec.data import SyntheticData
 from sm_llm.spec.machines.gpus import smallest_gpu
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, training_of
+from sm_llm.spec.training import SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
 
 if TYPE_CHECKING:

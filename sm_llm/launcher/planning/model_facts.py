@@ -11,7 +11,7 @@ from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
 from sm_llm.models.parallel_nxd import kv_heads
 from sm_llm.models.strategy_rules import model_issues
-from sm_llm.spec.checkpoint import PretrainedStart
+from sm_llm.spec.training import PretrainedStart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

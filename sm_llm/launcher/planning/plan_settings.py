@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.redaction import redact
-from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
-from sm_llm.spec.data import StreamData, SyntheticData
 from sm_llm.spec.tasks import PrepareTask, ScriptTask, TrainTask, training_of
+from sm_llm.spec.training import CheckpointStart, PretrainedStart, StreamData, SyntheticData
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec

@@ -112,7 +112,7 @@ def plan_job(
 ) -> Plan:
     """The Plan of one job. Raises ``PlanError`` with every issue found."""
     from sm_llm.launcher.backends.registry import backend
-    from sm_llm.spec.comparison.digest import spec_digest
+    from sm_llm.spec.job import spec_digest
     from sm_llm.spec.loading.references import resolve
 
     job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.comparison.classes import Declared, FieldClass
 from sm_llm.spec.loading.yaml_text import to_typed
-from sm_llm.spec.reference.schema import child_blocks
+from sm_llm.spec.schema import child_blocks
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo

@@ -6,16 +6,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path as FilePath
 from typing import Any
 
 from sm_llm.errors import Issue, SpecError
-from sm_llm.spec.comparison.digest import spec_digest
 from sm_llm.spec.environment.secrets import conceal
-from sm_llm.spec.job import JobSpec, WorkflowSpec
+from sm_llm.spec.job import JobSpec, WorkflowSpec, spec_digest
 from sm_llm.spec.loading.defaults import Defaults, read_defaults, with_account
 from sm_llm.spec.loading.overrides import Override, inside_a_list, parse_fields, parse_overrides, placed
-from sm_llm.spec.loading.recipes import recipe_files
 from sm_llm.spec.loading.references import is_reference
 from sm_llm.spec.loading.tree import Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_yaml, read_text
@@ -212,3 +211,15 @@ def _with_hub_tokenizers(tree: Tree) -> None:
 
 def _path(dotted: str) -> Path:
     return tuple(dotted.split("."))
+
+
+def recipe_files() -> dict[str, FilePath]:
+    """Name -> YAML file of every recipe, by name."""
+    folder = FilePath(str(files("sm_llm")), "recipes")  # no package: nothing is imported from it
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def recipe_summary(path: FilePath) -> str:
+    """The first comment line of a recipe: what it does."""
+    with path.open(encoding="utf-8") as stream:
+        return stream.readline().lstrip("# ").strip()

@@ -10,7 +10,7 @@ from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec, StepSpec
 from sm_llm.spec.loading.tree import DEEPEST, Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_typed, to_typed
-from sm_llm.spec.reference.schema import dotted_paths, knows
+from sm_llm.spec.schema import dotted_paths, knows
 from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.terminal import quoted
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.reference.schema import block_for, child, constant, tag, tag_values
+from sm_llm.spec.schema import block_for, child, constant, tag, tag_values
 
 Path = tuple[str, ...]
 

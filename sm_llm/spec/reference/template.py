@@ -9,11 +9,10 @@ from pydantic_core import PydanticUndefined
 
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.loading.load import read_source
-from sm_llm.spec.loading.recipes import recipe_files
+from sm_llm.spec.loading.load import read_source, recipe_files
 from sm_llm.spec.loading.yaml_text import to_yaml
 from sm_llm.spec.reference.docs import class_doc, field_docs
-from sm_llm.spec.reference.schema import block_for, child, default_block, tag, tag_values
+from sm_llm.spec.schema import block_for, child, default_block, tag, tag_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

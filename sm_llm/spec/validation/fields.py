@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from sm_llm.errors import Issue
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.reference.schema import (
+from sm_llm.spec.schema import (
     block_for,
     blocks,
     child,

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, SpecError
-from sm_llm.spec.checkpoint import PretrainedStart
-from sm_llm.spec.data import StreamData
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.parallelism.base import TrainingFacts
+from sm_llm.spec.training import PretrainedStart, StreamData
 from sm_llm.spec.validation.addresses import HUB, SCHEME
 from sm_llm.spec.validation.runner import blocked_by
 

@@ -19,7 +19,7 @@ from sm_llm.worker.publishing.publisher import Publisher
 from sm_llm.worker.runtime.collectives import Agreement
 
 if TYPE_CHECKING:
-    from sm_llm.spec.checkpoint import CheckpointSpec
+    from sm_llm.spec.training import CheckpointSpec
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.publish import Published
     from sm_llm.worker.context import WorkerContext

@@ -19,7 +19,7 @@ from sm_llm.contract.identity import (
 from sm_llm.data.content import data_digest, tokenizer_digest
 from sm_llm.errors import CheckpointError, DataError
 from sm_llm.runs.events.events import ContinuationRefused
-from sm_llm.spec.checkpoint import CheckpointStart
+from sm_llm.spec.training import CheckpointStart
 from sm_llm.spec.validation.runner import settle
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sm_llm.models.families.registry import family
 from sm_llm.models.weights_check import check_weights, unread_warning
 from sm_llm.runs.events.events import StartChosen
 from sm_llm.runs.events.trouble import StateVerified
-from sm_llm.spec.checkpoint import CheckpointStart, PretrainedStart
+from sm_llm.spec.training import CheckpointStart, PretrainedStart
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.retire import retire_after, retire_damaged, retired_steps

@@ -19,7 +19,7 @@ from sm_llm.worker.runtime.stop import leave
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.spec.watchdog import WatchdogSpec
+    from sm_llm.spec.training import WatchdogSpec
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.runtime.board import Board
 

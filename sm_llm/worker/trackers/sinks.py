@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.spec.sinks import SinksSpec
+    from sm_llm.spec.training import SinksSpec
     from sm_llm.worker.context import WorkerContext
 
     Opener = Callable[[], "Sink"]

@@ -12,7 +12,7 @@ from sm_llm.worker.trackers.sinks import numbers, shown_names, shown_spec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from sm_llm.spec.sinks import MlflowSink
+    from sm_llm.spec.training import MlflowSink
     from sm_llm.worker.context import WorkerContext
 
 RUN_TAG = "sm_llm.run_id"

@@ -13,7 +13,7 @@ from sm_llm.worker.trackers.sinks import numbers, shown_spec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sm_llm.spec.sinks import TensorBoardSink
+    from sm_llm.spec.training import TensorBoardSink
     from sm_llm.worker.context import WorkerContext
 
 FOLDER = "tensorboard"

@@ -11,7 +11,7 @@ from sm_llm.worker.trackers.sinks import numbers, shown_names, shown_spec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sm_llm.spec.sinks import WandbSink
+    from sm_llm.spec.training import WandbSink
     from sm_llm.worker.context import WorkerContext
 
 STEP = "step"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sm_llm.runs.events.events import Step
-    from sm_llm.spec.not_finite import NotFiniteSpec
+    from sm_llm.spec.training import NotFiniteSpec
     from sm_llm.worker.strategies.device import Device
 
 

@@ -13,9 +13,9 @@ from sm_llm.errors import Issue, SpecError
 from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
 from sm_llm.models.strategy_rules import model_issues
-from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.machines.hardware import peak_flops
+from sm_llm.spec.training import PretrainedStart
 from sm_llm.worker.training.metrics import Costs
 
 if TYPE_CHECKING:

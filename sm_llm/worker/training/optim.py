@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sm_llm.models.families.family import Tensor
-    from sm_llm.spec.optim import OptimSpec
+    from sm_llm.spec.training import OptimSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -14,7 +14,7 @@ from sm_llm.storage.uri import join
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sm_llm.spec.profile import ProfileSpec
+    from sm_llm.spec.training import ProfileSpec
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.strategies.device import Device
 

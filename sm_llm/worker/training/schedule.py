@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sm_llm.spec.optim import OptimSpec
+    from sm_llm.spec.training import OptimSpec
 
 
 def learning_rate(spec: OptimSpec, step: int, total_steps: int, warmup_steps: int, plateau_scale: float = 1.0) -> float:

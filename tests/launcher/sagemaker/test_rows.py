@@ -10,7 +10,7 @@ from sm_llm.launcher.images.images import IMAGES, MINIMUM_TORCH, rows
 from sm_llm.spec.backends.table import BACKENDS, backend_spec
 from sm_llm.spec.parallelism.base import StrategySpec
 from sm_llm.spec.parallelism.table import STRATEGIES, strategy_spec
-from sm_llm.spec.reference.schema import tag_values
+from sm_llm.spec.schema import tag_values
 from sm_llm.spec.tasks import TASK_KINDS, Task
 
 

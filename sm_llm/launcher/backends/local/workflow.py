@@ -75,7 +75,7 @@ def _run_step(
     recording: Recording, folder: Path,
 ) -> Ending:  # fmt: skip
     from sm_llm.launcher.planning.planner import plan_job
-    from sm_llm.spec.comparison.digest import spec_digest
+    from sm_llm.spec.job import spec_digest
     from sm_llm.spec.loading.references import resolve, workflow_job
 
     if interrupts.count:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from sm_llm.convert.rules import Part, ShardTensor
-    from sm_llm.spec.optim import OptimSpec
     from sm_llm.spec.parallelism.nxd import NxdSpec
+    from sm_llm.spec.training import OptimSpec
     from sm_llm.worker.checkpoint.weights import WeightReader
 
 _COPIED = (".self_attn.k_proj.", ".self_attn.v_proj.")

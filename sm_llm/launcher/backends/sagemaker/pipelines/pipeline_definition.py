@@ -20,8 +20,7 @@ from sm_llm.launcher.backends.sagemaker.render import render as render_job
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.planning.planner import plan_workflow
-from sm_llm.spec.comparison.digest import spec_digest
-from sm_llm.spec.job import StepSpec
+from sm_llm.spec.job import StepSpec, spec_digest
 from sm_llm.spec.loading.references import references, resolve, step_dependencies, workflow_job
 from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.tasks import RegisterTask

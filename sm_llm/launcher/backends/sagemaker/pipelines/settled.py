@@ -10,7 +10,7 @@ from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
 from sm_llm.launcher.images.images import line_of
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.reference.schema import constant
+from sm_llm.spec.schema import constant
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec

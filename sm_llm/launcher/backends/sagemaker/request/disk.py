@@ -10,9 +10,9 @@ from sm_llm.launcher.display.lines import size
 from sm_llm.launcher.images.images import line_of
 from sm_llm.launcher.images.locks import packages_of
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
-from sm_llm.spec.checkpoint import PretrainedStart
 from sm_llm.spec.machines.gpus import groups, machines
 from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.training import PretrainedStart
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:

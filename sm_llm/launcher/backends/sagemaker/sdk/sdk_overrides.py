@@ -17,7 +17,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_issues
 from sm_llm.launcher.planning.planner import load_whole, plan_loaded
 from sm_llm.spec.environment.variables import reserved_issues
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.reference.schema import dotted_paths, knows
+from sm_llm.spec.schema import dotted_paths, knows
 from sm_llm.spec.validation.fields import did_you_mean
 
 if TYPE_CHECKING:
