@@ -120,7 +120,7 @@ def test_the_memory_of_a_gpu_is_used_and_suffices(line: str) -> None:
     found, row = planned(line), instance(planned(line).job.compute.instance_type)
     assert found.memory is not None
     assert row is not None
-    assert found.memory.warning(row) is None
+    assert list(found.memory.warnings(row)) == []
     assert found.memory.total > 0.35 * row.accelerator_gib * GIB
 
 

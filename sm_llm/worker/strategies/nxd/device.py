@@ -49,6 +49,10 @@ class NeuronDevice:
     def computes_bf16(self) -> bool:
         return True
 
+    def computes_fp8(self) -> bool:
+        """NxD's layers have no fp8 for training."""
+        return False
+
     def send(self, values: np.ndarray) -> torch.Tensor:
         return torch.as_tensor(values).to(self.torch_device)
 
