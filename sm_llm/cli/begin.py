@@ -23,6 +23,7 @@ from sm_llm.cli.options import (
     typed,
 )
 from sm_llm.errors import SmLlmError
+from sm_llm.launcher.display.lines import listed
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def fit(
     After an interruption the same command continues from the newest checkpoint. Beside an unfinished run of the same
     name whose specification differs it asks (in a terminal) or refuses; --new starts another run.
     Ctrl-C stops it cleanly. A closed terminal does not: the run continues in the background.
+    --dry-run checks what plan does, storage and inputs in S3 included.
 
     \b
     Examples:
@@ -53,9 +55,11 @@ def fit(
     from sm_llm.launcher.api import launch
 
     if dry_run:
+        from sm_llm.launcher.planning.input_places import check_places
         from sm_llm.launcher.planning.planner import plan as make_plan
 
         plans = make_plan(spec, *overrides or ())
+        check_places(plans)
         for it in plans:  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
         print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
@@ -193,6 +197,5 @@ def recipes(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    width = max(map(len, found), default=0)
     for name, summary in found.items():
-        say(f"{name:<{width}}  {summary}")
+        say(*listed(name, summary, max(map(len, found)), console().width))

@@ -125,10 +125,14 @@ def metrics(
     from sm_llm.launcher.find_runs import attach
     from sm_llm.launcher.observe.metrics import to_json
 
-    rows = attach(run, storage=storage).metrics()
+    found = attach(run, storage=storage)
+    rows = found.metrics()
     rows = rows[-last:] if last else rows
     if as_json:
         print_json([to_json(row) for row in rows])
+        return
+    if not rows:
+        say(f"{found.id} has no metrics: no step of it has reported any")
         return
     from sm_llm.launcher.display.report import metrics_table
 
@@ -163,11 +167,15 @@ def checkpoints(
     """List a run's checkpoints: size, age, usable or not."""
     from sm_llm.launcher.find_runs import attach
 
-    found = attach(run, storage=storage).checkpoints(deep=verify)
+    named = attach(run, storage=storage)
+    found = named.checkpoints(deep=verify)
     if as_json:
         from dataclasses import asdict
 
         print_json([asdict(it) for it in found])
+        return
+    if not found:
+        say(f"{named.id} has no checkpoint")
         return
     from sm_llm.launcher.display.report import checkpoints_table
 

@@ -63,11 +63,16 @@ def stop(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch how it ends, or only ask.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Stop a run after its current step, saving what it can."""
+    """Stop a run after its current step, saving what it can. Where it has ended already, that is printed."""
     from sm_llm.launcher.display.live import see_it_stop
     from sm_llm.launcher.find_runs import attach as find
 
     found = find(run, storage=storage)
+    if found.attempts and (state := found.state).is_final:
+        say(f"{found.id} is {state.value}: there is nothing to stop", err=as_json)
+        if as_json:
+            print_json(found.status().to_json())
+        return
     found.stop(now=now)
     words = "is being killed" if now else "was asked to stop after its current step"
     say(f"{found.id} {words}", err=as_json)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.states import RunState
 
+STARTING_SECONDS = 240.0
+"""So long a launcher may need from a run's record, or its claim of an attempt, to the job: all tries of its calls."""
 NEVER_STARTED = "was never started"
 _KEPT = ("start_chosen", "tracker_opened", "continuation_refused")
 
@@ -35,6 +37,14 @@ def recorded_end(record: RunRecord) -> Ending | None:
     if last is None or last.state is None or not last.state.is_final:
         return None
     return Ending(last.state, last.reason, last.rank)
+
+
+def unstarted(record: RunRecord, now: float) -> str:
+    """Why a run waits that has no job, in words; ``NEVER_STARTED`` where nobody is about to start it."""
+    if record.in_pipeline and not record.attempts:
+        return "its pipeline has not started it yet"
+    since = record.attempts[-1].started if record.attempts else record.created
+    return "is being started" if abs(now - since) < STARTING_SECONDS else NEVER_STARTED
 
 
 def with_end(

@@ -203,6 +203,8 @@ class RunRecord(_Block):
     """While an attempt with changes runs: what it takes the place of, in case its worker refuses the changes."""
     trackers: dict[str, str] = Field(default_factory=dict)
     """Experiment tracker -> the run's id there, the same in all attempts."""
+    in_pipeline: bool = False
+    """Whether a pipeline of SageMaker starts it, whenever its step is reached."""
     cost: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """In US dollars, once the backend's time is priced; None until then."""
     attempts: Annotated[tuple[Attempt, ...], AfterValidator(_ascending)] = ()

@@ -27,6 +27,10 @@ class S3Input(SpecModel):
     """``s3://bucket/prefix``."""
     mode: Annotated[Literal["File", "FastFile", "Pipe"], FREE] = "FastFile"
     """``FastFile`` reads from S3 on demand, ``File`` copies all of it before the start. Pipe is not supported."""
+    distribution: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
+    """Whether every node gets all objects, or its share of them; that is for programs on SageMaker only."""
+    data_type: Literal["S3Prefix", "ManifestFile"] = "S3Prefix"
+    """Whether ``uri`` is a prefix, or the manifest of SageMaker that lists objects, which is for SageMaker only."""
 
 
 class FileSystemInput(SpecModel):

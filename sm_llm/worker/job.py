@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from sm_llm.runs.run_paths import ContainerPaths
 
+_PLACE = re.compile(rf"(?<![\w./-]){CONTAINER_BASE}(?=/|$)")
+"""The container's folder, also inside a word: ``--model_dir=/opt/ml/model``."""
 TRAINING_JOB = "TRAINING_JOB_NAME"
 """SageMaker's variable with the name of the training job."""
 
@@ -50,8 +53,7 @@ def _moved(value: Any, base: str) -> Any:
         return {key: _moved(item, base) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_moved(item, base) for item in value)
-    is_inside = isinstance(value, str) and value.startswith(f"{CONTAINER_BASE}/")
-    return f"{base}{value[len(CONTAINER_BASE) :]}" if is_inside else value
+    return _PLACE.sub(lambda _: base, value) if isinstance(value, str) else value
 
 
 def _in_own_run(job: JobFile, given: Mapping[str, str], environ: Mapping[str, str]) -> JobFile:

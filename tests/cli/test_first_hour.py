@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from sm_llm.spec.loading.recipes import recipe_files, recipe_summary
 
 import sm_llm
 from sm_llm import cli
@@ -33,6 +34,20 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
         cli.main()
     out, err = capsys.readouterr()
     return int(leaving.value.code or 0), out, err
+
+
+@pytest.mark.parametrize("columns", [30, 60, 200])
+def test_E21_recipes_keep_their_names_whole_at_any_width(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, shown, _ = said(monkeypatch, capsys, "recipes")
+    assert code == 0
+    lines = shown.splitlines()
+    assert all(len(line) <= columns for line in lines)
+    assert {line.split()[0] for line in lines if not line.startswith(" ")} == set(recipe_files())
+    whole = " ".join(shown.split())
+    assert all(f"{name} {' '.join(recipe_summary(file).split())}" in whole for name, file in recipe_files().items())
 
 
 def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

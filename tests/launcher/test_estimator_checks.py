@@ -29,7 +29,7 @@ def session(region: str, **more: Any) -> Any:
 def keys() -> list[str]:
     import boto3
 
-    return [it["Key"] for it in boto3.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+    return [it["Key"] for it in boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix="runs/").get("Contents", [])]
 
 
 def test_D13_a_session_of_another_region_is_refused_by_name(calls: list[Any]) -> None:

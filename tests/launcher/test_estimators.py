@@ -13,6 +13,7 @@ from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import build_pipeline
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
 from sm_llm.spec.parallelism.table import trained
+from tests.fixtures.sagemaker_calls import store_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,6 +124,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[tupl
 
     with mock_aws():
         boto3.client("s3").create_bucket(Bucket=BUCKET)
+        store_data()
         monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", call)
         yield calls
 
@@ -158,9 +160,9 @@ def test_nothing_is_stored_before_fit_and_everything_by_it(source: str, cloud: l
 
     est = built("script", source)
     s3 = boto3.client("s3")
-    assert "Contents" not in s3.list_objects_v2(Bucket=BUCKET)
+    assert "Contents" not in s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/")
     est.fit(wait=False)
-    keys = {it["Key"] for it in s3.list_objects_v2(Bucket=BUCKET)["Contents"]}
+    keys = {it["Key"] for it in s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/")["Contents"]}
     run = est.run_uri.removeprefix(f"s3://{BUCKET}/")
     assert {f"{run}/run.json", f"{run}/job/attempt-1/job.json"} <= keys
     assert any(key.endswith("sourcedir.tar.gz") for key in keys)
@@ -460,7 +462,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_stored(source: str, c
     ):
         with pytest.raises((PlanError, SpecError)):
             action()
-    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket=BUCKET)
+    assert "Contents" not in boto3.client("s3").list_objects_v2(Bucket=BUCKET, Prefix="runs/")
 
 
 @pytest.mark.integration

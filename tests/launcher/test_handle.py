@@ -377,6 +377,33 @@ def test_stopping_a_run_that_was_never_started_is_refused(fakes: Fakes) -> None:
         attach(storage=fakes.storage).stop()
 
 
+def verb(*words: str) -> tuple[int, str]:
+    """Exit code and output of ``sm-llm`` in this process."""
+    from typer.testing import CliRunner
+
+    from sm_llm.cli.app import app
+
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.output
+
+
+def test_E21_stopping_a_run_that_has_ended_is_a_message(fakes: Fakes) -> None:
+    fakes.use("put(None)")
+    run = fakes.launch()
+    fakes.end(run)
+    code, shown = verb("stop", run.uri)
+    assert (code, shown) == (0, f"{run.id} is completed: there is nothing to stop\n")
+
+
+def test_S12_39_a_run_without_metrics_and_checkpoints_is_a_message(fakes: Fakes) -> None:
+    fakes.use("put(None)")
+    run = fakes.launch()
+    fakes.end(run)
+    assert verb("metrics", run.uri) == (0, f"{run.id} has no metrics: no step of it has reported any\n")
+    assert verb("checkpoints", run.uri) == (0, f"{run.id} has no checkpoint\n")
+    assert verb("metrics", run.uri, "--json") == verb("checkpoints", run.uri, "--json") == (0, "[]\n")
+
+
 # --- logs
 
 

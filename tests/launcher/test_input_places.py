@@ -28,7 +28,8 @@ COMMIT = "ckpt/commits/step-00000040.json"
 
 @pytest.fixture
 def base(bucket: str, s3_server: Any) -> str:
-    for key in ("rows/rows.json", "rows-2/x", "texts/a.txt", f"runs/done/{COMMIT}", "runs/empty/run.json"):
+    rows = [f"{folder}/{name}" for folder in ("rows", "sets/train") for name in ("state.json", "dataset_info.json")]
+    for key in (*rows, "rows-2/x", "texts/a.txt", "wheels/a.whl", f"runs/done/{COMMIT}", "runs/empty/run.json"):
         s3_server.client.put_object(Bucket=bucket, Key=key, Body=b"x")
     return f"s3://{bucket}"
 
@@ -60,8 +61,10 @@ def rows(place: str) -> dict[str, Any]:
 
 def test_a_mistyped_address_in_S3_is_told_and_a_prefix_is_a_folder(s3_server: Any, base: str) -> None:
     endpoint = s3_server.endpoint
+    texts = {"kind": "prepare", "seq_length": 16}
     for place in ("rows", "rows/", "rows-2", "texts/a.txt"):
-        assert look(endpoint, rows(f"{base}/{place}")) == "", place
+        assert look(endpoint, {**texts, "sources": [f"{base}/{place}"]}) == "", place
+    assert look(endpoint, rows(f"{base}/rows/")) == ""
     for place in ("row", "rows/rows", "texts/a"):
         told = look(endpoint, rows(f"{base}/{place}"))
         problem = "is not there: no object has this name, and none lies below it"
@@ -74,6 +77,33 @@ def test_every_place_is_told_at_once_and_a_named_input_once(s3_server: Any, base
     told = look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/nothing"}})
     assert [line.split()[1] for line in told.splitlines()[1:]] == ["inputs.corpus", "task.data.validation"]
     assert "task.data.train" in look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/rows"}})
+
+
+def test_S12_6g_rows_are_what_prepare_writes(s3_server: Any, base: str) -> None:
+    endpoint = s3_server.endpoint
+    problem = "holds no rows: there is no state.json and no dataset_info.json"
+    for place in ("rows-2", "texts/a.txt", "sets"):
+        told = look(endpoint, rows(f"{base}/{place}"))
+        assert told.startswith(f"task.data.train (Python): {problem}"), place
+    data = {"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/sets"}
+    told = look(endpoint, train(data=data), inputs={"corpus": {"uri": f"{base}/sets"}})
+    assert told.startswith("task.data.validation (Python): holds no rows")
+    lines = {"format": "json_rows", "seq_length": 16, "train": f"{base}/texts"}
+    assert look(endpoint, train(data=lines)) == ""
+
+
+def test_S12_6f_a_wheelhouse_holds_wheels(s3_server: Any, base: str) -> None:
+    role = "arn:aws:iam::111122223333:role/train"
+
+    def told(place: str) -> str:
+        backend = {"name": "sagemaker", "role": role, "region": "us-east-1", "wheelhouse": f"{base}/{place}"}
+        compute = {"instance_type": "ml.m5.2xlarge"}
+        more = {"backend": {**backend, "max_run_seconds": 3600}, "compute": compute, "storage": f"{base}/runs"}
+        return look(s3_server.endpoint, train(), **more)
+
+    assert told("wheels") == ""
+    assert "backend.wheelhouse (Python): is not there" in told("none")
+    assert "backend.wheelhouse (Python): holds no wheel" in told("texts")
 
 
 def test_a_checkpoint_to_start_from_must_be_one(s3_server: Any, base: str, tmp_path: Path) -> None:
@@ -116,6 +146,16 @@ def test_E20_plan_reports_a_bucket_that_is_not_there_once(s3_server: Any, base: 
     (fault,) = result.exception.issues
     assert (fault.path, fault.origin) == ("storage", "command line")
     assert "the bucket does not exist" in fault.message
+
+
+@pytest.mark.usefixtures("here")
+def test_E20_a_dry_run_looks_up_what_plan_does(s3_server: Any, base: str) -> None:
+    plan_of(train(), s3_server.endpoint)  # writes the file
+    result = CliRunner().invoke(app, ["fit", "job.yaml", "--dry-run", "storage=s3://no-such-bucket/runs"])
+    assert isinstance(result.exception, PlanError)
+    assert result.stdout == ""
+    (issue,) = result.exception.issues
+    assert (issue.path, issue.code) == ("storage", "bucket-not-found")
 
 
 @pytest.mark.usefixtures("here")

@@ -9,7 +9,7 @@ import pytest
 
 from sm_llm.contract.hyperparameters import overrides
 from sm_llm.contract.job_file import JobFile
-from sm_llm.errors import PlanError, StorageError, SubmitError
+from sm_llm.errors import PlanError, SpecError, StorageError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import render
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, value_issues
@@ -20,6 +20,7 @@ from sm_llm.spec.loading.load import load
 
 ROLE = "arn:aws:iam::111122223333:role/train"
 BUCKET = "sm-llm-tests"
+IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.29.0-lmi11.0.0-cu124"
 VARIABLES = {
     "Rate": "steps.train.task.optim.learning_rate",
     "Steps": "steps.train.task.max_steps",
@@ -122,7 +123,7 @@ def test_the_values_of_variables_are_part_of_the_address_downstream_too() -> Non
 
 def test_a_result_is_registered_uncompressed() -> None:
     """The save that a step will publish is known to nobody yet, so a step of our own asks for it."""
-    found = definition(workflow(), variables=VARIABLES, register=Register("train", "models", "image:1"))
+    found = definition(workflow(), variables=VARIABLES, register=Register("train", "models", IMAGE))
     step = steps(found)["register"]
     assert step["DependsOn"] == ["train"]
     assert step["Arguments"]["ResourceConfig"]["InstanceType"] == "ml.m5.large"
@@ -131,20 +132,20 @@ def test_a_result_is_registered_uncompressed() -> None:
     trained = steps(found)["train"]["Arguments"]["HyperParameters"]["sm_llm_run"]["Std:Join"]["Values"]
     assert sent["task.model"]["Std:Join"]["Values"] == [*trained, "result"]
     assert found.steps[3].job.spec.task.group == "models"  # type: ignore[union-attr]
-    plain = definition(workflow(), register=Register("train", "models", "image:1")).steps
+    plain = definition(workflow(), register=Register("train", "models", IMAGE)).steps
     assert plain[3].job.spec.task.model == f"{plain[2].job.run_uri}/result"  # type: ignore[union-attr]
 
 
 def test_a_workflow_may_register_by_itself_but_not_twice() -> None:
-    task = {"kind": "register", "model": "steps.train.output", "group": "models", "image_uri": "image:1"}
+    task = {"kind": "register", "model": "steps.train.output", "group": "models", "image_uri": IMAGE}
     flow = workflow()
     flow["steps"]["register"] = {"task": task, "compute": {"instance_type": "ml.m5.large"}}
-    register = Register("train", "models", "image:1")
+    register = Register("train", "models", IMAGE)
     assert definition(flow).to_json() == definition(workflow(), register=register).to_json()
     with pytest.raises(PlanError, match="registers already"):
         definition(flow, register=register)
     with pytest.raises(PlanError, match="no such step"):
-        definition(workflow(), register=Register("trian", "models", "image:1"))
+        definition(workflow(), register=Register("trian", "models", IMAGE))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_a_workflow_of_this_machine_is_no_pipeline() -> None:
 def test_the_sdk_makes_the_same_definition(variables: dict[str, str]) -> None:
     from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of
 
-    found = definition(workflow(), variables=variables, register=Register("train", "models", "image:1"))
+    found = definition(workflow(), variables=variables, register=Register("train", "models", IMAGE))
     built = json.loads(pipeline_of(found).definition())
     ours = found.to_json()
     for step in [*built["Steps"], *ours["Steps"]]:
@@ -223,7 +224,7 @@ def load_workflow(flow: dict[str, Any]) -> WorkflowSpec:
         ({"kind": "convert", "source": "s3://sm-llm-tests/shards", "to": "hf"}, "ml.m5.2xlarge"),
         ({"kind": "fetch", "source": "hf://org/name@main"}, "ml.m5.2xlarge"),
         ({"kind": "script", "entry": "train.py"}, "ml.p4d.24xlarge"),
-        ({"kind": "register", "model": "s3://sm-llm-tests/r", "group": "g", "image_uri": "i:1"}, "ml.m5.large"),
+        ({"kind": "register", "model": "s3://sm-llm-tests/r", "group": "g", "image_uri": IMAGE}, "ml.m5.large"),
     ],
     ids=["to nxd", "to hf", "fetch", "script", "register"],
 )
@@ -435,3 +436,51 @@ def test_C8_a_variable_of_what_the_request_starts_the_processes_with_is_refused(
     assert definition(workflow(**smp), variables=fine).variables
     seeded = {"parallelism": {**smp["parallelism"], "random_seed": 7}}
     assert definition(workflow(**seeded), variables={"V": "steps.train.task.seed"}).variables
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"cache_days": True}, "cache_days: must be a whole number of days"),
+        ({"cache_days": 1.5}, "cache_days: must be a whole number of days"),
+        ({"cache_days": "30"}, "cache_days: must be a whole number of days"),
+        ({"cache_days": 10**9}, "cache_days: must be a whole number of days"),
+        ({"variables": ["a"]}, "variables: must be a mapping"),
+        ({"variables": {"N": {"a": 1}}}, "variables: must be a mapping"),
+        ({"register": {"step": "train"}}, "register: is not a Register"),
+        ({"register": Register("train", "g g", IMAGE)}, "register.group: "),
+        ({"register": Register("train", "g", "x")}, "task.image_uri: "),
+    ],
+)
+def test_S12_17_S12_19_arguments_of_another_kind_are_refused_in_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        definition(workflow(), **given)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_S12_18_a_name_of_jobs_without_effect_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"backend\.base_job_name.*has no effect"):
+        definition(workflow(), "backend.base_job_name=zz")
+
+
+def test_S12_33_what_is_no_workflow_and_no_mapping_of_values_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"cannot be read.*PipelineDefinition"):
+        pipelines.upsert(definition(workflow()))  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="values: must be a mapping"):
+        pipelines.start("flow", ["S=5"], region="us-east-1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("value", "words"), [("", "is empty"), ("a*b", "tag of a job"), ("..", "'.' or '..'")])
+def test_S12_28_variables_of_which_no_address_can_be_made_are_refused(value: str, words: str) -> None:
+    variables = {"Text": "steps.prepare.task.text_field"}
+    found = definition(workflow(), variables=variables).to_json()
+    (issue,) = value_issues(found, {"Text": value}, lambda _: None)
+    assert issue.path == "values.Text"
+    assert words in str(issue)
+    assert list(value_issues(found, {"Text": "body"}, lambda _: None)) == []
+    (issue,) = value_issues(found, {"Text": "x" * 250}, lambda _: None)
+    assert "takes 256" in str(issue)
+    if value:
+        with pytest.raises(PlanError, match=r"variables\.Text"):
+            definition(workflow(), f"steps.prepare.task.text_field='{value}'", variables=variables)

@@ -162,3 +162,20 @@ _WRITERS = {
     "account": _account,
     "tracker_opened": _tracker_opened,
 }
+
+
+_LEAST_WORDS = 24
+"""Columns that a text needs beside a name; with fewer it begins below it."""
+
+
+def listed(name: str, text: str, longest: int, columns: int) -> list[str]:
+    """A name, whole, and a text beside it in lines of ``columns``; ``longest`` is the longest name of the list."""
+    from textwrap import TextWrapper
+
+    beside = columns - longest - 2 >= _LEAST_WORDS
+    indent = " " * (longest + 2 if beside else 2)
+    wrapper = TextWrapper(max(columns, 1), indent, indent, break_long_words=False, break_on_hyphens=False)
+    lines = wrapper.wrap(text)
+    if not beside or not lines:
+        return [name, *lines]
+    return [f"{name:<{longest}}  {lines[0].lstrip()}", *lines[1:]]

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import StorageError
 from sm_llm.launcher.observe.patience import Patience
 from sm_llm.runs.events.events import event_files, read_file
+from sm_llm.runs.outcome import NEVER_STARTED
+from sm_llm.runs.states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from sm_llm.launcher.run_handle import RunHandle
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
-    from sm_llm.runs.states import RunState
 
 STATE_SECONDS = 1.0
 
@@ -103,15 +104,15 @@ def has_begun_in(attempt: Attempt, step: RunHandle) -> bool:
 
 
 def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) -> RunState:
-    """Wait, in ``pause`` seconds, until ``run`` has ended; silently."""
+    """Wait, in ``pause`` seconds, until ``run`` has ended, or nobody is about to start it; silently."""
     patience = Patience(run.home)
     while True:
         try:
-            state = run.state
+            state, reason = run.describe()
         except StorageError as issue:
             patience.bear(issue)
         else:
             patience.settle()
-            if state.is_final:
+            if state.is_final or (state is RunState.PENDING and reason == NEVER_STARTED):
                 return state
         sleep(pause)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.data.describe import DATASET_INFO, STATE
 from sm_llm.errors import Issue, PlanError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.optional import missing
@@ -12,6 +13,8 @@ from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.s3_home import CONFIG
 from sm_llm.spec.inputs import input_place
 from sm_llm.spec.loading.references import sources
+from sm_llm.spec.tasks import TrainTask
+from sm_llm.spec.training import RowsData
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.publication.result import NotPublished, result_address
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 START = "task.start."
 _CHECKPOINT = f"{START}checkpoint"
+_WHEELS = "backend.wheelhouse"
+_ROWS = ("task.data.train", "task.data.validation")
 _SHOWN = 8
 
 
@@ -108,7 +113,7 @@ class _Look:
             return
         prefix = f"steps.{plan.step}." if plan.step and path != "storage" else ""
         try:
-            issue = _issue(path, place, plan.job.storage_options.model_dump())
+            issue = _issue(path, place, plan.job.storage_options.model_dump(), is_rows=_is_rows(plan.job, path))
         except StorageError as error:
             if code_of(error.__cause__) != "NoSuchBucket":
                 self._reported.append(place)
@@ -132,12 +137,18 @@ class _Look:
 def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
     """Path and address of everything that can be searched for; named inputs first."""
     named = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
-    for path, place in {**named, **sources(job)}.items():
+    wheels = getattr(job.backend, "wheelhouse", None)
+    others = {} if wheels is None else {_WHEELS: wheels}
+    for path, place in {**named, **sources(job), **others}.items():
         if is_s3(place) or (path == _CHECKPOINT and local_folder(place) is not None):
             yield path, place
 
 
-def _issue(path: str, place: str, options: dict[str, Any]) -> Issue | None:
+def _is_rows(job: JobSpec, path: str) -> bool:
+    return path in _ROWS and isinstance(job.task, TrainTask) and isinstance(job.task.data, RowsData)
+
+
+def _issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> Issue | None:
     if path == _CHECKPOINT:
         return _checkpoint_issue(place, options)
     if path == "storage":
@@ -145,7 +156,7 @@ def _issue(path: str, place: str, options: dict[str, Any]) -> Issue | None:
         return None
     try:
         if _exists(place, options):
-            return None
+            return _content_issue(path, place, options, is_rows=is_rows)
     except NotPublished:
         return Issue(
             "result-not-published",
@@ -161,6 +172,19 @@ def _issue(path: str, place: str, options: dict[str, Any]) -> Issue | None:
         place,
         "Check the address",
     )
+
+
+def _content_issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> Issue | None:
+    """A place that is there and holds something else than what is read from it."""
+    if is_rows:
+        store = _store(parse(result_address(place, options)), options)
+        if missing_files := [name for name in (STATE, DATASET_INFO) if store.head(name) is None]:
+            problem = f"holds no rows: there is no {' and no '.join(missing_files)}"
+            return Issue("rows-not-found-in-s3", path, problem, place, "Give the folder that the prepare task wrote")
+    if path == _WHEELS and not any(it.key.endswith(".whl") for it in _store(parse(place), options).list("")):
+        remedy = "Fill it with: sm-llm image wheelhouse LINE PREFIX"
+        return Issue("wheelhouse-without-wheels", path, "holds no wheel", place, remedy)
+    return None
 
 
 def _exists(uri: str, options: dict[str, Any]) -> bool:

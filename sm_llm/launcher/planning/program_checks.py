@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import REQUIREMENTS, is_owned
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
@@ -12,6 +12,7 @@ from sm_llm.errors import Issue, warning
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.launcher.requirement_file import requirement_issues
 from sm_llm.optional import is_installed
+from sm_llm.runs.run_paths import CONTAINER_BASE
 from sm_llm.spec.inputs import FOLDERS, OF_INPUTS
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.spec.validation.tasks import words_in_braces
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
 
 _MODULE = "-m "
-_PLATFORM_FOLDER = re.compile(r"/opt/ml/(model|output/data|output|checkpoints|input)\b")
+_PLATFORM_FOLDER = re.compile(rf"{CONTAINER_BASE}/(model|output/data|output|checkpoints|input)\b")
 _VARIABLES = {
     "model": "SM_MODEL_DIR",
     "output/data": "SM_OUTPUT_DATA_DIR",
@@ -48,20 +49,23 @@ def program_warnings(job: JobSpec) -> Iterator[Issue]:
             message = f"{{{word}}} reaches the program as it is; folders of the job are {listed}"
             yield warning("placeholder-not-replaced", path, message)
     if job.backend.runs_here:
-        yield from _platform_folder_warnings(task)
+        yield from _platform_folder_warnings(job, task)
     args = task.args if isinstance(task.args, dict) else {}
     for name, same in _same_names(args):
         message = f"SM_HP_{name.upper()} holds the value of {same}; the program finds both in SM_HPS"
         yield warning("argument-variables-collide", f"task.args.{name}", message)
 
 
-def _platform_folder_warnings(task: ScriptTask) -> Iterator[Issue]:
-    """Folders of SageMaker's containers by their fixed names: on this machine they are not the job's."""
+def _platform_folder_warnings(job: JobSpec, task: ScriptTask) -> Iterator[Issue]:
+    """Folders of SageMaker's containers by their fixed names: on this machine they are not the job's.
+
+    In arguments they are led to the job's own.
+    """
     advice = "here it is not a folder of the job. Read the variable of the training toolkit in its place"
-    for path, word in _texts("task.args", task.args):
-        if found := _PLATFORM_FOLDER.search(word):
+    for name, value in job.environment.items():
+        if found := _PLATFORM_FOLDER.search(value):
             message = f"{found[0]} is a folder of SageMaker's containers, and {advice} ({_variable(found[1])})"
-            yield warning("argument-names-container-folder", path, message)
+            yield warning("variable-names-container-folder", f"environment.{name}", message)
     folder = None if is_reference(task.source) else local_folder(task.source)
     if folder is None or not folder.is_dir():
         return
@@ -86,14 +90,6 @@ def _platform_folder_in(file: Path) -> re.Match[str] | None:
 
 def _variable(folder: str) -> str:
     return _VARIABLES.get(folder, "SM_OUTPUT_DIR")
-
-
-def _texts(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict | list):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _texts(f"{path}.{key}", item)
 
 
 def _same_names(args: Iterable[str]) -> Iterator[tuple[str, str]]:

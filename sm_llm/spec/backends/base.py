@@ -51,6 +51,8 @@ class BackendOptions(SpecModel):
 
     runs_here: ClassVar[bool] = False
     """Whether jobs run on this machine, in this environment: its GPUs are theirs, its packages must be installed."""
+    mounts_inputs: ClassVar[bool] = False
+    """Whether the platform mounts inputs in S3 for the job, sharded or by a manifest where it is asked to."""
     secret_keeper: ClassVar[str] = "env"
     """Kind of secret reference that a remedy proposes; the worker of this backend must be able to read it."""
     account_fields: ClassVar[frozenset[str]] = frozenset()

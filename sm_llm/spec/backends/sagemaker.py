@@ -24,6 +24,7 @@ _DOWNLOAD_SECONDS = 600.0
 class SageMakerOptions(BackendOptions):
     """A SageMaker training job. null takes the user's default, then the defaults file of the SageMaker SDK."""
 
+    mounts_inputs: ClassVar[bool] = True
     secret_keeper: ClassVar[str] = "ssm"
     account_fields: ClassVar[frozenset[str]] = frozenset({"role", "region", "bucket", "vpc"})
 

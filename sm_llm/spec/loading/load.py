@@ -139,6 +139,11 @@ def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec]
 
 def read_source(source: SpecSource) -> Tree:
     """The tree of a source, unchecked. Raises ``SpecError`` if it is not there or is not a mapping."""
+    given: Any = source
+    if not isinstance(given, JobSpec | WorkflowSpec | Mapping | str | os.PathLike):
+        remedy = "Give the name of a recipe, a YAML file, a mapping, a JobSpec or a WorkflowSpec"
+        found = type(given).__name__
+        raise SpecError([Issue("specification-of-unknown-type", "specification", "cannot be read", found, remedy)])
     if isinstance(source, JobSpec | WorkflowSpec | Mapping):
         tree = from_python(source, "Python")
     else:

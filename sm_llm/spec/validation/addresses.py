@@ -102,6 +102,19 @@ def check_inputs(job: JobSpec) -> Iterator[Issue]:
             )
 
 
+def check_input_settings(job: JobSpec) -> Iterator[Issue]:
+    """Settings of inputs that nobody but a platform that mounts them has, and such as our own tasks cannot read."""
+    for name, value in job.inputs.items():
+        for field in ("distribution", "data_type") if isinstance(value, S3Input) else ():
+            chosen, usual = getattr(value, field), S3Input.model_fields[field].default
+            where, remedy = f"inputs.{name}.{field}", f"Write {usual}, or leave it out"
+            if chosen != usual and not job.backend.mounts_inputs:
+                yield Issue("input-setting-of-sagemaker", where, "has an effect on SageMaker only", chosen, remedy)
+            elif chosen == "ShardedByS3Key" and not isinstance(job.task, ScriptTask):
+                problem = "gives every node other files, and every process reads all rows"
+                yield Issue("input-sharded-for-rows", where, problem, chosen, remedy)
+
+
 @blocked_by("pipe-mode-unsupported", "input-refers-to-input", "input-unknown")
 def check_unread_inputs(job: JobSpec) -> Iterator[Issue]:
     """Inputs that the task neither refers to nor reads from by their place; a script may read any."""

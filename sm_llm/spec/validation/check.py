@@ -91,6 +91,7 @@ WORKFLOW_CHECKERS: tuple[Checker[WorkflowSpec], ...] = (check_step_names, check_
 JOB_CHECKERS: tuple[Checker[JobSpec], ...] = (
     addresses.check_environment,
     addresses.check_inputs,
+    addresses.check_input_settings,
     addresses.check_unread_inputs,
     addresses.check_addresses,
     check_machines,

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.runs.run_paths import CONTAINER_BASE
 from sm_llm.storage.publication.result import POINTER
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_paths import ContainerPaths
     from sm_llm.spec.tasks import ScriptTask
 
-PLATFORM = Path("/opt/ml")
+PLATFORM = Path(CONTAINER_BASE)
 """The base of every container on SageMaker."""
 MODEL, OUTPUT = "model", "output"
 DATA = "data"

@@ -323,7 +323,7 @@ def test_a_job_that_is_being_created_is_not_taken_for_one_that_never_was(
     assert run.describe() == (RunState.PENDING, "its training job is being created")
     with pytest.raises(SubmitError, match="is pending already"):
         start()
-    monkeypatch.setattr(jobs, "CREATION_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "STARTING_SECONDS", 0.0)
     assert run.describe() == (RunState.STOPPED, "its training job was never created")
     assert [it.number for it in start().attempts] == [1, 2]
 

@@ -8,6 +8,7 @@ import pytest
 
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.runs.run_paths import ContainerPaths
+from sm_llm.worker.job import _moved
 from sm_llm.worker.script.script_platform import astray
 from tests.launcher.sagemaker.conftest import ROLE, SCRIPT, TINY, plan_of
 
@@ -167,11 +168,18 @@ def test_S12_15_fixed_folders_of_sagemaker_are_warned_of_on_this_machine(contrac
     )
     (program / "usual.py").write_text("out = os.environ.get('SM_MODEL_DIR', '/opt/ml/model')\n")
     backend = {"backend": {"name": "local", "contract": contract}, "compute": {}}
+    backend |= {"environment": {"OUT": "/opt/ml/model"}}
     found = [it for it in planned(program, args=["/opt/ml/model"], backend=backend).warnings if "/opt/ml" in it]
-    assert [it.partition(" ")[0] for it in found] == ["task.args.0:", "task.source/train.py:"]
+    assert [it.partition(" ")[0] for it in found] == ["environment.OUT:", "task.source/train.py:"]
     assert "SM_MODEL_DIR" in found[0]
     assert "SM_OUTPUT_DATA_DIR" in found[1]
     assert not [it for it in planned(program).warnings if "/opt/ml" in it]  # there they are the job's
+
+
+def test_S12_15_fixed_folders_in_arguments_are_led_to_the_jobs_own() -> None:
+    args = ["/opt/ml/model", "--dir=/opt/ml/output/data", "s3://b/opt/ml/x", "/data/opt/ml/x", "/opt/ml", "/opt/mlx"]
+    moved = ["/n/model", "--dir=/n/output/data", "s3://b/opt/ml/x", "/data/opt/ml/x", "/n", "/opt/mlx"]
+    assert _moved({"args": args}, "/n") == {"args": moved}
 
 
 def test_S12_15_what_a_program_wrote_to_the_fixed_folders_is_warned_of(tmp_path: Path) -> None:
@@ -238,7 +246,7 @@ def test_S12_35_S12_6_settings_without_effect_and_tags_without_version_are_warne
     (program / "requirements.txt").write_text("einops\n")
     script = {**SCRIPT, "task": {**SCRIPT["task"], "source": str(program)}}
     assert effect not in told(own, script, **built)
-    for tag, is_told in {"latest": True, "gpu": True, "2.8.0-gpu-py312": False}.items():
+    for tag, is_told in {"latest": True, "gpu": True, "2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker": False}.items():
         uri = f"{stock}.us-west-2.amazonaws.com/pytorch-training:{tag}"
         assert ("the tag names no version" in told(stock, image_uri=uri)) is is_told
     digest = f"{stock}.us-west-2.amazonaws.com/pytorch-training@sha256:{'0' * 64}"

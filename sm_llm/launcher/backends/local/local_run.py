@@ -24,7 +24,7 @@ from sm_llm.runs import liveness
 from sm_llm.runs.heartbeat import SILENT_SECONDS
 from sm_llm.runs.liveness import is_anyone_alive, is_starting
 from sm_llm.runs.locate import assert_own_folder, launch_folder
-from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
+from sm_llm.runs.outcome import recorded_end, unstarted
 from sm_llm.runs.results import has_final
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.states import RunState
@@ -177,7 +177,7 @@ def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
     if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
         return (RunState.RUNNING if last else RunState.PENDING), None
     if last is None:
-        return RunState.PENDING, NEVER_STARTED
+        return RunState.PENDING, unstarted(record, time.time())
     if last.is_claim and is_starting(home.root):
         return RunState.PENDING, None
     if "steps" not in record.spec and has_final(home, record.run_id):

@@ -18,7 +18,7 @@ from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.observe.logs import read_logs
 from sm_llm.launcher.outcome import Evidence, failures_in_events, first_failure, judge, settle, stopped
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
+from sm_llm.runs.outcome import STARTING_SECONDS, recorded_end, unstarted
 from sm_llm.runs.states import RunState
 from sm_llm.storage.uri import flattened
 from sm_llm.terminal import quoted
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 5.0
 """Between two reads of the logs of a job that runs."""
-CREATION_SECONDS = 240.0
-"""After its claim a launcher may still be about to create an attempt's job: all tries of its calls take no longer."""
 
 
 def known_state(record: RunRecord) -> NativeState | None:
@@ -44,7 +42,7 @@ def known_state(record: RunRecord) -> NativeState | None:
     if (end := recorded_end(record)) is not None:
         return in_words(end)
     if not record.attempts or record.attempts[-1].is_claim:
-        return NativeState(RunState.PENDING, NEVER_STARTED)
+        return NativeState(RunState.PENDING, unstarted(record, time.time()))
     return None
 
 
@@ -61,7 +59,7 @@ def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]
         with leaving_alone(home):
             job = describe(connect(region), name)
     except NoSuchJob:
-        if abs(time.time() - last.started) < CREATION_SECONDS:
+        if abs(time.time() - last.started) < STARTING_SECONDS:
             return NativeState(RunState.PENDING, "its training job is being created")
         return _gone(home, record.run_id, last)
     native = native_state(job, time.time())

@@ -16,6 +16,7 @@ from sm_llm.contract.hyperparameters import RUN_HYPERPARAMETER
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_variables import TYPES, Variable, variables_of
+from sm_llm.launcher.backends.sagemaker.pipelines.run_address import address_issues
 from sm_llm.launcher.backends.sagemaker.render import render as render_job
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.planning.plan import assert_supported
@@ -24,6 +25,7 @@ from sm_llm.spec.job import StepSpec, spec_digest
 from sm_llm.spec.loading.references import references, resolve, step_dependencies, workflow_job
 from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.tasks import RegisterTask
+from sm_llm.spec.validation.tasks import check_registration
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.storage.uri import fill, join
 
@@ -37,6 +39,7 @@ REGISTER = "register"
 VERSION = "2020-12-01"
 _MOST_HYPERPARAMETERS = 100
 _LONGEST_HYPERPARAMETER = 2500
+_MOST_DAYS = 3650
 _STAND_IN = "0" * 12
 _STEP = "steps."
 _EXPERIMENT = {
@@ -130,9 +133,8 @@ def render(
                 )
             ]
         )
-    if cache_days is not None and cache_days < 1:
-        remedy = "Give a number of days, or None to run every step every time"
-        raise PlanError([Issue("pipeline-cache-days-too-few", "cache_days", "must be at least 1", cache_days, remedy)])
+    if issues := [*_cache_issues(cache_days), *_name_issues(workflow)]:
+        raise PlanError(issues)
     if register is not None:
         workflow = _with_registration(workflow, register)
     known = variables_of(workflow, variables or {})
@@ -146,9 +148,27 @@ def render(
         steps.append(_training(workflow, plan, known, places, more=[EXECUTION] if cache_days is None else []))
     if issues := [issue for step in steps for issue in _hyperparameter_issues(step, known)]:
         raise PlanError(issues)
+    defaults = {it.name: str(it.default) for it in known}
+    shown = [{"Name": step.name, "Arguments": step.arguments} for step in steps]
+    if issues := list(address_issues(shown, defaults, ())):
+        raise PlanError(issues)
     request = steps[0].arguments
     region = json.loads(request["HyperParameters"]["sagemaker_region"])
     return PipelineDefinition(workflow.name, request["RoleArn"], region, known, tuple(steps), cache_days)
+
+
+def _cache_issues(days: Any) -> Iterator[Issue]:
+    if days is not None and (isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= _MOST_DAYS):
+        message = f"must be a whole number of days from 1 to {_MOST_DAYS:,}"
+        remedy = "Give a number of days, or None to run every step every time"
+        yield Issue("pipeline-cache-days-invalid", "cache_days", message, days, remedy)
+
+
+def _name_issues(workflow: WorkflowSpec) -> Iterator[Issue]:
+    base = getattr(workflow.backend, "base_job_name", None)
+    if base is not None:
+        message, remedy = "has no effect: Pipelines names the jobs of its steps itself", "Leave it out"
+        yield Issue("pipeline-job-name-without-effect", "backend.base_job_name", message, base, remedy)
 
 
 def _hyperparameter_issues(step: PipelineStep, known: tuple[Variable, ...]) -> Iterator[Issue]:
@@ -232,6 +252,10 @@ def request_digest(spec_digest: str, request: Mapping[str, Any]) -> str:
 
 def _with_registration(workflow: WorkflowSpec, register: Register) -> WorkflowSpec:
     """The workflow with one more step, which registers what another publishes."""
+    given: Any = register
+    if not isinstance(given, Register):
+        remedy = "Give a Register: pipelines.Register(step='train', group='models', image_uri='...')"
+        raise PlanError([Issue("register-argument-invalid", "register", "is not a Register", given, remedy)])
     if register.step not in workflow.steps:
         raise PlanError([Issue("register-step-unknown", "register.step", "there is no such step", register.step)])
     if REGISTER in workflow.steps:
@@ -247,7 +271,11 @@ def _with_registration(workflow: WorkflowSpec, register: Register) -> WorkflowSp
         )
     task = RegisterTask(model=f"{_STEP}{register.step}.output", group=register.group, image_uri=register.image_uri)
     step = StepSpec(task=task, compute=ComputeSpec(instance_type=register.instance_type))
-    return workflow.model_copy(update={"steps": {**workflow.steps, REGISTER: step}})
+    whole = workflow.model_copy(update={"steps": {**workflow.steps, REGISTER: step}})
+    found = check_registration(workflow_job(whole, REGISTER))
+    if issues := [replace(it, path=it.path.replace("task.", "register.", 1)) for it in found]:
+        raise PlanError(issues)
+    return whole
 
 
 def _below(job: JobSpec, path: str, step: str) -> list[str]:

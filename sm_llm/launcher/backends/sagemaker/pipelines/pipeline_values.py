@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hyperparameters import applied
 from sm_llm.contract.job_file import JOB_CHANNEL, JobFile
 from sm_llm.errors import Issue, SpecError, StorageError
+from sm_llm.launcher.backends.sagemaker.pipelines.run_address import address_issues
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched
 from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.validation.fields import did_you_mean
@@ -35,6 +36,7 @@ def value_issues(
     issues = [issue for name, value in values.items() for issue in _own_issues(name, value, declared)]
     texts = {name: spelt(values.get(name, it.get("DefaultValue", ""))) for name, it in declared.items()}
     yield from issues
+    yield from address_issues(training_steps(definition.get("Steps", ())), texts, values) if not issues else ()
     for step in training_steps(definition.get("Steps", ())) if not issues else ():
         used = {path: name for path, name in _variables(step["Arguments"]) if name in texts}
         if not set(used.values()) & set(values):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import variable_issue
@@ -12,9 +13,6 @@ from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.loading.overrides import placed
 from sm_llm.spec.loading.references import workflow_job
 from sm_llm.spec.validation.fields import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TYPES: dict[type, str] = {bool: "Boolean", int: "Integer", float: "Float", str: "String"}
 """Type of a default -> type of the parameter."""
@@ -38,6 +36,10 @@ class Variable:
 
 def variables_of(workflow: WorkflowSpec, wanted: Mapping[str, str]) -> tuple[Variable, ...]:
     """The variables ``wanted`` (name -> path), sorted by name. Raises ``PlanError`` with every issue."""
+    if not isinstance(wanted, Mapping) or not all(isinstance(it, str) for it in [*wanted, *wanted.values()]):
+        remedy = "Write {'Rate': 'steps.train.task.optim.learning_rate'}"
+        message = "must be a mapping of names to the paths that they override"
+        raise PlanError([Issue("pipeline-variables-invalid", "variables", message, wanted, remedy)])
     issues: list[Issue] = []
     found: dict[str, Variable] = {}
     for name, dotted in sorted(wanted.items()):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,7 @@ from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import Pip
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, spelt, value_issues
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from sm_llm.launcher.planning.planner import Source
     from sm_llm.spec.loading.overrides import Override
@@ -144,6 +145,11 @@ def start(
     Raises ``SubmitError``, and ``PlanError`` for names that the pipeline does not have and values that its steps would
     refuse: the stored definition is read, and the job files of its steps.
     """
+    given: Any = values
+    if given is not None and not isinstance(given, Mapping):
+        remedy = "Write {'Steps': 100}"
+        message = "must be a mapping of variables to their values"
+        raise PlanError([Issue("pipeline-values-invalid", "values", message, given, remedy)])
     client = connect(_region(region)).client("sagemaker")
     chosen: dict[str, Any] = {} if version is None else {"PipelineVersionId": version}
     if values:

@@ -11,7 +11,7 @@ from sm_llm.launcher.backends.sagemaker.request.arns import ECR
 from sm_llm.launcher.planning.plan_settings import requirements
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.loading.yaml_text import to_typed
-from sm_llm.spec.tasks import ScriptTask
+from sm_llm.spec.tasks import RegisterTask, ScriptTask
 from sm_llm.storage.uri import is_s3, parse
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ def address_issues(job: JobSpec) -> Iterator[Issue]:
         problem = _image_problem(options.image_uri)
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG; sm-llm image push copies one there"
         yield Issue("image-address-invalid", "backend.image_uri", problem, options.image_uri, remedy)
+    if isinstance(job.task, RegisterTask) and not ECR.fullmatch(job.task.image_uri):
+        message = _image_problem(job.task.image_uri)
+        remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/REPOSITORY:TAG"
+        yield Issue("register-image-not-in-ecr", "task.image_uri", message, job.task.image_uri, remedy)
     if options.bucket is not None and _bucket(f"s3://{options.bucket}") != options.bucket:
         named = _bucket(options.bucket)
         remedy = f"Write {named}" if named else "Write its name alone: lower-case letters, digits, dots and hyphens"

@@ -55,7 +55,8 @@ def _channel(name: str, value: Input) -> dict[str, Any]:
         }
         return {"ChannelName": name, "DataSource": source}
     wanted = value if isinstance(value, S3Input) else S3Input(uri=value)
-    s3 = {"S3DataType": "S3Prefix", "S3Uri": _closed(wanted.uri), "S3DataDistributionType": "FullyReplicated"}
+    uri = _closed(wanted.uri) if wanted.data_type == "S3Prefix" else wanted.uri
+    s3 = {"S3DataType": wanted.data_type, "S3Uri": uri, "S3DataDistributionType": wanted.distribution}
     mode = {} if wanted.mode == "File" else {"InputMode": wanted.mode}  # File is the whole request's mode
     return {"ChannelName": name, "DataSource": {"S3DataSource": s3}, **mode}
 

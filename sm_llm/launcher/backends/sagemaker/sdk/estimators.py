@@ -6,45 +6,60 @@ import copy
 import json
 import logging
 import os
-import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError, SubmitError
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import request_digest
-from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
+from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import (
+    address_below,
+    address_issues,
+    result_issues,
+    step_address,
+    step_of,
+)
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, changed_issues
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import inputs_by_name, specified
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields, fit_issues, hyperparameter_issues
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import METHODS
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import inputs_by_name, specified, variables_of
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import (
+    as_fields,
+    fit_issues,
+    hyperparameter_issues,
+    twice_issues,
+)
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import option_issues, passed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
     is_pipeline,
     region_issues,
+    session_issues,
     variable_issues,
     was_created,
 )
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
+from sm_llm.launcher.backends.sagemaker.sdk.staged import Staged, planned
+from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.optional import command
-from sm_llm.runs.run_paths import storage_root
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.planning.planner import Source
-    from sm_llm.runs.run_record import RunRecord
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
 _MAPPINGS = ("environment", "hyperparameters")
 """Arguments of which the job has entries of its own; what a user gives comes on top."""
+_NAMED_BY_PIPELINES = (
+    "backend.base_job_name and job_name: SageMaker Pipelines names the jobs of its steps itself, unless the pipeline "
+    "has PipelineDefinitionConfig(use_custom_job_prefix=True)"
+)
 _OPT_OUT = ("SageMaker", "PythonSDK", "Modules", "TelemetryOptOut")
 
 
@@ -86,9 +101,11 @@ def estimator(
     kind = _estimator_class()
     watch_tuners()
     watch_pipelines()
+    _refuse(session_issues(sagemaker_session))
     own, rest = as_fields(pytorch(), kwargs)
+    _refuse(twice_issues(own, rest.get("hyperparameters"), overrides, fields or {}))
     loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
-    plan = _planned(loaded)
+    plan = planned(loaded)
     session = without_telemetry(sagemaker_session or _session(plan))
     staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
     region = json.loads(staged.request["HyperParameters"]["sagemaker_region"])
@@ -113,96 +130,6 @@ def _job(loaded: Loaded) -> Loaded:
             )
         ]
     )
-
-
-def _planned(loaded: Loaded) -> Plan:
-    """The plan of a job that can be started."""
-    from sm_llm.launcher.planning.plan import assert_supported
-    from sm_llm.launcher.planning.planner import plan_loaded
-
-    plans = plan_loaded(loaded)
-    assert_supported(plans)
-    return plans[0]
-
-
-class Staged:
-    """A run that has an id and a submission, and that is not submitted yet."""
-
-    def __init__(self, loaded: Loaded, plan: Plan, record: RunRecord, submission: Submission) -> None:
-        self._loaded = loaded
-        self.plan = plan
-        self.record = record
-        self.submission = submission
-        self.is_stored = False
-
-    @classmethod
-    def next(cls, loaded: Loaded, plan: Plan, *, is_pipeline: bool) -> Staged:
-        """A fresh run; in a pipeline, where equal definitions must be equal, one named by its content."""
-        from sm_llm.runs.run_paths import mint_run_id
-
-        name = loaded.spec.name
-        if not is_pipeline:
-            return cls.named(mint_run_id(name), loaded, plan)
-        sent = cls.named(f"{name}-{loaded.digest[:12]}", loaded, plan).request  # for its code and image
-        return cls.named(f"{name}-{request_digest(loaded.digest, sent)}", loaded, plan)
-
-    @classmethod
-    def named(cls, run_id: str, loaded: Loaded, plan: Plan) -> Staged:
-        """The run of that id."""
-        from sm_llm.launcher.stage import new_record, stage
-        from sm_llm.runs.run_home import home_of
-        from sm_llm.storage.uri import join
-
-        spec = loaded.spec
-        home = home_of(join(storage_root(spec), run_id), spec.storage_options.model_dump())
-        record = new_record(run_id, spec, loaded.digest, loaded.origins, [plan.to_json()], created=time.time())
-        return cls(loaded, plan, record, stage(plan, home, record))
-
-    def again(self) -> Staged:
-        """Another run of the same job, planned anew: the program's files may have changed."""
-        plan = _planned(self._loaded)
-        return Staged.next(self._loaded, plan, is_pipeline=False)
-
-    def reading(self, given: Mapping[str, Any]) -> Staged:
-        """The same run of a job that has the inputs ``given`` to ``fit``, in the specification's form, as its own."""
-        from sm_llm.launcher.planning.planner import load_whole
-
-        if not given:
-            return self
-        whole = self._loaded.spec.model_dump()["inputs"]
-        loaded = load_whole(self._loaded.spec, fields={"inputs": {**whole, **given}})
-        loaded = replace(loaded, origins={**loaded.origins, **self._loaded.origins})
-        plan = _planned(loaded)
-        return Staged.named(self.record.run_id, loaded, plan)
-
-    @property
-    def request(self) -> dict[str, Any]:
-        return self.submission.request
-
-    def store(self, *, with_record: bool = True) -> None:
-        """Put the run's record, the code and job.json where the job will look for them.
-
-        A step whose address only its execution knows writes its record itself (``with_record`` false).
-        Raises ``StorageError`` and ``SubmitError``.
-        """
-        from sm_llm.contract.job_file import job_home
-        from sm_llm.launcher.backends.sagemaker.jobs.submit import upload
-
-        if self.is_stored:
-            return
-        home = job_home(self.submission.job)
-        if with_record and not home.exists():
-            home.create(self.record)
-        upload(self.submission)
-        self.is_stored = True
-
-    def claimed(self, native_id: str, exists: Callable[[], bool]) -> AbstractContextManager[None]:
-        """Put the training job, which is created inside, into the run's record; out again where it was not created."""
-        from sm_llm.contract.job_file import job_home
-        from sm_llm.launcher.submission import claimed
-        from sm_llm.runs.run_record import Attempt
-
-        return claimed(job_home(self.submission.job), Attempt.claim(1, native_id), exists=exists)
 
 
 def pytorch() -> Any:
@@ -233,6 +160,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._more_tags = kwargs.get("tags") or []
         _refuse(hyperparameter_issues(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
         _refuse(variable_issues(session, kwargs))
+        self._arguments = dict(kwargs)
         self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
         self._address: Any = None
         self._is_fitting = False
@@ -251,6 +179,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     @property
     def result_uri(self) -> Any:
         """The stable address of the result, known before the run begins: for ``TrainingInput`` of a next step."""
+        _refuse(result_issues(self.run_uri))
         return address_below(self.run_uri, RESULT)
 
     @property
@@ -272,6 +201,11 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     def hyperparameters_given(self) -> Mapping[str, Any]:
         """Hyperparameters that the estimator was given, without the toolkit's own."""
         return dict(self._given["hyperparameters"])
+
+    @property
+    def arguments_given(self) -> Mapping[str, Any]:
+        """Arguments of the SDK that the estimator was given and that are no fields of the specification."""
+        return self._arguments
 
     def inputs_of(self, inputs: Any, job_name: Any = None) -> dict[str, Any] | None:
         """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``.
@@ -298,33 +232,48 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self, inputs: Any = None, wait: bool = True, logs: str = "All", job_name: Any = None, **options: Any
     ) -> Any:
         merged = self.inputs_of(inputs, job_name)
-        if self._fitted and not is_pipeline(self.sagemaker_session):
-            self._staged = self._first.again()
-        if not is_pipeline(self.sagemaker_session):
-            self._staged = self._staged.reading(specified(inputs))
-            self._adopt()
-            self._built = attributes(self)
+        _refuse(option_issues(options, logs))
+        in_pipeline = is_pipeline(self.sagemaker_session)
+        begun = self._first.again() if self._fitted and not in_pipeline else self._first
+        self._staged = begun.reading(specified(inputs))
+        self._adopt()
+        self._built = attributes(self)
         self._fitted = True
         name = job_name or self._staged.request["TrainingJobName"]
-        if is_pipeline(self.sagemaker_session):
-            step = step_of(self, self.submission.job.run_uri, {**self._given, "inputs": inputs})
-            self._address = step._address
-            step._built = attributes(step)
-            step._is_fitting = True
-            return super(_OfRuns, step).fit(merged, wait=wait, logs=logs, job_name=name, **options)
+        if in_pipeline:
+            return self._fit_step(inputs, job_name, merged, wait=wait, logs=logs, **options)
         say(*self._staged.plan.start_lines(), err=True)
         session, output_path = self.sagemaker_session, self.output_path
-        with ExitStack() as created:
-            with of_session(session):
-                self._staged.store()
-                # Without a roll-back the run would wait for ever for a job that never comes.
-                created.enter_context(
-                    self._staged.claimed(
-                        f"{session.boto_region_name}/{name}", lambda: was_created(session, name, output_path)
+        native_id = f"{session.boto_region_name}/{name}"
+        with of_session(session):
+            assert_inputs_exist([self._staged.plan])
+            self._staged.store()
+        try:
+            with ExitStack() as created:
+                with of_session(session):
+                    created.enter_context(
+                        self._staged.claimed(native_id, lambda: was_created(session, name, output_path))
                     )
-                )
-            with self.fitting():
-                return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+                with self.fitting():
+                    return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
+        except BaseException as error:
+            with of_session(session):
+                self._staged.close(native_id, error)
+            raise
+
+    def _fit_step(self, inputs: Any, job_name: Any, merged: Any, **options: Any) -> Any:
+        """The arguments of a step. What of its inputs only the pipeline knows is part of its run's address."""
+        if job_name is not None or self._first.names_jobs:
+            say(f"  warning: {_NAMED_BY_PIPELINES}", err=True)
+        given = {**self._given, "inputs": variables_of(inputs)}
+        base = self.submission.job.run_uri
+        _refuse(address_issues(base, given))
+        step = step_of(self, base, given)
+        self._address = step._address
+        step._built = attributes(step)
+        step._is_fitting = True
+        name = job_name or self._staged.request["TrainingJobName"]
+        return super(_OfRuns, step).fit(merged, job_name=name, **options)
 
     @contextmanager
     def fitting(self) -> Iterator[None]:
@@ -342,7 +291,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         source = self._source or self
         own = copy.copy(source)
         own._hyperparameters = dict(source._hyperparameters)
-        own._is_fitting, own._source = True, source
+        own._source = source
         return own
 
     def set_hyperparameters(self, **given: Any) -> None:
@@ -352,6 +301,19 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._given["hyperparameters"] |= given
         super().set_hyperparameters(**given)
         self._built = attributes(self)
+
+    def enable_remote_debug(self) -> None:
+        self._assert_started("enable_remote_debug")
+        super().enable_remote_debug()
+
+    def disable_remote_debug(self) -> None:
+        self._assert_started("disable_remote_debug")
+        super().disable_remote_debug()
+
+    def _assert_started(self, method: str) -> None:
+        if self.latest_training_job is None:
+            problem, remedy = "changes a job that runs, and none was started", "Set backend.remote_debug for the next"
+            raise PlanError([Issue("estimator-job-not-started", f"estimator.{method}()", problem, remedy=remedy)])
 
     def _prepare_for_training(self, job_name: Any = None) -> None:
         if not self._is_fitting:  # TrainingStep(estimator=…), TuningStep(tuner=…), Airflow's training_config
@@ -366,9 +328,27 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._built = attributes(self)
 
 
+@cache
 def _estimator_class() -> Any:
-    """A subclass of the SDK's estimator, made here because the SDK takes seconds to import."""
-    return type("RunEstimator", (_OfRuns, pytorch()), {"__doc__": "A PyTorch estimator whose every job is a run."})
+    """A subclass of the SDK's estimator, made here because the SDK takes seconds to import.
+
+    A tuning job stores name and module of the class, and ``HyperparameterTuner.attach`` imports what they name: that
+    is the SDK's own class, which can be made from a job.
+    """
+    kind = pytorch()
+    own = {"__doc__": "A PyTorch estimator whose every job is a run.", "__module__": kind.__module__}
+    unusable = {name: _unusable(name, why, instead) for name, (why, instead) in METHODS.items()}
+    return type(kind.__name__, (_OfRuns, kind), {**own, **unusable})
+
+
+def _unusable(name: str, why: str, instead: str) -> Any:
+    issue = Issue("estimator-method-unusable", f"estimator.{name}()", why, remedy=instead)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise PlanError([issue])
+
+    method.__name__, method.__doc__ = name, f"Not possible: it {why}."
+    return method
 
 
 def _with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

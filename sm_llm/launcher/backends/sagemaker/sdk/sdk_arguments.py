@@ -91,7 +91,10 @@ def channels(request: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if "S3DataSource" in source:
             s3 = source["S3DataSource"]
-            found[channel["ChannelName"]] = TrainingInput(s3["S3Uri"], input_mode=channel.get("InputMode"))
+            found[channel["ChannelName"]] = TrainingInput(
+                s3["S3Uri"], distribution=s3["S3DataDistributionType"], s3_data_type=s3["S3DataType"],
+                input_mode=channel.get("InputMode"),
+            )  # fmt: skip
         else:
             place = source["FileSystemDataSource"]
             found[channel["ChannelName"]] = FileSystemInput(

@@ -21,7 +21,10 @@ _OF_THE_SDK = (
     "uploaded_code",
 )  # fmt: skip
 """What the SDK itself changes between two jobs; no request follows from it."""
-OF_RUNS = ("_address", "_built", "_first", "_fitted", "_given", "_is_fitting", "_more_tags", "_source", "_staged")
+OF_RUNS = (
+    "_address", "_arguments", "_built", "_first", "_fitted", "_given", "_is_fitting", "_more_tags", "_source",
+    "_staged",
+)  # fmt: skip
 """What our own class keeps."""
 
 

@@ -126,6 +126,24 @@ EFFECTS: dict[str, Effect] = {
 }  # fmt: skip
 """Every argument of ``sagemaker.pytorch.PyTorch`` of version 2.257."""
 
+_NO_ARCHIVE = "needs a model.tar.gz, and a run publishes its result as files"
+_PROFILER = "changes the profiler of SageMaker, which is off"
+METHODS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("compile_model", "create_model", "deploy", "register", "transformer"),
+        (
+            _NO_ARCHIVE,
+            "Register it with a step of the kind register (docs/sagemaker.md), or give a Model of the SDK "
+            "model_data={'S3DataSource': {'S3Uri': f'{sm_llm.attach(estimator.run_uri).result}/', 'S3DataType': "
+            "'S3Prefix', 'CompressionType': 'None'}}",
+        ),
+    ),
+    **dict.fromkeys(
+        ("disable_profiling", "enable_default_profiling", "update_profiler"), (_PROFILER, "Use task.logging.profile")
+    ),
+}
+"""Methods of the SDK's estimator that cannot work for a run: why, and what to do instead."""
+
 
 def effects_table() -> str:
     """The table as Markdown."""

@@ -10,6 +10,7 @@ from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.channels import read_channels
 from sm_llm.launcher.backends.sagemaker.request.limits import value_issues
 from sm_llm.spec.tasks import ScriptTask, TrainTask
+from sm_llm.spec.validation.addresses import check_input_variables
 from sm_llm.storage.uri import is_s3
 
 if TYPE_CHECKING:
@@ -53,8 +54,22 @@ def inputs_by_name(inputs: Any) -> dict[Any, Any]:
 
 
 def specified(inputs: Any) -> dict[str, dict[str, Any]]:
-    """Inputs that ``fit`` was given and that have no issues, in the form of the specification's ``inputs``."""
-    return {name: _specified(value) for name, value in inputs_by_name(inputs).items()}
+    """Inputs that ``fit`` was given and that have no issues, in the form of the specification's ``inputs``.
+
+    Without those that have a pipeline variable in them.
+    """
+    given = inputs_by_name(inputs)
+    return {name: _specified(value) for name, value in given.items() if not _has_variable(value)}
+
+
+def variables_of(inputs: Any) -> dict[str, Any]:
+    """Inputs that ``fit`` was given and that have a pipeline variable in them."""
+    return {name: value for name, value in inputs_by_name(inputs).items() if _has_variable(value)}
+
+
+def _has_variable(value: Any) -> bool:
+    config = getattr(value, "config", None)
+    return hasattr(value, "expr") or (config is not None and any(hasattr(it, "expr") for _, it in _leaves(config, "")))
 
 
 def _specified(value: Any) -> dict[str, Any]:
@@ -63,7 +78,10 @@ def _specified(value: Any) -> dict[str, Any]:
         return {"uri": value, "mode": "File"}  # the mode of the request, which the SDK leaves a plain address
     source = config["DataSource"]
     if "S3DataSource" in source:
-        return {"uri": source["S3DataSource"]["S3Uri"], "mode": config.get("InputMode", "File")}
+        s3 = source["S3DataSource"]
+        found = {"uri": s3["S3Uri"], "mode": config.get("InputMode", "File")}
+        more = {"distribution": s3.get("S3DataDistributionType"), "data_type": s3.get("S3DataType")}
+        return {**found, **{name: text for name, text in more.items() if text is not None}}
     place = source["FileSystemDataSource"]
     return {
         "file_system_id": place["FileSystemId"],
@@ -79,6 +97,8 @@ def input_issues(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
     ``has_network`` is whether the job runs in a VPC, which file systems need.
     """
     read = read_channels(job)
+    names = dict.fromkeys((name for name in inputs if isinstance(name, str)), "")
+    yield from check_input_variables(job.model_copy(update={"inputs": {**job.inputs, **names}}))
     for name, value in inputs.items():
         if not isinstance(name, str):
             problem = "the name of a channel must be text, not a pipeline variable"

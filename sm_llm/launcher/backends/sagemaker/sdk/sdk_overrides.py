@@ -17,18 +17,21 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_issues
 from sm_llm.launcher.planning.planner import load_whole, plan_loaded
 from sm_llm.spec.environment.variables import reserved_issues
 from sm_llm.spec.job import JobSpec
+from sm_llm.spec.loading.overrides import parse_fields, parse_overrides
 from sm_llm.spec.schema import dotted_paths, knows
 from sm_llm.spec.validation.fields import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import Effect
     from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.spec.loading.overrides import Override
 
 _NAMED_BY_KEY = ("environment", "hyperparameters")
 """Arguments whose keys are names."""
+_KEEP = "Keep one of the two"
 
 
 def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -78,6 +81,7 @@ def _argument_issues(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Issue]:
             yield Issue("estimator-argument-is-variable", name, problem, shown(value), _instead(name, effect))
         else:
             yield from _name_issues(name, value)
+            yield from _group_issues(value) if name == "instance_groups" else ()
     network = {name: is_variable(kwargs[name]) for name in ("subnets", "security_group_ids") if kwargs.get(name)}
     if len(set(network.values())) == 2:
         variable, fixed = sorted(network, key=lambda it: not network[it])
@@ -89,6 +93,51 @@ def _argument_issues(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Issue]:
             shown(kwargs[variable]),
             "Give both as values, or both as variables",
         )
+
+
+def twice_issues(
+    arguments: Mapping[str, Any], hyperparameters: Any, overrides: Sequence[Override], fields: Mapping[str, Any]
+) -> Iterator[Issue]:
+    """Values that one call gives twice, by two ways: one of the two would have no effect.
+
+    ``arguments`` are the fields that arguments of the SDK stand for.
+    """
+    changes = [*parse_overrides(overrides)[0], *parse_fields(fields)[0]]
+    given = {".".join(path): "an override" for path, _ in changes}
+    for path in _leaves(arguments):
+        if (other := _same(path, given)) is not None:
+            yield Issue(
+                "argument-given-twice",
+                path,
+                f"is given twice, by an argument of the SDK and by {given[other]} of {other}",
+                None,
+                _KEEP,
+            )
+    given |= dict.fromkeys(_leaves(arguments), "an argument of the SDK")
+    for path in hyperparameters if isinstance(hyperparameters, dict) else ():
+        if isinstance(path, str) and (other := _same(path, given)) is not None:
+            where = f"hyperparameters.{path}"
+            yield Issue(
+                "hyperparameter-given-twice",
+                where,
+                f"is given twice, here and by {given[other]}",
+                shown(hyperparameters[path]),
+                _KEEP,
+            )
+
+
+def _leaves(arguments: Mapping[str, Any]) -> list[str]:
+    """Paths of values; what is a mapping has one for each of its keys."""
+    return [
+        whole
+        for path, value in arguments.items()
+        for whole in ([f"{path}.{key}" for key in value] if isinstance(value, dict) and value else [path])
+    ]
+
+
+def _same(path: str, given: Iterable[str]) -> str | None:
+    """The path in ``given`` that sets what ``path`` does, or a part of it."""
+    return next((it for it in given if f"{it}.".startswith(f"{path}.") or f"{path}.".startswith(f"{it}.")), None)
 
 
 def _instead(name: str, effect: Effect) -> str:
@@ -131,6 +180,20 @@ def _tag_issues(tags: list[Any]) -> Iterator[Issue]:
     keys = [tag["Key"] for tag in tags if isinstance(tag, dict) and isinstance(tag.get("Key"), str)]
     for key in sorted({it for it in keys if keys.count(it) > 1}):
         yield Issue("tag-repeated", "tags", f"the key {key!r} is given {keys.count(key)} times", remedy="Keep one")
+
+
+def _group_issues(groups: Any) -> Iterator[Issue]:
+    from sagemaker.instance_group import InstanceGroup
+
+    if groups is not None and not (isinstance(groups, list) and all(isinstance(it, InstanceGroup) for it in groups)):
+        remedy = "Write [sagemaker.InstanceGroup('name', 'ml.p5.48xlarge', 2)], or backend.instance_groups"
+        yield Issue(
+            "instance-groups-invalid",
+            "instance_groups",
+            "must be a list of the SDK's InstanceGroup",
+            shown(groups),
+            remedy,
+        )
 
 
 def _parameters(kind: Any) -> list[str]:

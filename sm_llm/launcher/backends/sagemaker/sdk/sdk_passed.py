@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.limits import value_issues
+from sm_llm.spec.validation.fields import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,3 +67,26 @@ def _metric_issues(given: Sequence[Mapping[str, str]], own: Sequence[Mapping[str
             )
     merged = {it["Name"]: it for it in (*own, *given)}
     yield from value_issues(_METRICS, list(merged.values()), "metric_definitions")
+
+
+_LOGS = ("All", "None", "Rules", "Training")
+_EXPERIMENT = "experiment_config"
+
+
+def option_issues(options: Mapping[str, Any], logs: Any) -> Iterator[Issue]:
+    """What ``fit`` is given beside inputs and the SDK or the service would refuse, after the code had been stored."""
+    for name, value in options.items():
+        if name == _EXPERIMENT and value is not None:
+            yield from value_issues("ExperimentConfig", value, name)
+        elif name != _EXPERIMENT:
+            known = ("inputs", "wait", "logs", "job_name", _EXPERIMENT)
+            yield Issue(
+                "fit-argument-unknown",
+                f"fit({name})",
+                "is not an argument of fit",
+                value,
+                did_you_mean(name, known) or "Leave it out",
+            )
+    wanted = [logs] if isinstance(logs, str) else logs
+    if not isinstance(logs, bool) and not (isinstance(wanted, list) and set(map(str, wanted)) <= set(_LOGS)):
+        yield Issue("fit-logs-invalid", "logs", "is not a kind of logs", logs, f"Write {', '.join(_LOGS)}")

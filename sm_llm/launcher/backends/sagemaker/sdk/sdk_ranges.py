@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.hyperparameters import applied
 from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, value_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import hyperparameter_issues, is_variable, shown
+from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+from sm_llm.spec.comparison.classes import FREE
+from sm_llm.spec.comparison.leaves import leaves
 from sm_llm.spec.loading.yaml_text import to_typed
 
 if TYPE_CHECKING:
@@ -18,6 +23,12 @@ if TYPE_CHECKING:
 _OPERATION = "CreateHyperParameterTuningJob"
 _PLACE = "HyperParameterTuningJobConfig.ParameterRanges.CategoricalParameterRanges.*"
 _KINDS = ("Continuous", "Integer", "Categorical")
+_MOST_VALUES = 64
+"""A range of so many whole numbers is tried as a whole."""
+_MOST_RANGES = 30
+"""Quota of the service; its model has a limit for each kind of range alone."""
+_UNREAD = "-without-effect"
+"""End of the codes of warnings of a value that the job does not read."""
 _INSIDE = (math.sqrt(5) - 1) / 2
 """Where in a continuous range a value is tried, beside its ends: no round number."""
 _MOST_TRIALS = 32
@@ -29,7 +40,40 @@ def range_issues(estimator: Any, ranges: Mapping[Any, Any]) -> list[Issue]:
     given = estimator.hyperparameters_given
     issues = [issue for name, value in ranges.items() for issue in _own_issues(name, value)]
     issues += _overlaps(list(ranges), given)
-    return issues or list(_trial_issues(estimator, ranges, given))
+    if len(ranges) > _MOST_RANGES:
+        problem = f"has {len(ranges)} ranges; a tuning job takes {_MOST_RANGES}"
+        issues.append(
+            Issue(
+                "tuner-ranges-too-many", "hyperparameter_ranges", problem, remedy="Set the others in the specification"
+            )
+        )
+    issues = issues or list(_free_issues(estimator, ranges))
+    return issues or list(_trial_issues(estimator, ranges, given)) or list(_effect_issues(estimator, ranges, given))
+
+
+def _free_issues(estimator: Any, ranges: Mapping[str, Any]) -> Iterator[Issue]:
+    """Ranges of fields that change nothing in the result: all trials would be equal."""
+    free = {it.path for it in leaves(estimator.submission.job.spec) if it.declared == FREE}
+    for name in ranges:
+        if any(path == name or path.startswith(f"{name}.") for path in free):
+            problem = "changes nothing in the result, so that all trials would be equal"
+            yield Issue(
+                "tuner-range-of-free-field",
+                f"hyperparameter_ranges.{name}",
+                problem,
+                remedy="Set it in the specification",
+            )
+
+
+def _effect_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
+    """Ranges of settings that the job, as it is, does not read."""
+    for name, value in ranges.items():
+        texts = {key: json.dumps(it) for key, it in {**given, name: _tried(value)[-1]}.items() if not is_variable(it)}
+        (changed,) = plan_loaded(load_whole(estimator.plan.job, applied(estimator.submission.job, texts)[1]))
+        for found in changed.issues:
+            if found.code.endswith(_UNREAD) and found.path == name:
+                where = f"hyperparameter_ranges.{name}"
+                yield Issue("tuner-range-without-effect", where, found.message, remedy="Leave it out")
 
 
 def _own_issues(name: Any, value: Any) -> Iterator[Issue]:
@@ -126,22 +170,55 @@ def _trial_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str,
     """The first issue of a trial: its values as the worker reads them, all together and with those that are set."""
     for values in _trials({name: _tried(value) for name, value in ranges.items()}):
         for issue in hyperparameter_issues(estimator.submission, estimator.plan, {**given, **values}):
-            path = issue.path.removeprefix("hyperparameters.")
-            name = next((it for it in values if _overlap(it, path)), None)
-            if name is None:
-                trial = ", ".join(f"{key}={to_typed(value)}" for key, value in values.items())
-                yield replace(issue, path="hyperparameter_ranges", message=f"a trial has {trial}: {issue}")
-            else:
-                yield replace(issue, path=f"hyperparameter_ranges.{name}", value=values[name])
+            yield _of_ranges(issue, estimator, ranges, values, given)
             return
 
 
+def _of_ranges(
+    issue: Issue, estimator: Any, ranges: Mapping[str, Any], values: Mapping[str, Any], given: Mapping[str, Any]
+) -> Issue:
+    """An issue of a trial under the name of the range that leads to it, or with all values of the trial."""
+    path = issue.path.removeprefix("hyperparameters.")
+    name = next((it for it in values if _overlap(it, path)), None)
+    for tuned in [name] if name is not None else values:
+        if remedy := _working(estimator, ranges[tuned], tuned, {**given, **values}):
+            message = issue.message if tuned == name else f"{path}: {issue.message}"
+            return replace(
+                issue, path=f"hyperparameter_ranges.{tuned}", message=message, value=values[tuned], remedy=remedy
+            )
+    if name is not None:
+        return replace(issue, path=f"hyperparameter_ranges.{name}", value=values[name])
+    trial = ", ".join(f"{key}={to_typed(value)}" for key, value in values.items())
+    return replace(issue, path="hyperparameter_ranges", message=f"a trial has {trial}: {issue}")
+
+
+def _working(estimator: Any, value: Any, name: str, trial: Mapping[str, Any]) -> str:
+    """What to write in place of a range of whole numbers of which some work; empty for any other."""
+    if value.__name__ != "Integer":
+        return ""
+    tried = _tried(value)
+
+    def works(number: int) -> bool:
+        return not any(hyperparameter_issues(estimator.submission, estimator.plan, {**trial, name: number}))
+
+    fitting = [it for it in tried if works(it)]
+    is_whole = len(tried) == value.max_value - value.min_value + 1
+    if len(fitting) < 2:
+        return ""
+    shown_values = ", ".join(map(str, fitting if is_whole else [*fitting, "..."]))
+    return f"Write CategoricalParameter([{shown_values}])"
+
+
 def _tried(value: Any) -> list[Any]:
+    """Values of a range that are tried: all of a small one of whole numbers, else its ends and some between."""
     if value.__name__ == "Categorical":
         return list(value.values)
     ends = [value.min_value, value.max_value]
     if value.__name__ == "Integer":
-        return ends
+        low, high = ends
+        if high - low < _MOST_VALUES:
+            return list(range(low, high + 1))
+        return [low, low + 1, low + 2, low + round((high - low) * _INSIDE), high - 1, high]
     return [*ends, value.min_value + (value.max_value - value.min_value) * _INSIDE]
 
 

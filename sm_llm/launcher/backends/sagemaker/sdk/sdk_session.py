@@ -22,6 +22,26 @@ def is_pipeline(session: Any) -> bool:
     return isinstance(session, PipelineSession)
 
 
+def session_issues(session: Any) -> Iterator[Issue]:
+    """What is not a session, or one that would start containers on this machine."""
+    from sagemaker.local.local_session import LocalSession
+    from sagemaker.session import Session
+
+    if session is None:
+        return
+    if not isinstance(session, Session):
+        remedy = "Give a sagemaker.Session or PipelineSession, or leave it out"
+        yield Issue(
+            "session-invalid", "sagemaker_session", "is not a session of the SDK", type(session).__name__, remedy
+        )
+    elif isinstance(session, LocalSession):
+        problem = "is the local mode of the SDK, which is not supported"
+        remedy = (
+            "Emulate the training job here: sm_llm.launch(spec, 'backend.name=local', 'backend.contract=sagemaker')"
+        )
+        yield Issue("session-of-local-mode", "sagemaker_session", problem, type(session).__name__, remedy)
+
+
 def region_issues(session: Any, region: str) -> Iterator[Issue]:
     """A session that would send the request of a job in ``region`` to another region, or store files in one."""
     client = getattr(getattr(session, "sagemaker_client", None), "meta", None)

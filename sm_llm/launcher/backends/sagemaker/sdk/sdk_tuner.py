@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError
@@ -50,14 +50,18 @@ def watch_tuners() -> None:
 
     @functools.wraps(original)
     def fit(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        prepared = _prepared(self, inputs)
-        with ExitStack() as stack:
-            for it in [self.estimator] if self.estimator is not None else self.estimator_dict.values():
-                stack.enter_context(it.fitting() if hasattr(it, "run_uri") else nullcontext())
-            return original(self, prepared, *args, **kwargs)
+        return original(self, _prepared(self, inputs), *args, **kwargs)
+
+    prepare = HyperparameterTuner._prepare_estimator_for_tuning
+
+    def prepare_estimator(cls: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Called by ``fit`` alone, in a pipeline when it is defined; ``TuningStep(tuner=…)`` does without."""
+        with estimator.fitting() if hasattr(estimator, "run_uri") else nullcontext():
+            prepare(estimator, *args, **kwargs)
 
     fit.prepares_runs = True  # type: ignore[attr-defined]
     HyperparameterTuner.fit = fit
+    HyperparameterTuner._prepare_estimator_for_tuning = classmethod(prepare_estimator)
 
 
 def _prepared(tuner: Any, inputs: Any) -> Any:
@@ -130,6 +134,9 @@ class _Tuned:
         return list(merged.values())
 
     def _lost_issues(self) -> Iterator[Issue]:
+        if self._estimator.arguments_given.get("enable_sagemaker_metrics"):
+            problem = "has no effect: a tuning job shows no metrics over time"
+            yield Issue("tuner-has-no-metrics-series", "enable_sagemaker_metrics", problem, True, "Leave it out")
         for attribute, (path, lacks) in _LOST.items():
             if getattr(self._estimator, attribute, None):
                 remedy = "Leave it out, or launch the trials as jobs of their own"
@@ -141,6 +148,13 @@ class _Tuned:
     def _objective_issues(self, names: list[str]) -> Iterator[Issue]:
         objective, path = self._objective, "objective_metric_name"
         if objective is None:
+            listed = f"Give one of {', '.join(names)}" if names else "Set backend.metric_definitions=true"
+            yield Issue(
+                "tuner-without-objective",
+                path,
+                "is missing: a tuning job compares its trials by a metric",
+                remedy=listed,
+            )
             return
         if objective not in names:
             listed = f"Known: {', '.join(names)}" if names else "Set backend.metric_definitions=true"
