@@ -26,6 +26,7 @@ from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.machine import Machine, this_machine
 from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks
+from sm_llm.spec.validation.runner import run
 from sm_llm.storage.uri import is_s3, join
 from sm_llm.terminal import quoted
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
     from sm_llm.spec.job import JobSpec, WorkflowSpec
+    from sm_llm.spec.validation.runner import Checker
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,9 @@ class LocalBackend:
     def plan_checks(self, plan: Plan) -> Checks:
         """Devices and threads, and what this machine cannot do: more processes than GPUs, trackers that are not
         installed, a pod's secrets."""
-        job = plan.job
-        cloud, cloud_issues = _emulated(plan) if is_rehearsed(job) else (None, ())
-        issues = (
-            *self._device_issues(job),
-            *(rehearsal_issues(job) if is_rehearsed(job) else _package_issues(job)),
-            *local_program_issues(job),
-            *_secret_issues(job),
-            *_platform_issues(job),
-            *cloud_issues,
-        )
-        return Checks(self._target(plan, cloud), issues, unsupported=tuple(_missing_packages(plan)))
+        cloud, cloud_issues = _emulated(plan) if is_rehearsed(plan.job) else (None, ())
+        issues = run(BACKEND_CHECKERS, Here(plan, self.machine, cloud_issues))
+        return Checks(self._target(plan, cloud), tuple(issues), unsupported=tuple(_missing_packages(plan)))
 
     def _target(self, plan: Plan, cloud: SageMakerTarget | None) -> LocalTarget:
         job, paths = plan.job, RunPaths(Path("<run>"))
@@ -97,27 +91,6 @@ class LocalBackend:
             devices_in_words=self._devices_in_words(plan) if starts_ranks(job.task) else None,
             cloud=cloud,
         )
-
-    def _device_issues(self, job: JobSpec) -> list[Issue]:
-        """NCCL needs one GPU per process."""
-        wanted = job.compute.world_size
-        gpus = len(self.machine.gpus)
-        if job.task.kind != "train" or "CUDA_VISIBLE_DEVICES" in job.environment or gpus == 0 or wanted <= gpus:
-            return []
-        fitting = max(1, gpus // job.compute.instance_count)
-        remedy = (
-            f"Ask for at most {gpus} in all (compute.processes_per_instance={fitting}),"
-            " or train on the CPU with environment.CUDA_VISIBLE_DEVICES=''"
-        )
-        return [
-            Issue(
-                "local-gpus-too-few",
-                "compute",
-                f"{wanted} processes need {wanted} GPUs, this machine has {gpus}",
-                wanted,
-                remedy,
-            )
-        ]
 
     def _devices_in_words(self, plan: Plan) -> str:
         """``2 of 4 GPUs``, and why, or the CPU."""
@@ -254,22 +227,6 @@ def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Issue, ...]]:
     return decided.target, decided.issues
 
 
-def _package_issues(job: JobSpec) -> list[Issue]:
-    """Workers run in this very environment, so what is not installed here is known before anything starts."""
-    sinks = job.task.logging.sinks if job.task.kind == "train" else None
-    wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None] if sinks else []
-    needed: dict[str, tuple[str, ...]] = {f"task.logging.sinks.{name}": (name,) for name in wanted}
-    if job.task.kind == "train" and job.task.data.format == "stream":
-        needed["task.data.format"] = ("datasets",)
-    places = {"storage": job.storage, **{f"inputs.{name}": input_place(it) for name, it in job.inputs.items()}}
-    needed |= {path: ("boto3", "botocore") for path, place in {**places, **sources(job)}.items() if is_s3(place)}
-    return [
-        Issue("local-package-missing", path, lack)
-        for path, modules in needed.items()
-        if (lack := missing(*modules)) is not None
-    ]
-
-
 def _missing_packages(plan: Plan) -> Iterator[Issue]:
     """What every worker of this kind of task imports; trackers and formats that a job chooses are its own issues."""
     kind = plan.job.task.kind
@@ -278,51 +235,106 @@ def _missing_packages(plan: Plan) -> Iterator[Issue]:
         yield Issue("local-worker-package-missing", f"{prefix}task.kind", f"a local run cannot start: {lack}")
 
 
-def _secret_issues(job: JobSpec) -> list[Issue]:
+@dataclass(frozen=True)
+class Here:
+    """A plan, and the machine that it is for."""
+
+    plan: Plan
+    machine: Machine
+    emulated: tuple[Issue, ...] = ()
+    """What SageMaker would refuse of the job that it emulates."""
+
+    @property
+    def job(self) -> JobSpec:
+        """The job of the plan."""
+        return self.plan.job
+
+
+def check_devices(here: Here) -> Iterator[Issue]:
+    """NCCL needs one GPU per process."""
+    job, wanted, gpus = here.job, here.job.compute.world_size, len(here.machine.gpus)
+    if job.task.kind != "train" or "CUDA_VISIBLE_DEVICES" in job.environment or gpus == 0 or wanted <= gpus:
+        return
+    fitting = max(1, gpus // job.compute.instance_count)
+    problem = f"{wanted} processes need {wanted} GPUs, this machine has {gpus}"
+    remedy = (
+        f"Ask for at most {gpus} in all (compute.processes_per_instance={fitting}),"
+        " or train on the CPU with environment.CUDA_VISIBLE_DEVICES=''"
+    )
+    yield Issue("local-gpus-too-few", "compute", problem, wanted, remedy)
+
+
+def check_emulation(here: Here) -> Iterator[Issue]:
+    """What an emulated training job needs on this machine, and inputs that SageMaker would not take."""
+    if is_rehearsed(here.job):
+        yield from rehearsal_issues(here.job)
+
+
+def check_packages(here: Here) -> Iterator[Issue]:
+    """Workers run in this very environment, so what is not installed here is known before anything starts."""
+    job = here.job
+    if is_rehearsed(job):
+        return
+    sinks = job.task.logging.sinks if job.task.kind == "train" else None
+    wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None] if sinks else []
+    needed: dict[str, tuple[str, ...]] = {f"task.logging.sinks.{name}": (name,) for name in wanted}
+    if job.task.kind == "train" and job.task.data.format == "stream":
+        needed["task.data.format"] = ("datasets",)
+    places = {"storage": job.storage, **{f"inputs.{name}": input_place(it) for name, it in job.inputs.items()}}
+    needed |= {path: ("boto3", "botocore") for path, place in {**places, **sources(job)}.items() if is_s3(place)}
+    for path, modules in needed.items():
+        if (lack := missing(*modules)) is not None:
+            yield Issue("local-package-missing", path, lack)
+
+
+def check_program(here: Here) -> Iterator[Issue]:
+    """The folder, the entry and the requirements of the user's program."""
+    yield from local_program_issues(here.job)
+
+
+def check_secrets(here: Here) -> Iterator[Issue]:
     """Secrets that this machine does not hold: what is not set in this shell, what is not there, a pod's."""
-    issues = []
-    for name, reference in job.secrets.items():
+    for name, reference in here.job.secrets.items():
         path, (kind, _, place) = f"secrets.{name}", reference.partition(":")
         if kind == "k8s":
             problem = "a secret of Kubernetes cannot be read on this machine"
             remedy = "Use env:, file:, secretsmanager: or ssm:"
-            issues.append(Issue("local-secret-of-kubernetes", path, problem, reference, remedy))
-        elif kind == "env" and not {**os.environ, **job.environment}.get(place):
+            yield Issue("local-secret-of-kubernetes", path, problem, reference, remedy)
+        elif kind == "env" and not {**os.environ, **here.job.environment}.get(place):
             problem, remedy = "is not set in this shell, which the job inherits", f"export {quoted(place)}=..."
-            issues.append(Issue("local-secret-variable-unset", path, problem, reference, remedy))
+            yield Issue("local-secret-variable-unset", path, problem, reference, remedy)
         elif kind == "file" and not Path(place).expanduser().is_file():
             problem, remedy = "no such file on this machine", "Write the secret there, or name its file"
-            issues.append(Issue("local-secret-file-not-found", path, problem, reference, remedy))
-    return issues
+            yield Issue("local-secret-file-not-found", path, problem, reference, remedy)
 
 
-def _platform_issues(job: JobSpec) -> list[Issue]:
+def check_platform(here: Here) -> Iterator[Issue]:
     """What only a managed backend has: instances to rent and file systems to mount."""
-    issues = []
+    job = here.job
     if job.compute.instance_type is not None and not is_rehearsed(job):
+        path, problem = "compute.instance_type", "this machine is what it is"
         remedy = "Set it to null, and compute.processes_per_instance to what this machine can run"
-        issues.append(
-            Issue(
-                "local-instance-type-without-effect",
-                "compute.instance_type",
-                "this machine is what it is",
-                job.compute.instance_type,
-                remedy,
-            )
-        )
+        yield Issue("local-instance-type-without-effect", path, problem, job.compute.instance_type, remedy)
     for name, value in job.inputs.items():
         if isinstance(value, FileSystemInput):
-            remedy = "Give the folder where it is mounted"
-            issues.append(
-                Issue(
-                    "local-input-not-mountable",
-                    f"inputs.{name}",
-                    "cannot be mounted on this machine",
-                    value.uri,
-                    remedy,
-                )
-            )
-    return issues
+            problem, remedy = "cannot be mounted on this machine", "Give the folder where it is mounted"
+            yield Issue("local-input-not-mountable", f"inputs.{name}", problem, value.uri, remedy)
+
+
+def check_emulated_request(here: Here) -> Iterator[Issue]:
+    """What keeps SageMaker's part of an emulated job from being decided."""
+    yield from here.emulated
+
+
+BACKEND_CHECKERS: tuple[Checker[Here], ...] = (
+    check_devices,
+    check_emulation,
+    check_packages,
+    check_program,
+    check_secrets,
+    check_platform,
+    check_emulated_request,
+)
 
 
 def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[str, ...]:
