@@ -11,8 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.parse import quote, quote_plus
 
-from sm_llm.secret_names import is_secret_name
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -56,22 +54,7 @@ _TOKEN = re.compile("|".join((_PUBLISHED, _WHOLE_KEY)), re.DOTALL)
 _PUBLISHED_TOKEN = re.compile(_PUBLISHED)
 _KEY_LINE = re.compile(rf"^[ \t]*{_PRIVATE_KEY}", re.MULTILINE)
 
-# Lines of programs and configurations: a name, and how a value is given to it.
-_ASSIGNMENT = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,120})['\"]?\]?[ \t]*(?::=|=>|==?|:)(?!=)[ \t]*")
-_ANNOTATION = re.compile(r"[A-Za-z_][\w.\[\], |]*=(?!=)[ \t]*")
-_LITERALS = re.compile(r"(?:[bfruBFRU]{0,2}(?:\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')[ \t]*)+")
-_NO_SECRET = re.compile(
-    r"[A-Za-z_]\w*(?:\.\w+)*[(\[]|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[ \t]*(?:[,)\]#;]|$)|\$\{?\w+\}?(?:[ \t]|$)"
-    r"|(?:None|True|False|null|str|int|bytes|object|-?[0-9]{1,4})\b[ \t]*(?:[,)\]#;|]|$)"
-    r"|(?:env|file|ssm|secretsmanager|k8s):|\"\"|''|\$\{\{"
-)
-"""Values that are calls, attributes, references, types or small numbers: code that a reader of a diff needs."""
-_SAME_NAME = re.compile(r"(?P<value>[A-Za-z_]\w*)[ \t]*(?:[,)\]]|$)")
-_FLAG = re.compile(r"(?P<before>--(?P<name>[A-Za-z][\w-]*)[ \t]+)(?!-)[^\s'\"]+")
-_ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)[^<\n]+(?=</)")
 _ENCODED = re.compile(r"%[0-9A-F]{2}")
-_BLOCK = re.compile(r"[|>][+-]?[0-9]?[ \t]*$|\\$")
-"""What a value begins with that follows on the next lines: YAML's block scalars, a continued line."""
 
 
 def is_token_shaped(text: str) -> bool:
@@ -95,51 +78,6 @@ def redact(text: str) -> str:
     for pattern in _IN_ADDRESSES:
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return text
-
-
-def redact_assignments(text: str) -> str:
-    """``redact``, and the values that lines of a program or configuration give to names such as ``db_password``.
-
-    A quoted value is hidden alone, any other to the end of its line, with the lines that belong to it. Calls,
-    attributes and references stay.
-    """
-    lines, shown, inside = text.split("\n"), [], None
-    for line in lines:
-        indent = _indent(line)
-        if inside is not None and (indent > inside or not line.strip("+- \t")):
-            shown.append(line[: len(line) - len(line.lstrip("+- \t"))] + (HIDDEN if line.strip("+- \t") else ""))
-            continue
-        hidden, follows = _without_values(line)
-        shown.append(hidden)
-        inside = indent if follows else None
-    return redact("\n".join(shown))
-
-
-def _indent(line: str) -> int:
-    """Columns before the text of a line, whose mark of a diff is a column."""
-    return len(line) - len(line[1:].lstrip() if line[:1] in "+-" else line.lstrip())
-
-
-def _without_values(line: str) -> tuple[str, bool]:
-    """A line without the values of its secret names, and whether one continues in the next lines."""
-    parts, at, follows = [], 0, False
-    for match in _ASSIGNMENT.finditer(line):
-        if match.start() < at or not is_secret_name(match["name"]):
-            continue
-        annotated = _ANNOTATION.match(line, match.end()) if ":" in match[0] else None
-        begin = annotated.end() if annotated else match.end()
-        same = _SAME_NAME.match(line, begin)
-        if begin == len(line) or _NO_SECRET.match(line, begin) or (same and is_secret_name(same["value"])):
-            continue
-        follows = _BLOCK.match(line, begin) is not None
-        quoted = _LITERALS.match(line, begin)
-        end = quoted.end() if quoted else len(line)
-        parts += [line[at:begin], HIDDEN]
-        at = end
-    shown = "".join([*parts, line[at:]])
-    for pattern in (_FLAG, _ELEMENT):
-        shown = pattern.sub(lambda it: f"{it['before']}{HIDDEN}" if is_secret_name(it["name"]) else it[0], shown)
-    return shown, follows
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,22 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET = frozenset(
     {
         "token", "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pass", "pwd", "pw", "auth",
-        "authorization", "credential", "credentials", "creds", "pat", "webhook", "dsn", "cookie", "jwt", "apikey",
+        "authorization", "credential", "credentials", "cred", "creds", "pat", "webhook", "dsn", "cookie", "jwt",
+        "apikey", "bearer", "otp", "sas", "passwort", "kennwort",
     }
 )  # fmt: skip
 _KEYS = frozenset({"key", "keys"})
 _OF_KEYS = frozenset(
     {
-        "access", "account", "api", "deploy", "encryption", "master", "private", "secret", "service", "shared", "sign",
-        "signing", "ssh", "storage", "wandb", "x",
+        "access", "account", "api", "deploy", "encryption", "fernet", "master", "private", "secret", "service", "session",
+        "shared", "sign", "signing", "ssh", "ssl", "storage", "tls", "wandb", "x",
     }
 )  # fmt: skip
 """Words that make a secret of the ``key`` behind them: most keys are names of entries."""
 _AFTERWARDS = frozenset(
     {
-        "backup", "default", "dev", "env", "header", "new", "old", "prod", "production", "stage", "staging", "test",
-        "url", "value", "values",
+        "backup", "default", "dev", "env", "hash", "header", "json", "new", "old", "prod", "production", "stage",
+        "staging", "string", "test", "url", "value", "values",
     }
 )  # fmt: skip
 """Words behind that change nothing: ``DB_PASSWORD_OLD``."""
@@ -35,8 +36,13 @@ _OF_TEXT = frozenset(
 """Words before ``token`` where it is a piece of text; and ``pass`` where it is a pass over data."""
 _OF_DATA = frozenset({"backward", "by", "first", "forward", "second", "single"})
 _OF_TOKENS = frozenset({"access", "api", "auth", "bearer", "github", "hf", "hub", "refresh"})
-_JOINED = re.compile(r"\w*(?:password|passwd|passphrase|apikey)s?|\w{2,}(?:token|secret)|(?:db|pg|ssh|my|ftp)pass")
+_JOINED = re.compile(
+    r"\w*(?:password|passwd|passphrase|apikey)s?|\w{2,}(?:token|secret|pwd)|(?:admin|db|ftp|my|pg|root|ssh|user)pass"
+    r"|(?:admin|db|ldap|root|user)pw|(?:access|account|priv|private|secret|storage)keys?|connectionstring"
+)
 """Words that are written without a separator: ``PGPASSWORD``, ``HFTOKEN``."""
+_PAIRS = frozenset({("connection", "string"), ("conn", "string"), ("conn", "str")})
+_ENCODED = re.compile(r"[_-]?(?:b|base)64$", re.IGNORECASE)
 
 
 def words(name: str) -> list[str]:
@@ -49,7 +55,9 @@ def is_secret_name(name: str) -> bool:
 
     A key is one only with a word before it that marks it; tokens of a text (``pad_token``, ``max_tokens``) are none.
     """
-    found = words(name)
+    found = words(_ENCODED.sub("", name))
+    if tuple(found[-2:]) in _PAIRS:
+        return True
     while found and (found[-1] in _AFTERWARDS or found[-1].isdigit()):
         found.pop()
     if not found:
@@ -63,4 +71,4 @@ def is_secret_name(name: str) -> bool:
         return before not in _OF_DATA
     if last in _KEYS:
         return before in _OF_KEYS
-    return last in _SECRET or (before, last) == ("connection", "string") or _JOINED.fullmatch(last) is not None
+    return last in _SECRET or _JOINED.fullmatch(last) is not None

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sm_llm.code_redaction import redact_assignments
 from sm_llm.errors import Issue, RunFailed, SpecError, StorageError
-from sm_llm.redaction import HIDDEN, SHORTEST, Hidden, is_token_shaped, redact, redact_assignments
+from sm_llm.redaction import HIDDEN, SHORTEST, Hidden, is_token_shaped, redact
 from sm_llm.secret_names import is_secret_name
 
 # Put together at run time: no text in the shape of a token stands in this file.
@@ -178,14 +179,25 @@ def test_s09_credentials_of_every_kind_of_address_are_hidden(text: str) -> None:
         f'password = b"{WORD}"', f'"password": ["{WORD}"]', f"<password>{WORD}</password>", f"--password {WORD}",
         f'password="ab\\"{WORD}"', f"passwords: {WORD}", f"secret_value: {WORD}", f"aws_secret_access_key = {WORD}",
         f"AccountKey={WORD}==;EndpointSuffix", f"password={WORD}$1", f"token: {WORD},x", f'password =\\\n  "{WORD}"',
+        f'"password":\n    "{WORD}"', f'password = (\n    "{WORD}"\n)', f"password: !vault |\n    {WORD}",
+        f"password:\n  - {WORD}\n  - {WORD}", f"password:\n  {WORD}", f'password = """\n  {WORD}\n"""',
+        f"PASSWORD = '''{WORD}'''", f'password = "a" \\\n   "{WORD}"', f'{{"name": "DB_PASSWORD", "value": "{WORD}"}}',
+        f"- name: DB_PASSWORD\n  value: {WORD}", f'"name": "DB_PASSWORD",\n  "value": "{WORD}",',
+        f'<add key="Password" value="{WORD}"/>', f"--token={WORD}", f'--token "{WORD}"', f"--api-key '{WORD}'",
+        f'os.environ.setdefault("API_KEY", "{WORD}")', f'password = os.getenv("X", "{WORD}")',
+        f'password = environ.get("PASSWORD") or "{WORD}"', f'if password != "{WORD}":', f'(password, x) = ("{WORD}", 1)',
+        f"ENV SECRET {WORD}", f"set TOKEN {WORD}", f"machine h login u password {WORD}", f"TOKEN ?= {WORD}",
+        f'{{"X-Api-Key": "{WORD}"}}', f'call(a, password=b or "{WORD}")',
         f"api-key: {WORD}", f"x_key = {WORD}", f'password: str = "{WORD}"', f'+    "token": "{WORD}", "a": 1',
     ],
 )  # fmt: skip
-def test_s07_however_a_value_is_given_to_a_secret_name_it_is_hidden(text: str) -> None:
-    found = redact_assignments(text)
+@pytest.mark.parametrize("mark", ["", "+", "-", " ", "+  ", "-\t"])
+def test_s07_however_a_value_is_given_to_a_secret_name_it_is_hidden(text: str, mark: str) -> None:
+    lines = "\n".join(mark + line for line in text.split("\n"))
+    found = redact_assignments(f"+before = 1\n{lines}\n after = 2")
     assert WORD not in found
     assert HIDDEN in found
-    assert WORD not in redact_assignments(f"+before = 1\n+  {text}\n after = 2") or "\n" in text
+    assert (found[:11], found[-11:]) == ("+before = 1", "\n after = 2")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +205,9 @@ def test_s07_however_a_value_is_given_to_a_secret_name_it_is_hidden(text: str) -
     [
         "token = tokenizer.encode(text)", "max_tokens=5", "password=os.environ['X']", "def f(password: str, key=None):",
         "run(token=token, revision=rev)", "pad_token: '<pad>'", "forward_pass = 'x'", "primary_key = 'id'",
-        "HF_TOKEN: env:HF_TOKEN", "token = self.token", "password = None", "export TOKEN=$HF_TOKEN", "tokenizer: gpt2",
+        "HF_TOKEN: env:HF_TOKEN", "token = os.environ.get('HF_TOKEN')", "f('text', token=token)", "if not password:",
+        "class Token:", "headers = {'Authorization': f(token)}", "password = ''", "def get_token(self) -> str:",
+        "from_pretrained('x', token=os.getenv('HF_TOKEN'))", "token = self.token", "password = None", "export TOKEN=$HF_TOKEN", "tokenizer: gpt2",
     ],
 )  # fmt: skip
 def test_s07_code_and_references_stay_in_a_diff(line: str) -> None:
@@ -225,7 +239,8 @@ def test_s08_overlapping_secrets_and_keys_of_mappings_are_hidden() -> None:
 SECRET_NAMES = (
     "PGPASSWORD SSHPASS DBPASSWORD DB_PW LDAP_BIND_PW HFTOKEN GITHUBTOKEN API_KEYS TOKENS DB_PASSWORD_OLD "
     "MY_TOKEN_PROD SECRETS SECRET_VALUE AUTH_HEADER dbPassword GOOGLE_CREDS JWT AZURE_STORAGE_CONNECTION_STRING GH_PAT "
-    "x-api-key"
+    "x-api-key SECRETKEY PRIVKEY DBPWD USERPW ROOTPW CRED BEARER AZURE_SAS ACCESSKEY MY_OTP CONNECTIONSTRING CONN_STR "
+    "PASSWORD_HASH PASSWORD_BASE64 TOKEN_B64 SECRETS_JSON MY_SECRET_STRING session_key FERNET_KEY tls.key"
 )
 OTHER_NAMES = "pad_token max_tokens num_tokens tokenizer forward_pass primary_key TOKENIZERS_PARALLELISM compass path"
 
@@ -236,7 +251,17 @@ def test_s08_names_of_secrets_are_known_by_their_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["https://" + "a:" * 50_000, "a." * 50_000 + "token", 'password="' + "\\" * 50_000, "?token" * 9000]
+    "text",
+    [
+        "https://" + "a:" * 50_000,
+        "a." * 50_000 + "token",
+        'password="' + "\\" * 50_000,
+        "?token" * 9000,
+        "'a token here', " * 20_000 + "token",
+        "token='a', " * 20_000,
+        "-token " * 20_000,
+        "name: token\n" * 9000,
+    ],
 )
 def test_s09_long_lines_end(text: str) -> None:
     assert redact_assignments(redact(text))  # within the limit of a test: no pattern tries every part of a line again

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from sm_llm.redaction import redact_assignments
+from sm_llm.code_redaction import redact_assignments
 from sm_llm.spec.environment.secret_files import secret_by_content, secret_by_name
 
 if TYPE_CHECKING:

@@ -1,0 +1,173 @@
+"""What lines of programs and configurations give to names of secrets, kept out of a recorded diff."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.redaction import HIDDEN, redact
+from sm_llm.secret_names import is_secret_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NAME = r"(?<![\w.])(?P<name>[A-Za-z_][\w.-]{0,120})"
+_ASSIGNMENT = re.compile(_NAME + r"['\"]?\]?[ \t]*(?::=|=>|[?+!=]?=|==|:)(?!=)[ \t]*")
+_ANNOTATION = re.compile(r"[A-Za-z_][\w.\[\], |]*=(?!=)[ \t]*")
+_WORD = re.compile(_NAME)
+_LITERAL = re.compile(r"[bfruBFRU]{0,2}(?:\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')")
+_LITERALS = re.compile(rf"(?:{_LITERAL.pattern}[ \t]*)+")
+_KEY = re.compile(r"[ \t]*(?:\]|=>|:(?!=))")
+"""Behind a literal that is a key, whose name a reader needs."""
+_LOOKS_UP = re.compile(r"(?:getenv|get|pop|setdefault|require)\($")
+"""Before a literal that names a variable."""
+_NO_SECRET = re.compile(
+    r"[A-Za-z_]\w*(?:\.\w+)*[(\[]|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+[ \t]*(?:[,)\]#;]|$)|\$\{?\w+\}?(?:[ \t]|$)"
+    r"|(?:None|True|False|null|str|int|bytes|object|-?[0-9]{1,4})\b[ \t]*(?:[,)\]#;|]|$)"
+    r"|(?:env|file|ssm|secretsmanager|k8s):|(?:\"\"|'')(?![\"'])|\$\{\{"
+)
+"""Values that are calls, attributes, references, types or small numbers: code that a reader of a diff needs."""
+_SAME_NAME = re.compile(r"(?P<value>[A-Za-z_]\w*)[ \t]*(?:[,)\]]|$)")
+_COMMANDS = (
+    re.compile(r"(?P<before>--(?P<name>[A-Za-z][\w-]*)[ \t]+)(?!-)(?:\"[^\"]*\"|'[^']*'|[^\s'\"]+)"),
+    re.compile(r"(?P<before>\b(?:ENV|ARG|SET|set|setenv|setx)[ \t]+(?P<name>[A-Za-z_]\w*)[ \t]+)(?![=:])\S.*"),
+    re.compile(r"(?P<before>\blogin[ \t]+\S+[ \t]+(?:account[ \t]+\S+[ \t]+)?(?P<name>password)[ \t]+)\S+"),
+)
+"""Flags, variables of images and shells, and lines of a .netrc."""
+_ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)[^<\n]+(?=</)")
+_BLOCK = re.compile(r"(?:![\w!/-]*[ \t]+)?(?:[|>][+-]?[0-9]?[ \t]*$|\\$)")
+"""What a value begins with whose lines follow: YAML's block scalars, a continued line."""
+_OPEN = re.compile(r"[ \t]*(?:[(\[{]?|\\|![\w!/-]+)[ \t]*$")
+"""What is left of a line whose value follows, one to a line."""
+_ALONE = re.compile(r"[ \t]*(?:-[ \t]+)?(?P<value>[^\s'\"(){}\[\]:#]{6,}|['\"].*['\"])[ \t]*[,;)\]}+\\]*[ \t]*$")
+"""A line that is nothing but one value."""
+_TRIPLE = re.compile(r"[bfruBFRU]{0,2}(\"\"\"|''')")
+_NAMED = re.compile(
+    r"\b(?:name|key|variable)['\"]?[ \t]*[:=][ \t]*['\"]?(?P<name>[A-Za-z_][\w.-]{0,120})['\"]?[ \t]*,?$"
+)
+"""The first of two lines that give a value to a variable, as in Kubernetes."""
+_VALUE = re.compile(r"(?P<before>\bvalue['\"]?[ \t]*[:=][ \t]*)(?P<value>\S.*)$", re.IGNORECASE)
+_REACH = 3
+"""Lines between the two."""
+
+
+def redact_assignments(text: str) -> str:
+    """``redact``, and the values that lines of a program or configuration give to names such as ``db_password``.
+
+    Hidden are a value up to the end of its line, a quoted one alone, every literal behind such a name in its line, and
+    the lines that belong to the value. Calls, attributes, references and keys stay.
+    """
+    return redact("\n".join(_Lines().shown(text.split("\n"))))
+
+
+@dataclass
+class _Lines:
+    """What the lines before one have left open."""
+
+    inside: int | None = None
+    """Columns before a value that goes on as long as lines are indented deeper."""
+    alone: bool = False
+    """Of that value, only lines that are nothing but one value belong to it."""
+    quotes: str = ""
+    """The quotes that end a text of several lines."""
+    named: int = 0
+    """Lines in which the value of a variable may follow, whose name is a secret's."""
+
+    def shown(self, lines: list[str]) -> Iterator[str]:
+        """The lines without values of secrets."""
+        for line in lines:
+            # The mark of a diff is no part of a name; a flag has two of them.
+            at = line[:1] in ("+", "-", " ") and line[:2] != "--"
+            mark, body = line[:at], line[at:]
+            yield mark + self._shown(body)
+
+    def _shown(self, line: str) -> str:
+        indent = len(line) - len(line.lstrip())
+        if self.quotes:
+            _, end, rest = line.partition(self.quotes)
+            self.quotes = "" if end else self.quotes
+            return f"{' ' * indent}{HIDDEN}{end}{rest}"
+        if self.inside is not None and (indent > self.inside or not line.strip()):
+            if not self.alone:
+                return line[:indent] + (HIDDEN if line.strip() else "")
+            if match := _ALONE.match(line):
+                return line[: match.start("value")] + HIDDEN + line[match.end("value") :]
+        self.inside = None
+        return self._without_values(self._without_named(line), indent)
+
+    def _without_named(self, line: str) -> str:
+        if match := _NAMED.search(line):
+            self.named = _REACH if is_secret_name(match["name"]) else 0
+        elif self.named:
+            self.named -= 1
+            return _VALUE.sub(lambda it: it["before"] + HIDDEN, line)
+        return line
+
+    def _without_values(self, line: str, indent: int) -> str:
+        parts, at = [], 0
+        for match in _ASSIGNMENT.finditer(line):
+            if match.start() < at or not is_secret_name(match["name"]):
+                continue
+            annotated = _ANNOTATION.match(line, match.end()) if ":" in match[0] else None
+            begin = annotated.end() if annotated else match.end()
+            if end := self._end_of_value(line, begin, indent):
+                parts += [line[at:begin], HIDDEN]
+                at = end
+        shown = _without_literals("".join([*parts, line[at:]]))
+        for pattern in (*_COMMANDS, _ELEMENT):
+            shown = pattern.sub(lambda it: f"{it['before']}{HIDDEN}" if is_secret_name(it["name"]) else it[0], shown)
+        return shown
+
+    def _end_of_value(self, line: str, begin: int, indent: int) -> int:
+        """Where a value ends in its line, which may leave more of it to the next ones; 0 if it is none."""
+        if triple := _TRIPLE.match(line, begin):
+            end = line.find(triple[1], triple.end())
+            self.quotes = "" if end >= 0 else triple[1]
+            return end + 3 if end >= 0 else len(line)
+        if _BLOCK.match(line, begin):
+            self.inside, self.alone = indent, False
+            return len(line)
+        if _OPEN.match(line, begin):
+            self.inside, self.alone = indent, True
+            return 0
+        same = _SAME_NAME.match(line, begin)
+        if _NO_SECRET.match(line, begin) or (same and is_secret_name(same["value"])):
+            return 0
+        quoted = _LITERALS.match(line, begin)
+        end = quoted.end() if quoted else len(line)
+        if _OPEN.match(line, end) and line[end:].strip():
+            self.inside, self.alone = indent, True
+        return end
+
+
+def _without_literals(line: str) -> str:
+    """``line`` without the literals behind the first name of a secret: defaults, arguments, comparisons."""
+    literals = list(_LITERAL.finditer(line))
+    begins = [it.start() for it in literals]
+    begin = next((it.end() for it in _WORD.finditer(line) if _is_named(it, literals, begins)), None)
+    if begin is None:
+        return line
+    parts, at = [], 0
+    for it in literals:
+        value = it[0].lstrip("bfruBFRU")[1:-1]
+        looks_up = _LOOKS_UP.search(line, max(0, it.start() - 20), it.start())
+        if (
+            it.start() >= begin
+            and len(value) > 1
+            and not (looks_up or _KEY.match(line, it.end()) or is_secret_name(value))
+        ):
+            parts += [line[at : it.start()], HIDDEN]
+            at = it.end()
+    return "".join([*parts, line[at:]])
+
+
+def _is_named(word: re.Match[str], literals: list[re.Match[str]], begins: list[int]) -> bool:
+    """Whether a word names a secret; inside a literal, which begins where ``begins`` states, only if it is all of it."""
+    if not is_secret_name(word["name"]):
+        return False
+    before = bisect_left(begins, word.start()) - 1
+    if before < 0 or literals[before].end() <= word.start():
+        return True
+    return literals[before][0].lstrip("bfruBFRU")[1:-1] == word["name"]
