@@ -164,7 +164,7 @@ def _without_literals(line: str) -> str:
 
 
 def _is_named(word: re.Match[str], literals: list[re.Match[str]], begins: list[int]) -> bool:
-    """Whether a word names a secret; inside a literal, which begins where ``begins`` states, only if it is all of it."""
+    """Whether a word names a secret. Inside a literal (they start at ``begins``) it does only if it is all of it."""
     if not is_secret_name(word["name"]):
         return False
     before = bisect_left(begins, word.start()) - 1

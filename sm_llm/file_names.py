@@ -20,6 +20,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u206
 _DRIVE = re.compile(r"[A-Za-z]:")
 _DEVICE = re.compile(r"(?:con|prn|aux|nul|(?:com|lpt)[0-9\u00b9\u00b2\u00b3]|conin\$|conout\$|clock\$)")
 """Microsoft Learn, "Naming Files, Paths, and Namespaces"; compared as ``_folded``."""
+_ENDING = re.compile("[.:]")
+"""Behind the name of a device; a colon also stands before the name of a stream of a file."""
 
 
 def name_fault(name: str, reserved: Iterable[str] = ()) -> str:
@@ -46,7 +48,7 @@ def name_fault(name: str, reserved: Iterable[str] = ()) -> str:
     folded = [_folded(part) for part in parts]
     if not all(folded):
         return "a part of it reads as empty, '.' or '..'"
-    if device := next((part for part in folded if _DEVICE.fullmatch(part.partition(".")[0].rstrip())), ""):
+    if device := next((part for part in folded if _DEVICE.fullmatch(_ENDING.split(part)[0].rstrip())), ""):
         return f"{device} is the name of a device"
     if any(PART in part for part in folded):
         return f"a name with {PART} is that of a file in the making"
@@ -60,7 +62,7 @@ def brought_fault(name: str, reserved: Iterable[str] = ()) -> str:
 
     A ``.git/config`` or hook that arrives in a checkout is a program that the next git command runs.
     """
-    if any(_folded(part) in (".git", "git~1") for part in name.split("/")):
+    if any(_folded(part).partition(":")[0] in (".git", "git~1") for part in name.split("/")):
         return ".git is the folder of a repository, whose files are programs"
     return name_fault(name, reserved)
 

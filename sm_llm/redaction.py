@@ -21,11 +21,15 @@ SHORTEST = 6
 """Characters of the shortest known secret that is searched for: a shorter one would blot out half of every log."""
 
 # Formats as their makers publish them: Hugging Face, AWS key ids, GitHub, GitLab, OpenAI and Anthropic, Slack, NVIDIA,
-# Google, Stripe, npm, PyPI, Databricks, DigitalOcean, Vault, Weights & Biases, and JSON web tokens.
+# Google, Stripe, npm, SendGrid, Shopify, Groq, Replicate, Docker, Grafana, Linear, Pulumi, Telegram, PyPI, Databricks,
+# DigitalOcean, Vault, Weights & Biases, and JSON web tokens.
 _PUBLISHED = (
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|api_org_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
     r"|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[A-Za-z0-9_-]{20,}|[sr]k_live_[A-Za-z0-9]{16,}"
     r"|xox[abeprs]-[\w-]{10,}|xapp-[\w-]{20,}|nvapi-[\w-]{20,}|AIza[\w-]{35}|ya29\.[\w-]{20,}|npm_[A-Za-z0-9]{36}"
+    r"|GOCSPX-[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{32,}|shp(?:at|ca|pa|ss)_[0-9a-f]{32}|gsk_[A-Za-z0-9]{20,}|r8_[A-Za-z0-9]{30,}"
+    r"|dckr_pat_[\w-]{20,}|glsa_[A-Za-z0-9]{20,}|lin_api_[A-Za-z0-9]{20,}|gl(?:rt|dt|cbt|ptt|ft|soat)-[\w-]{16,}"
+    r"|pul-[0-9a-f]{40}|[0-9]{8,10}:AA[\w-]{33}(?![\w-])"
     r"|pypi-AgE[\w-]{20,}|dapi[0-9a-f]{32}|dop_v1_[0-9a-f]{32,}|hv[bs]\.[\w-]{20,}|wandb_v1_\w{20,}"
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
 )
@@ -37,16 +41,25 @@ _SLASHES = r"(?:[A-Za-z][A-Za-z0-9+.-]{1,30}:)?(?:\\?/){2}"
 _IN_ADDRESSES = (
     re.compile(rf"(?<![\w/:])({_SLASHES})[^\s/\\?#\"<>@:]{{0,250}}:[^\s/\\?#\"<>]{{1,1000}}(?=@)"),
     re.compile(r"(https?:(?:\\?/){2})[^\s/\\?#\"<>@:]{8,1000}(?=@)"),
-    re.compile(r"(%3A%2F%2F)[^\s%]{0,250}%3A[^\s&]{1,1000}?(?=%40)", re.IGNORECASE),
+    re.compile(r"(%(?:25)?2F%(?:25)?2F)[^\s%]{0,250}%(?:25)?3A[^\s&]{1,1000}?(?=%(?:25)?40)", re.IGNORECASE),
     re.compile(r"(hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]+"),
     re.compile(r"(/api/(?:v[0-9]+/)?webhooks/)[0-9]+/[\w-]+"),
-    re.compile(r"(\.webhook\.office\.com/)[\w@/-]+"),
+    re.compile(r"(\.webhook\.office\.com/|outlook\.office\.com/webhook/|hooks\.zapier\.com/hooks/)[\w@/-]+"),
+    re.compile(r"(api\.telegram\.org/bot)[\w:-]+"),
+    # Headers: a scheme stays, and so does code that makes one.
+    re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:digest|aws4-[a-z0-9-]+) )[^\r\n]+", re.IGNORECASE),
     re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?[a-z]+ )[^\s'\"]+", re.IGNORECASE),
+    re.compile(r"(authorization['\"]?:\s*['\"]?)(?=[^\s'\"]*[0-9])[\w.~+/=-]{8,}", re.IGNORECASE),
+    re.compile(
+        r"(\bx-(?:api-key|auth-token|vault-token|amz-security-token)['\"]?:\s*['\"]?)(?=[^\s'\"]*[0-9])[\w.~+/=-]{8,}",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(\b(?:set-)?cookie['\"]?:\s*['\"]?[\w.-]{1,80}=)[^\r\n'\"]+", re.IGNORECASE),
     re.compile(r"(\bbearer )(?=[^\s'\"]*[0-9])[\w.~+/-]{16,}=*", re.IGNORECASE),
     # Query parameters that grant access (OAuth, AWS, Azure, Google), of addresses and of fragments.
     re.compile(
-        r"([?&;#](?:amp;)?(?:[\w.-]{0,80}(?:token|secret|passwo?r?d|pwd|pass|auth|signature|credential|jwt|apikey|accesskey)"
-        r"|(?:[\w.-]{0,80}[_-])?(?:key|sig)|code|AWSAccessKeyId)=)[^&\s#'\"<>;]+",
+        r"([?&;#](?:amp;)?(?:[\w.-]{0,80}(?:token|secret|passwo?r?d|pwd|pass|auth|signature|credential|jwt|apikey|accesskey|sessionid|bearer|assertion)"
+        r"|(?:[\w.-]{0,80}[_-])?(?:key|sig|session|ticket)|code|AWSAccessKeyId)=)[^&\s#'\"<>;]+",
         re.IGNORECASE,
     ),
 )

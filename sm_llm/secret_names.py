@@ -15,8 +15,8 @@ _SECRET = frozenset(
 _KEYS = frozenset({"key", "keys"})
 _OF_KEYS = frozenset(
     {
-        "access", "account", "api", "deploy", "encryption", "fernet", "master", "private", "secret", "service", "session",
-        "shared", "sign", "signing", "ssh", "ssl", "storage", "tls", "wandb", "x",
+        "access", "account", "api", "deploy", "encryption", "fernet", "master", "private", "secret", "service",
+        "session", "shared", "sign", "signing", "ssh", "ssl", "storage", "tls", "wandb", "x",
     }
 )  # fmt: skip
 """Words that make a secret of the ``key`` behind them: most keys are names of entries."""
@@ -29,11 +29,11 @@ _AFTERWARDS = frozenset(
 """Words behind that change nothing: ``DB_PASSWORD_OLD``."""
 _OF_TEXT = frozenset(
     {
-        "bos", "cls", "eos", "image", "mask", "max", "min", "n", "new", "num", "pad", "per", "prompt", "sep",
-        "special", "total", "unk",
+        "bos", "cls", "continuation", "eos", "image", "mask", "max", "min", "n", "new", "next", "num", "pad", "page",
+        "per", "prompt", "sep", "special", "total", "unk",
     }
 )  # fmt: skip
-"""Words before ``token`` where it is a piece of text; and ``pass`` where it is a pass over data."""
+"""Words before ``token`` where it is a piece of text or a place in a listing; ``pass`` where it is one over data."""
 _OF_DATA = frozenset({"backward", "by", "first", "forward", "second", "single"})
 _OF_TOKENS = frozenset({"access", "api", "auth", "bearer", "github", "hf", "hub", "refresh"})
 _JOINED = re.compile(

@@ -163,6 +163,13 @@ WORD = "plan" + "ted1"
         f"https://host/#access_token={WORD}", f"https://host/?a=b;token={WORD}", f"https://host/?a=b&amp;token={WORD}",
         f"https://hooks.slack.com/triggers/T/{WORD}", f"https://discordapp.com/api/v10/webhooks/123/{WORD}",
         f"Authorization: Bearer {WORD}", f'"authorization": "Basic {WORD}"', f"bearer {WORD}{WORD}",
+        f"Authorization: {WORD}", f'Authorization: Digest username="x", response="{WORD}"', f"X-Api-Key: {WORD}",
+        f"Authorization: AWS4-HMAC-SHA256 Credential=A/b, SignedHeaders=host, Signature={WORD}",
+        f"x-auth-token: {WORD}",
+        f"Cookie: session={WORD}", f"Set-Cookie: sid={WORD}; Path=/", f"https://api.telegram.org/bot123:{WORD}/send",
+        f"https://hooks.zapier.com/hooks/catch/1/{WORD}", f"https://outlook.office.com/webhook/{WORD}",
+        *(f"https://host/?{it}={WORD}" for it in ("session", "jsessionid", "bearer", "assertion", "cas_ticket")),
+        f"https%253A%252F%252Fuser%253A{WORD}%2540host", f"%2F%2Fuser%3A{WORD}%40host",
     ],
 )  # fmt: skip
 def test_s09_credentials_of_every_kind_of_address_are_hidden(text: str) -> None:
@@ -185,7 +192,8 @@ def test_s09_credentials_of_every_kind_of_address_are_hidden(text: str) -> None:
         f"- name: DB_PASSWORD\n  value: {WORD}", f'"name": "DB_PASSWORD",\n  "value": "{WORD}",',
         f'<add key="Password" value="{WORD}"/>', f"--token={WORD}", f'--token "{WORD}"', f"--api-key '{WORD}'",
         f'os.environ.setdefault("API_KEY", "{WORD}")', f'password = os.getenv("X", "{WORD}")',
-        f'password = environ.get("PASSWORD") or "{WORD}"', f'if password != "{WORD}":', f'(password, x) = ("{WORD}", 1)',
+        f'password = environ.get("PASSWORD") or "{WORD}"', f'if password != "{WORD}":',
+        f'(password, x) = ("{WORD}", 1)',
         f"ENV SECRET {WORD}", f"set TOKEN {WORD}", f"machine h login u password {WORD}", f"TOKEN ?= {WORD}",
         f'{{"X-Api-Key": "{WORD}"}}', f'call(a, password=b or "{WORD}")',
         f"api-key: {WORD}", f"x_key = {WORD}", f'password: str = "{WORD}"', f'+    "token": "{WORD}", "a": 1',
@@ -207,7 +215,8 @@ def test_s07_however_a_value_is_given_to_a_secret_name_it_is_hidden(text: str, m
         "run(token=token, revision=rev)", "pad_token: '<pad>'", "forward_pass = 'x'", "primary_key = 'id'",
         "HF_TOKEN: env:HF_TOKEN", "token = os.environ.get('HF_TOKEN')", "f('text', token=token)", "if not password:",
         "class Token:", "headers = {'Authorization': f(token)}", "password = ''", "def get_token(self) -> str:",
-        "from_pretrained('x', token=os.getenv('HF_TOKEN'))", "token = self.token", "password = None", "export TOKEN=$HF_TOKEN", "tokenizer: gpt2",
+        "from_pretrained('x', token=os.getenv('HF_TOKEN'))", "token = self.token", "password = None",
+        "export TOKEN=$HF_TOKEN", "tokenizer: gpt2",
     ],
 )  # fmt: skip
 def test_s07_code_and_references_stay_in_a_diff(line: str) -> None:

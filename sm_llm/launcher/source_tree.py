@@ -10,8 +10,9 @@ from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Issue, warning
 from sm_llm.spec.environment.secret_files import secret_by_content, secret_by_name
 
-_NO_DISKS = ("proc", "sys", "dev")
+_NO_DISKS = ("/proc", "/sys", "/dev")
 """What lies below is made up by the kernel: the environment of this very process, for one."""
+_DISK_IN_MEMORY = "/dev/shm"
 _LARGEST_FILE = 100_000_000
 LARGEST_TREE = 500_000_000
 WARN_TREE = 50_000_000
@@ -110,7 +111,7 @@ def _walk(
 def _note_link(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> bool:
     """Whether what a link leads to may be packed, as far as that follows from where it leads."""
     target = path.resolve()
-    if target.parts[1:2] and target.parts[1] in _NO_DISKS:
+    if any(map(target.is_relative_to, _NO_DISKS)) and not target.is_relative_to(_DISK_IN_MEMORY):
         remedy = f"Remove it, or list it in {IGNORE_FILE}"
         problem = f"the link {name} leads to {target}, which is not a file on a disk"
         tree.issues.append(Issue("program-link-unusable", where, problem, os.readlink(path), remedy))
@@ -137,18 +138,18 @@ def _add(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> Non
                 f"Fix it, or list it in {IGNORE_FILE}",
             )
         )
-    elif reason := secret_by_name(name) or _secret_target(path, root) or secret_by_content(path):
-        line = name.replace("*", r"\*").replace("?", r"\?").replace("[", r"\[")
-        way_out = "the worker gets secrets by reference (secrets.NAME=…)"
-        remedy = f"Add the line /{line} to {IGNORE_FILE} to leave it out; {way_out}"
-        tree.issues.append(Issue("program-file-secret", where, f"{name} {reason}", str(path), remedy))
-    elif (size := path.stat().st_size) > _LARGEST_FILE:
+    elif not secret_by_name(name) and (size := path.stat().st_size) > _LARGEST_FILE:  # not worth reading
         remedy = f"List it in {IGNORE_FILE} and read it from S3"
         tree.issues.append(
             Issue(
                 "program-file-too-large", where, f"{name} is not code: it has {size / 1e6:,.0f} MB", str(path), remedy
             )
         )
+    elif reason := secret_by_name(name) or _secret_target(path, root) or secret_by_content(path):
+        line = name.replace("*", r"\*").replace("?", r"\?").replace("[", r"\[")
+        way_out = "the worker gets secrets by reference (secrets.NAME=…)"
+        remedy = f"Add the line /{line} to {IGNORE_FILE} to leave it out; {way_out}"
+        tree.issues.append(Issue("program-file-secret", where, f"{name} {reason}", str(path), remedy))
     else:
         tree.files[name] = path
 

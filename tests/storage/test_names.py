@@ -17,7 +17,8 @@ from sm_llm.storage.names import path_below
 BAD = [
     "", ".", "..", "../x", "a/../../x", "a/..", "/abs", "//x", "a//b", "./x", "a/./b", "a/", "a\\..\\b", "C:/x", "c:x",
     "a\0b", "con\n\x1b]0;t", "a\x7f", "a/\x85", "x" * 256, "/".join(["x" * 100] * 11), "\u00e9" * 128, "a/\ud800",
-    "a\u2028b", "...", "a/ /b", ". .", "\uff0e\uff0e/x", ".\u200b./x", "a/\u200b", "CON", "nul.txt", "a/Aux", "lpt1.",
+    "a\u2028b", "...", "a/ /b", ". .", "\uff0e\uff0e/x", ".\u200b./x", "a/\u200b", "CON", "nul.txt", "nul:", "a/PRN:x",
+    "a/Aux", "lpt1.",
     "x.sm_llm.part", "a/x.SM_LLM.part.ranges", "x.sm_llm.part.aB3dE6", "a\u202egpj.exe", "a/\u200eb",
     "com\u00b9", "co\u200bn", "a/prn .txt",
 ]  # fmt: skip
@@ -56,7 +57,17 @@ def test_plain_names_stay_what_they_are(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [".git/config", ".GIT/hooks/x", "a/.git/config", ".gi\u200bt/x", "git~1/x", ".git", ".git./x"]
+    "name",
+    [
+        ".git/config",
+        ".GIT/hooks/x",
+        "a/.git/config",
+        ".gi\u200bt/x",
+        "git~1/x",
+        ".git",
+        ".git./x",
+        ".git::$INDEX_ALLOCATION/config",
+    ],
 )
 def test_A13_24_what_is_brought_is_no_repositorys_own(name: str) -> None:
     assert "whose files are programs" in brought_fault(name)

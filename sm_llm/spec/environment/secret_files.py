@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from sm_llm.redaction import has_private_key, is_published_token
+from sm_llm.secret_names import is_secret_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,28 +21,35 @@ _OVERLAP_BYTES = 64 * 1024
 # Kaggle, Databricks, Terraform, Vault, git, npm, PyPI, PostgreSQL and MySQL command lines, and the file types that hold
 # private keys.
 _NAMES = (
-    ".env", ".env[._-]*", "*.env", ".envrc", ".envrc.*",
-    "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks",
-    "*.keystore", "*.kdbx", "*.asc.key",
-    ".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".pgpass", "pgpass.conf", ".my.cnf", ".htpasswd",
-    "credentials", "credentials.*", "accesstokens.json", "msal_token_cache.*", "application_default_credentials.json",
-    "client_secret*.json", "service-account*.json", "service_account*.json", "serviceaccount*.json", "kaggle.json",
-    ".databrickscfg", ".boto", ".s3cfg", ".vault-token", ".terraformrc", "terraform.rc", "*.tfstate", "*.tfstate.*",
-    "kubeconfig", "*.kubeconfig", ".dockercfg", ".dockerconfigjson", "docker-config.json", ".wgetrc", ".curlrc",
+    ".env", ".env[._-]*", "*.env", ".envrc", ".envrc.*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem",
+    "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx", "*.asc.key", "*.p8", "*.pkcs12", "*.kdb",
+    "*.ovpn", "id_xmss*", "secring.*", "*.gpg.key", "logins.json", "key[34].db", ".netrc", "_netrc", ".npmrc",
+    ".yarnrc.yml", ".mylogin.cnf", ".ftpconfig", "sftp-config.json", ".pypirc", ".git-credentials", ".pgpass",
+    "pgpass.conf", ".my.cnf", ".htpasswd", "credentials", "credentials.*", "accesstokens.json", "msal_token_cache.*",
+    "application_default_credentials.json", "client_secret*.json", "service-account*.json", "service_account*.json",
+    "serviceaccount*.json", "kaggle.json", ".databrickscfg", ".boto", ".s3cfg", ".vault-token", ".terraformrc",
+    "terraform.rc", "*.tfstate", "*.tfstate.*", "kubeconfig", "kubeconfig.*", "kube-config", "kube-config.*",
+    "kube_config", "*.kubeconfig", ".dockercfg", ".dockerconfigjson", "docker-config.json", ".wgetrc", ".curlrc",
     "secret", "secrets", "secret.*", "secrets.*", "*[._-]secret.*", "*[._-]secrets.*", "*[._-]secret", "*[._-]secrets",
-    "token", ".token", "*.token", "token.json", "hf_token", ".hf_token", "*[._-]credentials", "*[._-]credentials.*",
-    "rootkey.csv", "accesskeys.csv", "*_accesskeys.csv", "rclone.conf", "*.tfvars", "*.tfvars.json", ".vault_pass*",
-    ".*_history", ".histfile", "history.sqlite", ".lesshst", ".viminfo",
+    "token", ".token", "*.token", "token.json", "hf_token", ".hf_token", "token.txt", "*[._-]token.txt", "password",
+    "passwords", "password.*", "passwords.*", "*[._-]password.*", "*[._-]passwords.*", "passwd", "passwd.*", "api_key",
+    "api_key.*", "api-key", "api-key.*", "apikey", "apikey.*", "*[._-]api_key.*", "*[._-]apikey.*", "auth.json",
+    "secret_key", "secret_key.*", "shadow", "gshadow", "cookies.txt", "cookies.sqlite", "*[._-]credentials",
+    "*[._-]credentials.*", "rootkey.csv", "accesskeys.csv", "*_accesskeys.csv", "rclone.conf", "*.tfvars",
+    "*.tfvars.json", ".vault_pass*", ".vault-pass*", "vault_pass*", "vault-pass*", ".*_history", ".history",
+    ".zhistory", "fish_history", ".histfile", "history.sqlite", ".lesshst", ".viminfo",
 )  # fmt: skip
 _HARMLESS = (
-    ".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub",
-    "*secrets.py", "*secret.py", "*credentials.py", "*secrets.md", "*credentials.md", "*secret.md", "*example.tfvars",
+    ".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub", "*secrets.py", "*secret.py",
+    "*credentials.py", "*secrets.md", "*credentials.md", "*secret.md", "*example.tfvars", "*password.py",
+    "*passwords.py", "*password.md", "*passwords.md", "passwd.py", "*api_key.py", "*apikey.py", "*api-key.md",
 )  # fmt: skip
 """Names that match above, and by convention hold no values. Their content still counts."""
 _FOLDERS = (".aws", ".ssh", ".kube", ".azure", ".gnupg", "gcloud", ".kaggle", ".vault", ".oci", ".snowsql")
 _IN_FOLDERS = (
     ".docker/config.json", ".huggingface/token", "huggingface/token", "huggingface/stored_tokens", "gh/hosts.yml",
-    ".composer/auth.json", ".m2/settings.xml",
+    ".composer/auth.json", ".m2/settings.xml", "docker/config.json", "kube/config", ".snowflake/connections.toml",
+    "glab-cli/config.yml",
 )  # fmt: skip
 _LATER = re.compile(r"(?:~|\.(?:bak|backup|copy|old|orig|save|swo|swp|tmp|[0-9]+)|[ _-](?:backup|bak|copy|old))$")
 """What editors and people put behind the name of an older copy."""
@@ -62,13 +70,27 @@ _ACCESS = re.compile(
     r"|\"(?:refresh_token|client_secret)\"\s*:\s*\"[^\"\s]{12,}\"",
     re.IGNORECASE,
 )
+_SETTINGS = re.compile(
+    r"\bmachine\s+\S+\s+login\s+\S+\s+(?:account\s+\S+\s+)?password\s+\S+|^[\w.@-]+:\$(?:apr1|2[aby]|[1567])\$"
+    r"|hooks\.slack\.com/(?:services|workflows|triggers)/[\w/-]{20,}|/api/(?:v[0-9]+/)?webhooks/[0-9]{6,}/[\w-]{20,}"
+    r"|[?&]sig=[\w%+/-]{20,}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ASSIGNED = re.compile(
+    r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{0,80})(?:\\?['\"])?\]?[ \t]*(?::|=>|=)[ \t]*(?:\\?['\"])?"
+    r"(?P<value>(?=[\w+/=.~@!^-]{0,60}[0-9])(?=[\w+/=.~@!^-]{0,60}[A-Za-z])[A-Za-z0-9+_][\w+/=.~@!^-]{9,200})"
+    r"(?![^\s'\",;\\\w+/=.~@!^-])"
+)
+"""A setting, and a value of letters and digits that is no sentence, path or reference."""
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]{1,20}://[^/\s:@'\"<>]{0,200}:([^/\s'\"<>]{1,200})@[\w.\[-]", re.IGNORECASE)
 _PLACEHOLDER = re.compile(
     r".*[{}$%].*|[*x.]+|(?:(?:my|your|the|a)[_-]?)?(?:password|passwd|pass|pwd|pw|secret|token|changeme|example)[0-9]?",
     re.IGNORECASE,
 )
-_PROSE = (".py", ".pyi", ".md", ".rst", ".html", ".ipynb", ".c", ".cc", ".cpp", ".h", ".cu", ".rs", ".go", ".js", ".ts")
-"""Of programs and pages: addresses in them are mostly examples."""
+_LARGEST_SETTINGS = 4 << 20
+"""Bytes of a file that is searched for settings; larger ones are data."""
+_PROSE = (".py", ".pyi", ".md", ".rst", ".html", ".c", ".cc", ".cpp", ".h", ".cu", ".rs", ".go", ".js", ".ts")
+"""Of programs and pages: addresses and values in them are mostly examples."""
 
 
 def secret_by_name(name: str) -> str:
@@ -97,18 +119,19 @@ def secret_by_content(path: Path) -> str:
     """Why the file must not be shown; empty if nothing was found in it.
 
     Found are private keys by their header, tokens in a published format, keys of AWS, access files of Kubernetes and of
-    OAuth, and, where no program or page is read, addresses that hold a password.
+    OAuth. In files that are no programs or pages also webhooks, logins, addresses with a password and, up to 4 MiB,
+    values of settings whose names are those of secrets.
     """
-    before = b""
+    before, is_prose, is_data = b"", path.suffix.lower() in _PROSE, path.stat().st_size > _LARGEST_SETTINGS
     with path.open("rb") as stream:
         while block := stream.read(_BLOCK_BYTES):
-            if reason := _reason(before + block, path.suffix.lower() not in _PROSE):
+            if reason := _reason(before + block, is_prose, is_data):
                 return reason
             before = block[-_OVERLAP_BYTES:]
     return ""
 
 
-def _reason(block: bytes, with_addresses: bool) -> str:
+def _reason(block: bytes, is_prose: bool, is_data: bool) -> str:
     text = block.decode("latin-1")
     if "\0" in text[:4096]:  # UTF-16, as PowerShell writes it, or no text at all
         text += "\n" + text.replace("\0", "")
@@ -120,9 +143,19 @@ def _reason(block: bytes, with_addresses: bool) -> str:
         return "holds the credentials of a service account"
     if _ACCESS.search(text):
         return "holds an access key"
-    if with_addresses and any(_PLACEHOLDER.fullmatch(it) is None for it in _PASSWORD.findall(text)):
+    if is_prose:
+        return ""
+    if _SETTINGS.search(text):
+        return "holds a password or the address of a webhook"
+    if any(_PLACEHOLDER.fullmatch(it) is None for it in _PASSWORD.findall(text)):
         return "holds an address with a password"
-    return ""
+    if is_data:
+        return ""
+    return next((f"gives a value to {it['name']}" for it in _ASSIGNED.finditer(text) if _is_given(it)), "")
+
+
+def _is_given(match: re.Match[str]) -> bool:
+    return is_secret_name(match["name"]) and _PLACEHOLDER.fullmatch(match["value"]) is None
 
 
 def _is_service_account(text: str) -> bool:

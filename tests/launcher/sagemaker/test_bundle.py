@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -276,7 +277,11 @@ SECRET_FILES = [
     ".netrc.bak", ".netrc~", ".pgpass.bak", "server.key.bak", "my.pem~", "cert.p12.old", ".bash_history~", ".histfile",
     "history.sqlite", "secret", "secrets", "my-secrets.yaml", "prod.secrets.yaml", "token.json", "hf_token",
     ".hf_token", "aws_credentials", "aws_credentials.ini", "new_user_credentials.csv", "rootkey.csv",
-    ".config/gh/hosts.yml",
+    ".config/gh/hosts.yml", "token.txt", "my_token.txt", "hf_token.txt", "api_key", "api_key.txt", "password.txt",
+    "passwd", "db_password.txt", "auth.json", "kubeconfig.yaml", "kube-config", "docker/config.json", ".mylogin.cnf",
+    ".yarnrc.yml", "vault_pass.txt", ".vault-pass", ".zhistory", ".history", "fish_history", "secring.gpg", "key.p8",
+    "cert.pkcs12", "me.ovpn", ".ftpconfig", "sftp-config.json", ".snowflake/connections.toml", "cookies.txt",
+    "logins.json", "shadow",
     ".config/rclone/rclone.conf", ".oci/config", ".snowsql/config", ".composer/auth.json", ".m2/settings.xml",
     "terraform.tfvars", ".vault_pass", ".dockerconfigjson", "docker-config.json", ".git-credentials.bak",
     ".git-credentials~", ".env.bak.old", "id_rsa.1",
@@ -310,6 +315,20 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
         ("pip.conf", "[global]\nindex-url = https://me:glpat-" + "y2x" * 8 + "@host/simple\n"),
         ("other.conf", "[global]\nindex-url = https://me:planted-aB3@host/simple\n"),
         ("db.ini", "url = postgres://u:planted-aB3@h/d\n"),
+        ("docker.json", '{"auths": {"https://h/": {"auth": "planted' + 'aB3aB3=="}}}'),
+        ("npm.conf", "//registry.npmjs.org/:_authToken=planted-aB3-aB3\n"),
+        ("net.txt", "machine api.wandb.ai\n  login user\n  password planted-aB3\n"),
+        ("app.ini", "[db]\npassword = planted-aB3-aB3\n"),
+        ("run.sh", "export WANDB_API_KEY=plantedaB3aB3\n"),
+        ("users.yaml", "kind: Config\nusers:\n- user:\n    token: planted-aB3-aB3\n"),
+        ("secret-data.yaml", "kind: Secret\ndata:\n  db-password: plantedaB3aB3=\n"),
+        ("azure.txt", "AccountName=a;AccountKey=plantedaB3aB3==;EndpointSuffix=x\n"),
+        ("key.json", '{"SecretAccessKey": "plantedaB3aB3"}'),
+        ("wire.txt", "[Interface]\nPrivateKey = plantedaB3aB3=\n"),
+        ("users.txt", "me:$apr1$planted$aB3\n"),
+        ("hook.yaml", "url: https://hooks.slack.com/services/T0/B0/plantedaB3aB3aB3\n"),
+        ("note.ipynb", '{"source": ["!pip install git+https://me:planted-aB3@host/x"]}'),
+        ("environ.ipynb", '{"source": ["os.environ[\\"WANDB_API_KEY\\"] = \\"planted-aB3-aB3\\""]}'),
         ("key.sh", 'export K="' + KEY + '"\n'),
         ("key.py", "K = '''" + KEY + "'''\n"),
         ("keys.json", json.dumps({"k": KEY})),
@@ -351,6 +370,8 @@ def test_13_placeholders_in_addresses_are_packed(tmp_path: Path) -> None:
     "name",
     [
         ".env.example",
+        "tokens.txt",
+        "api_key.py",
         "my_secrets.py",
         "added_tokens.json",
         "tokens.json",
@@ -397,6 +418,29 @@ def test_A13_15_a_link_to_what_is_no_file_of_a_disk_is_refused(tmp_path: Path, t
     assert [it.message.split()[2] for it in tree.issues] == ["notes", "twice"]
     (tmp_path / IGNORE_FILE).write_text("/notes\n/twice\n")
     assert source_tree(tmp_path).issues == []
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no disk in memory here")
+def test_s11_a_folder_on_a_disk_in_memory_is_one_like_any_other() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        source = write(Path(folder), main_py="")
+        (source / "linked.py").symlink_to("main.py")
+        (source / "others").symlink_to("/dev/fd")
+        tree = source_tree(source)
+        assert sorted(tree.files) == ["linked.py", "main.py"]
+        assert [it.message.split()[2] for it in tree.issues] == ["others"]
+
+
+def test_s11_settings_that_hold_no_secret_are_packed(tmp_path: Path) -> None:
+    text = (
+        "use_auth_token: true\npad_token: <|pad_0000001|>\nnext_token: abcdef0123456789\nimage_token_id: 128256\n"
+        "api_key: ${API_KEY_0123456}\npassword: changeme\ntoken: env:HF_TOKEN_12345\nsecret: /run/secrets/db1234567\n"
+        "tokenizer: gpt2-0123456789\nmax_tokens: 1234567890\npassword: null\nauth: [hidden]\n"
+    )
+    (tmp_path / "config.yaml").write_text(text)
+    (tmp_path / "main.py").write_text("API_KEY = 'example0123456789'\n")
+    tree = source_tree(tmp_path)
+    assert (tree.issues, sorted(tree.files)) == ([], ["config.yaml", "main.py"])
 
 
 def test_A1_runs_inside_the_source_are_no_part_of_the_bundle(tmp_path: Path) -> None:
