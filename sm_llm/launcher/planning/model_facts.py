@@ -76,6 +76,7 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
         pretrained=pretrained,
         overrides=task.model.config,
     )
+    # Plain options, because models/ and spec/ do not import each other.
     if issues := model_issues(config, task.parallelism.strategy, task.parallelism.model_dump()):
         raise SpecError(issues)
     return config

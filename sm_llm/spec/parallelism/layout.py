@@ -38,6 +38,7 @@ class Layout:
 
     def data_rank(self, rank: int) -> int:
         """Which of the ``data`` parts of a batch process ``rank`` sees."""
+        # The stages of a pipeline, which change slowest with the rank, see the same rows.
         return rank // (self.context * self.tensor) % self.data
 
     @property
@@ -48,6 +49,7 @@ class Layout:
 
     def degrees(self) -> dict[str, int]:
         """Every degree by the name that checkpoints remember it under; that of pipelines where there is one."""
+        # A checkpoint of strategies without pipelines keeps the form that earlier versions write and read.
         pipeline = {"pipeline_parallel_degree": self.pipeline} if self.pipeline > 1 else {}
         return {
             "world_size": self.world_size,

@@ -95,6 +95,7 @@ class SmpSpec(StrategySpec):
 
     def arranged(self, world_size: int, node_size: int) -> Layout:
         tensor, expert = self.tensor_parallel_degree, self.expert_parallel_degree
+        # Experts are held by other processes of the copies: what is sharded "over all" leaves them out.
         shard = self.hybrid_shard_degree or world_size // (tensor * expert)
         return Layout(world_size // (tensor * shard), shard, self.context_parallel_degree, tensor, expert)
 

@@ -146,6 +146,7 @@ class CudaDevice:
 
     def __init__(self, index: int) -> None:
         self.torch_device = self.counts = torch.device("cuda", index)
+        # NCCL and Triton's kernels take the current device, whichever a tensor is on.
         torch.cuda.set_device(self.torch_device)
         self.name = torch.cuda.get_device_name(self.torch_device)
         # Allocated ahead, because pinning memory waits for the device.
@@ -158,6 +159,7 @@ class CudaDevice:
         return torch.cuda.get_device_capability(self.torch_device) >= _FIRST_FP8_CAPABILITY
 
     def send(self, values: np.ndarray) -> torch.Tensor:
+        # From memory that is not pinned, the host waits until the driver has copied it to its own buffer.
         return torch.as_tensor(values).pin_memory().to(self.torch_device, non_blocking=True)
 
     def scalars(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -182,10 +184,12 @@ class CudaDevice:
         return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
     def wait(self) -> None:
+        # This stream alone: what others write (NCCL's, FSDP's) is ordered before it.
         torch.cuda.current_stream(self.torch_device).synchronize()
 
     def peak_memory(self) -> int:
         peak = torch.cuda.max_memory_allocated(self.torch_device)
+        # Else one high peak, of compilation or validation, would hide those of all later windows.
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         return peak
 

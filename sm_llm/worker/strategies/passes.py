@@ -31,10 +31,12 @@ def run_passes(
 
     ``accumulating`` is the context of one of them; it gets whether that is the step's last.
     """
+    # fp64, so that a loss does not hang on the number of micro-batches; on the device, so that no host reads it.
     total = torch.zeros((), dtype=torch.float64, device=device.torch_device)
     for number, batch in enumerate(micro_batches, start=1):
         with accumulating(number == len(micro_batches)):
             loss = forward_loss(loss_sum, batch, device)
+            # Not ``scale * loss``: a product of its own in the graph would round the loss once more.
             torch.autograd.backward(loss, poisoned(loss, scale))
         total += loss.detach()
     return total
@@ -43,5 +45,6 @@ def run_passes(
 def forward_loss(loss_sum: LossSum, batch: Batch, device: Device) -> torch.Tensor:
     """Sum of a micro-batch's token losses, on its way to the device."""
     ids = device.send(batch.input_ids)
+    # Unpadded sources give one array for both, which need not travel twice.
     labels = ids if batch.labels is batch.input_ids else device.send(batch.labels)
     return loss_sum(ids, next_tokens(labels))

@@ -79,6 +79,7 @@ class StepBuffer:
 
 def _numbers(counts: list[torch.Tensor | int]) -> list[float]:
     """Counts, some of them on a device, in one transfer."""
+    # ``item`` of each would wait for the device as often as there are steps.
     waiting = [it for it in counts if isinstance(it, torch.Tensor)]
     found = iter(torch.cat([it.unsqueeze(0) for it in waiting]).tolist() if waiting else [])
     return [next(found) if isinstance(it, torch.Tensor) else float(it) for it in counts]

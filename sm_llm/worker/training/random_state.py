@@ -42,6 +42,7 @@ def restore(state: dict[str, Any], device: Device) -> None:
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(_tensor(state["torch"]))
+    # A run may continue on other hardware: then this device's generator starts at its seed.
     if device.type in state:
         device.restore_random(_tensor(state[device.type]))
 

@@ -97,6 +97,7 @@ def _efa_environment(*, is_neuron: bool) -> dict[str, str]:
 def _neuron_environment(job: JobSpec) -> dict[str, str]:
     """As AWS's tutorials set them, without what is deprecated; MALLOC_ARENA_MAX must be there before torchrun."""
     parallelism = parallelism_of(job.task)
+    # Each stage starts micro-batches before earlier ones are back: more of its work waits at the runtime.
     pipelined = parallelism is not None and parallelism.degrees.pipeline > 1
     return {
         "NEURON_FUSE_SOFTMAX": "1",
