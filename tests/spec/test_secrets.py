@@ -71,6 +71,41 @@ def test_HP21_a_token_anywhere_is_refused_and_shown_nowhere(path: str, source: d
     assert "secrets." in str(error)
 
 
+SCRIPT: dict[str, Any] = {"name": "job", "task": {"kind": "script", "entry": "main.py", "source": "src"}}
+
+
+@pytest.mark.parametrize(
+    ("args", "path"),
+    [
+        ({"db_password": "planted1"}, "task.args.db_password"),
+        ({"api-key": "planted1"}, "task.args.api-key"),
+        (["--db-password=planted1"], "task.args.0"),
+        (["--lr", "1", "--hub_token", "planted1"], "task.args.3"),
+        (["-x", "--api_key", "planted1"], "task.args.2"),
+    ],
+)
+def test_s08_a_password_among_the_arguments_of_a_program_is_refused_and_not_shown(args: Any, path: str) -> None:
+    for source, prefix in (
+        ({**SCRIPT, "task": {**SCRIPT["task"], "args": args}}, ""),
+        ({"name": "w", "steps": {"a": {"task": {**SCRIPT["task"], "args": args}}}}, "steps.a."),
+    ):
+        error = refusal(source)
+        assert f"{prefix}{path}" in [it.path for it in error.issues]
+        assert "planted1" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"audio_token": "<|audio_1|>", "use_auth_token": True, "max_tokens": 128, "tokenizer": "gpt2-xl-1558"},
+        ["--pad_token", "<pad0001>", "--token", "$HF_TOKEN_1", "--secret", "/run/secrets/a1", "--passes", "abcdefg1"],
+        ["--token", "--next=abcdefgh1", "password", "abcdefgh1"],
+    ],
+)
+def test_s08_arguments_that_are_no_passwords_stay(args: Any) -> None:
+    assert load({**SCRIPT, "task": {**SCRIPT["task"], "args": args}}).spec
+
+
 def test_HP21_a_token_in_an_override_or_a_python_field_is_refused_too() -> None:
     assert "(override)" in str(refusal(JOB, f"environment.HF={TOKEN}"))
     assert "(Python argument)" in str(refusal(JOB, environment={"HF": TOKEN}))

@@ -159,6 +159,16 @@ def test_a_turned_bit_is_fetched_again_at_most_three_times(hub: Hub, tmp_path: P
         assert fetched(tmp_path) == {}
 
 
+def test_s03_no_more_is_written_than_the_hub_lists(hub: Hub, tmp_path: Path) -> None:
+    hub.add("org/name", {"big.bin": noise(50_000)})
+    hub.grows = 1
+    with pytest.raises(StorageError, match=r"'big.bin' has 50,000 bytes, and more of them arrive"):
+        fetch("hf://org/name", tmp_path)
+    assert max(it.stat().st_size for it in tmp_path.rglob("*")) <= 50_000
+    fetch("hf://org/name", tmp_path)
+    assert fetched(tmp_path) == {"big.bin": noise(50_000)}
+
+
 def test_a_busy_hub_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     hub.add("org/name", {"x.bin": noise(5000)})
     hub.busy = 3

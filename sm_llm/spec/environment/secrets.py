@@ -12,7 +12,7 @@ from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.environment.variables import VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sm_llm.spec.loading.tree import Path, Tree
 
@@ -21,19 +21,24 @@ _REFERENCE = re.compile(
     r"env:[A-Za-z_][A-Za-z0-9_]*|file:[/~].*|secretsmanager:arn:[\w-]+:secretsmanager:[\w-]+:\d{12}:secret:\S+"
     r"|ssm:[\w./:-]+|k8s:[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[\w.-]+"
 )
+_TYPED = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{}$/][^\s<>{}$]{7,}")
+"""A value of an argument that may be a password: no path, piece of text, placeholder or number."""
 
 
 def conceal(tree: Tree) -> list[Issue]:
     """Take every secret that was typed into a specification out of it; one issue for each, without its value.
 
     A secret is anything in the shape of a token wherever it stands, whatever ``secrets`` holds that is not a reference,
-    and the value of an environment variable whose name marks it as one (``WANDB_API_KEY``).
+    and the value of an environment variable whose name marks it as one (``WANDB_API_KEY``); of an argument of a program
+    only if it is made of letters and digits, since ``--audio_token`` may mean a piece of text.
     """
     issues = []
+    leaves = list(_leaves(tree.value, ()))
+    values = dict(leaves)
     options = options_class(tree.get(("backend",)))
     keeper = options.secret_keeper if options is not None else "env"
-    for path, value in list(_leaves(tree.value, ())):
-        if problem := _problem(path, value):
+    for path, value in leaves:
+        if problem := _problem(path, value) or _argument_problem(path, values):
             tree.replace(path, HIDDEN)
             tree.texts.pop(path, None)
             issues.append(
@@ -59,6 +64,23 @@ def _problem(path: Path, value: Any) -> str:
     entry = _entry(path, "environment")
     if len(entry) == 1 and _is_secret(entry[0]) and value not in (None, ""):
         return "looks like a secret, and environment variables are stored and shown"
+    return ""
+
+
+def _argument_problem(path: Path, values: Mapping[Path, Any]) -> str:
+    """What is wrong with an argument: ``name: value``, ``--name=value``, or ``--name`` and ``value``."""
+    entry, value = _entry(path, "task"), values[path]
+    if len(entry) != 2 or entry[0] != "args" or not isinstance(value, str):
+        return ""
+    name = entry[1]
+    if name.isdigit():
+        flag, equals, rest = value.partition("=")
+        before = str(values.get((*path[:-1], str(int(name) - 1)), ""))
+        name, value = (flag, rest) if equals else (before, value)
+        if not name.startswith("-") or "=" in name:
+            return ""
+    if is_secret_name(name) and _TYPED.fullmatch(value):
+        return "looks like a secret, and arguments are stored and shown"
     return ""
 
 

@@ -51,7 +51,7 @@ def _continue(snapshot: HubSnapshot, file: HubFile, part: Path, length: _Length)
     )
     if part.is_file() and part.stat().st_size > file.size:
         part.unlink()
-    with _Part(part, length) as stream:
+    with _Part(part, length, file) as stream:
         held = stream.tell()
         if held < file.size or not held:
             headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity"}
@@ -71,14 +71,16 @@ class _Length:
 
 
 class _Part(io.BufferedWriter):
-    """A file that is appended to."""
+    """A file that is appended to, up to the size that the hub lists."""
 
-    def __init__(self, path: Path, length: _Length) -> None:
+    def __init__(self, path: Path, length: _Length, file: HubFile) -> None:
         super().__init__(io.FileIO(path, "ab"))
-        self._length = length
+        self._length, self._file = length, file
         length.becomes(self.tell())
 
     def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._file.size:
+            raise StorageError(f"{self._file.path!r} has {self._file.size:,} bytes, and more of them arrive")
         count = super().write(data)
         self._length.becomes(self.tell())
         return count
