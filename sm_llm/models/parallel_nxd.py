@@ -66,6 +66,7 @@ def nxd_issues(config: Config, *, tensor: int, pipeline: int, virtual: int, mult
                 f"Use at most {layers // virtual}",
             )
         )
+    issues += _layer_issues(config, pipeline)
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     if config.get("head_dim") not in (None, hidden // heads):
         problem = (
@@ -73,6 +74,26 @@ def nxd_issues(config: Config, *, tensor: int, pipeline: int, virtual: int, mult
         )
         issues.append(Issue("nxd-head-size-unsupported", "task.model", problem, config["head_dim"]))
     return issues
+
+
+def _layer_issues(config: Config, pipeline: int) -> list[Issue]:
+    """Parts of a Llama that the layers of the strategy do not have."""
+    kinds = {
+        "attention_bias": (bool(config.get("attention_bias")), "biases of attention"),
+        "mlp_bias": (bool(config.get("mlp_bias")), "biases of the feed-forward block"),
+        "attention_dropout": (bool(config.get("attention_dropout")), "dropout"),
+        "hidden_act": (config.get("hidden_act", "silu") != "silu", "an activation other than silu"),
+        "tie_word_embeddings": (
+            bool(config.get("tie_word_embeddings")) and pipeline > 1,
+            "a table that the first and the last of several stages share",
+        ),
+    }
+    remedy, path = "Use strategy fsdp", "task.model.config"
+    return [
+        Issue("nxd-layer-unsupported", f"{path}.{name}", f"nxd has no {what}", config[name], remedy)
+        for name, (is_there, what) in kinds.items()
+        if is_there
+    ]
 
 
 def copy_issues(

@@ -157,4 +157,3 @@ def test_a_plan_tells_it_and_warns_where_it_does_not_fit() -> None:
 
 def test_nothing_is_said_where_no_gpu_is_known() -> None:
     assert plan("smoke")[0].memory is None
-    assert plan("llama-3-8b-nxd", *ACCOUNT)[0].memory is None

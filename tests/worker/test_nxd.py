@@ -181,7 +181,8 @@ def test_losses_do_not_change_with_flash_attention(monkeypatch: pytest.MonkeyPat
         seen.update(options)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    monkeypatch.setattr(library, "symbol", lambda module, name: kernel)
+    symbols = {"nki_flash_attn_func": kernel, "get_platform_target": lambda: "trn2"}
+    monkeypatch.setattr(library, "symbol", lambda module, name: symbols[name])
     heads = torch.randn(3, 2, 4, 8, 16)
     assert torch.allclose(FlashAttention()(*heads), CoreAttention()(*heads), atol=1e-6)
-    assert seen == {"transpose_nki_inputs": False}, "the layout that is passed"
+    assert seen == {"transpose_nki_inputs": False, "lnc": 2}, "the layout that is passed, and how many cores are one"

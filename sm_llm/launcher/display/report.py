@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.launcher.display.lines import STATE_STYLES, big, duration, moment, size
 from sm_llm.runs.states import RunState
 from sm_llm.spec.loading.yaml_text import to_typed
-from sm_llm.spec.machines.gpus import groups, smallest_gpu
+from sm_llm.spec.machines.gpus import groups, smallest_accelerator
+from sm_llm.spec.tasks import parallelism_of
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -87,12 +88,15 @@ def _model_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     model = plan.model
     assert model is not None
     yield "model", f"{model.model_type}, {model.parameters:,} parameters ({big(model.parameters)})"
+    spec = parallelism_of(plan.job.task)
+    if spec is not None and (arrangement := spec.arrangement(model.key_value_heads)) is not None:
+        yield "degrees", arrangement
     yield "FLOPs per token", f"{model.flops_per_token:,.0f} = {model.flops_formula}"
     if plan.total_flops is not None:
         yield "FLOPs in all", f"{plan.total_flops:.3g}"
-    card = smallest_gpu(plan.job)
+    card = smallest_accelerator(plan.job)
     if plan.memory is not None and card is not None:
-        yield "memory of a GPU", plan.memory.describe(card)
+        yield f"memory of a {'NeuronCore' if card.is_neuron else 'GPU'}", plan.memory.describe(card)
 
 
 def _batch_rows(plan: Plan) -> Iterable[tuple[str, str]]:

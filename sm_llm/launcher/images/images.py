@@ -12,9 +12,9 @@ from datetime import date
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from sm_llm.contract.neuron_releases import MAINTENANCE, RELEASES
 from sm_llm.errors import Issue, warning
 from sm_llm.spec.machines.gpus import machines
+from sm_llm.spec.machines.neuron_releases import MAINTENANCE, RELEASES
 from sm_llm.spec.tasks import (
     ConvertTask,
     FetchTask,
@@ -105,7 +105,7 @@ IMAGES: tuple[Image, ...] = (
 """The first row of a line is its default: one whose address in ECR is published.
 
 Sources: AWS's list of available Deep Learning Containers and their support policy, SMP's release notes, those of
-``contract.neuron_releases``, and for the short CPU tag the table of the SageMaker Python SDK.
+``spec.machines.neuron_releases``, and for the short CPU tag the table of the SageMaker Python SDK.
 """
 
 MINIMUM_TORCH = {"gpu": (2, 10), "smp": (2, 5), "neuron": (2, 9), "cpu": (2, 10)}

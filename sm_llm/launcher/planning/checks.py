@@ -11,7 +11,7 @@ from sm_llm.launcher.planning.local_places import is_reference, local_folder, re
 from sm_llm.launcher.planning.model_facts import check_pretrained
 from sm_llm.launcher.planning.plan_settings import RANDOM
 from sm_llm.launcher.planning.upstream import Upstream, tokenizer_vocabulary
-from sm_llm.spec.machines.gpus import smallest_gpu
+from sm_llm.spec.machines.gpus import smallest_accelerator
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, training_of
 from sm_llm.spec.training import SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
@@ -291,9 +291,16 @@ def check_shared_storage(draft: Draft) -> Iterator[Issue]:
 @blocked_by("task", "compute", "storage")
 def check_memory(draft: Draft) -> Iterator[Issue]:
     """A training that probably needs more than its GPUs have; an estimate for degrees that are wrong means nothing."""
-    card = smallest_gpu(draft.job)
+    card = smallest_accelerator(draft.job)
     if card is not None and draft.memory is not None:
         yield from draft.memory.warnings(card)
+
+
+def check_support(draft: Draft) -> Iterator[Issue]:
+    """An engine that its makers no longer develop."""
+    spec = draft.training.parallelism if draft.training is not None else None
+    if spec is not None and spec.support is not None:
+        yield warning("strategy-in-maintenance", "task.parallelism.strategy", spec.support)
 
 
 MODEL_CHECKERS: tuple[Checker[Draft], ...] = (check_model_config, check_weights_to_start_from)
@@ -315,6 +322,7 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_program,
     check_shared_storage,
     check_memory,
+    check_support,
 )
 
 

@@ -12,7 +12,7 @@ from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.launcher.planning.memory import MemoryEstimate, memory_estimate
 from sm_llm.launcher.planning.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
 from sm_llm.spec.derive import Derived, derive_task
-from sm_llm.spec.machines.gpus import smallest_gpu
+from sm_llm.spec.machines.gpus import smallest_accelerator
 from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:
@@ -82,7 +82,12 @@ class Draft:
     @cached_property
     def memory(self) -> MemoryEstimate | None:
         """The peak of one GPU, where the nodes have GPUs that are known; for degrees that fit alone."""
-        task, config, derived, card = self.training, self.config.value, self.derived.value, smallest_gpu(self.job)
+        task, config, derived, card = (
+            self.training,
+            self.config.value,
+            self.derived.value,
+            smallest_accelerator(self.job),
+        )
         if task is None or config is None or derived is None or card is None:
             return None
         return memory_estimate(config, task, derived, self.job.compute.processes, card)

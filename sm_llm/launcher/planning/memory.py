@@ -1,4 +1,4 @@
-"""How much memory of a GPU a training takes at its peak, from the specification alone: an estimate, part by part.
+"""How much memory of a GPU or NeuronCore a training takes at its peak, from the specification alone: an estimate.
 
 Parameters, gradients and AdamW's moments after ZeRO (Rajbhandari et al. 2020, section 3): each divided over the shards.
 What the backward pass needs of a layer is counted tensor by tensor in transformers' layers (``Family.layer_widths``),
@@ -39,7 +39,7 @@ _SIZES = {"fp32": 4, "bf16": 2, "fp8": 2}
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on one GPU at the peak of a step, as they are divided in that moment."""
+    """Bytes on one GPU or NeuronCore at the peak of a step, as they are divided in that moment."""
 
     states: float
     """Parameters, AdamW's two moments, and the gradients that there are."""
@@ -65,26 +65,28 @@ class MemoryEstimate:
         """Where it probably does not fit."""
         if self.total * SLACK + RESERVED_BYTES <= card.accelerator_gib * GIB:
             return
+        takes = "the runtime takes" if card.is_neuron else "CUDA and NCCL take"
         message = (
             f"this training probably runs out of memory: {self.describe(card)}; the allocator loses {SLACK - 1:.0%}, "
-            f"CUDA and NCCL take {RESERVED_BYTES / GIB:g} GiB"
+            f"{takes} {RESERVED_BYTES / GIB:g} GiB"
         )
         remedy = "Lower task.micro_batch_size, set activation_checkpointing to full, or shard over more GPUs"
+        if card.is_neuron:
+            remedy = "Set activation_checkpointing to full, or raise the tensor- or pipeline-parallel degree"
         yield warning("memory-probably-short", "task.micro_batch_size", message, remedy=remedy)
 
 
 def memory_estimate(
     config: Config, task: TrainTask, derived: Derived, node_size: int, card: Instance
-) -> MemoryEstimate | None:
-    """The peak of one GPU of ``card`` in training a canonical ``config``, ``node_size`` GPUs a node; None where the
-    strategy makes none.
+) -> MemoryEstimate:
+    """The peak of one GPU or core of ``card`` in training a canonical ``config``, ``node_size`` of them a node.
 
     The degrees were checked before.
     """
     terms = task.parallelism.memory()
-    if terms is None:
-        return None
     arranged = task.parallelism.layout(derived.world_size, node_size)
+    if terms.zero1 is not None:
+        return _of_a_stage(config, task, terms, arranged, derived)
     step = _Step.of(config, task, terms, arranged, derived)
     if not terms.fuses_loss:
         return _together(step, tokens_of(derived, arranged))
@@ -218,6 +220,38 @@ def _together(step: _Step, tokens: int) -> MemoryEstimate:
     logits = tokens * step.vocabulary * (step.compute + 2 * _FP32)
     states = step.lasting + step.gradients
     return MemoryEstimate(states, gathered + unreduced if step.gathers else 0.0, step.kept + again, logits)
+
+
+def _of_a_stage(
+    config: Config, task: TrainTask, terms: MemoryTerms, arranged: Layout, derived: Derived
+) -> MemoryEstimate:
+    """The peak of a core of an engine that shards nothing but the optimiser state, of the stage that holds most.
+
+    The last one has the output head and the layers that the division leaves over; the first keeps the activations of
+    as many micro-batches as there are stages (one forward, one backward in turn: Narayanan et al. 2021, section 2.2).
+    Of what goes into the matrices a core keeps its own part of the sequence, and gathers the rest once more.
+    """
+    kind, stages, tensor = family(config), arranged.pipeline, arranged.tensor
+    compute = _SIZES["bf16" if task.precision.compute == "auto" else task.precision.compute]
+    parts, widths = _Parameters.of(config, arranged), kind.layer_widths(config)
+    layers = -(-int(config["num_hidden_layers"]) // stages)
+    held = parts.layer * layers + (parts.root if stages == 1 else parts.head)
+    masters = _FP32 if terms.zero1 else 0
+    gradients = _SIZES[task.precision.reduce] if terms.zero1 else compute
+    around = tensor if terms.splits_sequence else 1
+    outside = (_FP32 * widths.in_fp32 + compute * (widths.around + widths.inputs)) / around
+    whole = outside + compute * widths.inside / tensor
+    kept = layers * compute * widths.hidden / around + whole if terms.recomputes == "full" else layers * whole
+    tokens = tokens_of(derived, arranged)
+    scored = {"none": 0, "one": 1, "all": layers}[terms.scores]
+    scores = int(config["num_attention_heads"]) / tensor * derived.seq_length * (2 * compute + _FP32) * scored
+    waiting = min(stages, derived.accumulation_steps)
+    return MemoryEstimate(
+        states=held * (compute + (masters + 2 * _FP32) / (arranged.data if terms.zero1 else 1)),
+        working=held * gradients,
+        activations=tokens * (waiting * kept + scores),
+        logits=tokens * kind.vocab_size(config) / tensor * (compute + 3 * _FP32),
+    )
 
 
 def _loss_bytes(config: Config, step: _Step, tokens: int, card: Instance) -> float:

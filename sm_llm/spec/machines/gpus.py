@@ -42,7 +42,8 @@ def slowest_flops(job: JobSpec) -> float | None:
     return min(known) if known and len(known) == len(peaks) else None
 
 
-def smallest_gpu(job: JobSpec) -> Instance | None:
-    """The type whose GPUs have the least memory; None where not all nodes have GPUs that the table knows."""
+def smallest_accelerator(job: JobSpec) -> Instance | None:
+    """The type whose GPUs or NeuronCores have the least memory; None where not all nodes have some that the table
+    knows."""
     rows = machines(job)
-    return min(rows, key=lambda row: row.accelerator_gib) if rows and all(row.is_gpu for row in rows) else None
+    return min(rows, key=lambda row: row.accelerator_gib) if rows and all(row.accelerator for row in rows) else None

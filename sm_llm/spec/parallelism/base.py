@@ -41,6 +41,8 @@ class TrainingFacts:
     """``precision.compute``."""
     samples: bool
     """A text is to be written at the end."""
+    master: str = "fp32"
+    """``precision.master``."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,6 @@ class Capabilities:
     """torch.compile of decoder layers."""
     computes_fp8: bool = False
     """``precision.compute: fp8``."""
-    takes_any_shape: bool = True
-    """Sequences whose length changes from one forward pass to the next, as in writing a sample; else each length is
-    compiled anew."""
     compiles_ahead: bool = False
     """The precompile task: its graphs can be compiled before the job."""
     reach_programs: bool = False
@@ -86,6 +85,11 @@ class MemoryTerms:
     """The loss is computed with the output head, in chunks of tokens."""
     delays_copies: bool = False
     """Sums over copies of the shards wait for the last micro-batch."""
+    zero1: bool | None = None
+    """Whole gradients and parameters on every process, and the optimiser state sharded over its copies, or not; None:
+    all of them are sharded."""
+    scores: Literal["none", "one", "all"] = "none"
+    """Attention scores, [heads, sequence, sequence] of a row, that are there at a time: of no layer, one or all."""
 
 
 class StrategySpec(SpecModel):
@@ -97,6 +101,8 @@ class StrategySpec(SpecModel):
     can: ClassVar[Capabilities] = Capabilities()
     image_stack: ClassVar[Literal["smp", "neuron"] | None] = None
     """The image stack that holds the engine; None if every stack does, and the instance type decides."""
+    support: ClassVar[str | None] = None
+    """What everybody who trains with the engine should know about its support; None if it is developed."""
     image_marker: ClassVar[str | None] = None
     """Part of the name of every stock image with the engine; None if names do not show it."""
 
@@ -149,9 +155,6 @@ class StrategySpec(SpecModel):
                 "fp8",
                 "Use bf16, or strategy fsdp",
             )
-        if training.samples and not self.can.takes_any_shape:
-            problem = "the engine compiles each length of a sequence anew, and a sample has another with every token"
-            yield Issue("sample-unsupported", "task.logging.sample_prompt", problem, remedy="Leave it out")
 
     def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
         """Why the engine does not run on an instance type, which the field ``where`` names."""
@@ -165,8 +168,16 @@ class StrategySpec(SpecModel):
         """Why a model with so many key/value heads cannot be trained on an instance type."""
         yield from ()
 
-    def memory(self) -> MemoryTerms | None:
-        """What the memory estimate counts; None if none is made."""
+    def environment(self, storage: str) -> dict[str, str]:
+        """Variables that the engine reads, for a job whose runs are below ``storage``."""
+        return {}
+
+    def arrangement(self, key_value_heads: int) -> str | None:
+        """The degrees in words, for a model with so many key/value heads; None where the plan shows enough."""
+        return None
+
+    def memory(self) -> MemoryTerms:
+        """What the memory estimate counts."""
         return MemoryTerms()
 
     def library_parameters(self, seed: int) -> dict[str, Any] | None:

@@ -150,6 +150,7 @@ def check_strategy(training: Training) -> Iterator[Issue]:
             compiles=task.precision.compile,
             compute=task.precision.compute,
             samples=task.logging.sample_prompt is not None,
+            master=task.precision.master,
         )
     )
 

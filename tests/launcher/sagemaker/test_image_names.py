@@ -58,7 +58,8 @@ def test_C12_an_image_of_aws_in_which_the_job_cannot_run_is_refused(
 
 
 def test_C12_a_gpu_image_on_trainium_is_refused(faults: Faults) -> None:
-    trn = ("task.model.preset=llama-3-8b", "task.parallelism.strategy=nxd", "compute.instance_type=ml.trn1.32xlarge")
+    nxd = ("task.parallelism.strategy=nxd", "task.parallelism.flash_attention=false")
+    trn = ("task.model.preset=llama-3-8b", *nxd, "compute.instance_type=ml.trn1.32xlarge")
     (fault,) = faults(TINY, *trn, "backend.max_run_seconds=86400", f"backend.image_uri={GOOD}")
     assert "no Neuron SDK" in fault.message
     assert faults(TINY, *trn, "backend.max_run_seconds=86400", f"backend.image_uri={NEURON}") == []

@@ -5,6 +5,7 @@ Signatures are those of ``tests/golden/nxd_api.json``.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from sm_llm.contract.neuron_releases import RELEASES, release_fault
 from sm_llm.errors import RunFailed
+from sm_llm.spec.machines.neuron_releases import RELEASES, release_fault
 from sm_llm.worker.objects import restrict_object_collectives
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ def platform() -> str:
     return found
 
 
+def logical_cores() -> int:
+    """Physical cores that make one NeuronCore of the runtime: on trn2 two, unless the environment names another."""
+    return int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", "2")) if platform() == "trn2" else 1
+
+
 def configure(**options: Any) -> dict[str, Any]:
     """``neuronx_distributed_config``: also makes the groups of parallel ranks."""
     config: dict[str, Any] = symbol(_PACKAGE, "neuronx_distributed_config")(**options)
@@ -124,7 +130,7 @@ def whole_vocabulary(logits: torch.Tensor) -> torch.Tensor:
 def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """The NKI kernel, causal. [batch, heads, sequence, head] of all three and of the result."""
     kernel = symbol(f"{_PACKAGE}.kernels.flash_attn", "nki_flash_attn_func")
-    found: torch.Tensor = kernel(query, key, value, transpose_nki_inputs=False)
+    found: torch.Tensor = kernel(query, key, value, lnc=logical_cores(), transpose_nki_inputs=False)
     return found
 
 

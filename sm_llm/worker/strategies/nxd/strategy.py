@@ -62,6 +62,7 @@ class NxdStrategy:
             pipeline_config=self._pipeline(),
             optimizer_config={"zero_one_enabled": self._nxd.zero1, "grad_clipping": False},
             sequence_parallel=self._nxd.sequence_parallel,
+            lnc_size=library.logical_cores(),
             activation_checkpoint_config=self._checkpointed(),
             model_init_config=self._initialisation(),
             mixed_precision_config={

@@ -103,4 +103,5 @@ def _neuron_environment(job: JobSpec) -> dict[str, str]:
         "NEURON_FUSE_SOFTMAX": "1",
         "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _PIPELINE_INFLIGHT if pipelined else _ZERO1_INFLIGHT,
         "MALLOC_ARENA_MAX": "128" if pipelined else "64",
+        **(parallelism.environment(job.storage or "") if parallelism is not None else {}),
     }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sm_llm.contract.neuron_releases import RELEASES, release_fault
 from sm_llm.launcher.images.images import rows
+from sm_llm.spec.machines.neuron_releases import RELEASES, release_fault
 
 
 def test_the_images_of_the_launcher_are_those_of_the_table() -> None:
