@@ -43,6 +43,7 @@ ON_SAGEMAKER = {
 SMP = {**ON_SAGEMAKER, "task": {**TRAIN["task"], "micro_batch_size": 16, "parallelism": {"strategy": "smp"}}}
 NXD = {**ON_SAGEMAKER, "compute": {"instance_type": "ml.trn1.32xlarge"},
        "task": {**TRAIN["task"], "parallelism": {"strategy": "nxd"}}}  # fmt: skip
+LLAMA_3 = ("task.model.preset=llama-3-8b", "task.data.seq_length=8192")
 PREPARE: dict[str, Any] = {"name": "texts", "task": {"kind": "prepare", "sources": ["texts"], "seq_length": 8}}
 FETCH: dict[str, Any] = {"name": "get", "task": {"kind": "fetch", "source": "hf://a/b"}}
 REGISTER: dict[str, Any] = {
@@ -181,7 +182,15 @@ CASES: list[Case] = [
     ),
     ("nxd-micro-batch-not-one", NXD, ("task.micro_batch_size=2",)),
     ("compile-unsupported", NXD, ("task.precision.compile=true",)),
-    ("sample-unsupported", NXD, ("task.logging.sample_prompt=hello",)),
+    ("sample-unsupported", NXD, ("task.logging.sample_prompt=hello", "task.parallelism.pipeline_parallel_degree=2")),
+    ("strategy-in-maintenance", NXD, LLAMA_3),
+    ("nxd-tensor-degree-crosses-nodes", NXD, ("task.parallelism.tensor_parallel_degree=64",)),
+    ("nxd-virtual-stages-unsupported", NXD, ("task.parallelism.virtual_pipeline_degree=2",)),
+    ("nxd-sequence-not-divisible", NXD, ("task.data.seq_length=1001",)),
+    ("nxd-sequence-not-for-flash-attention", NXD, ("task.data.seq_length=1024",)),
+    ("nxd-master-not-fp32", NXD, ("task.precision.compute=bf16", "task.precision.master=bf16")),
+    ("nxd-bf16-without-zero1", NXD, ("task.precision.compute=bf16", "task.parallelism.zero1=false")),
+    ("nxd-layer-unsupported", NXD, (*LLAMA_3, "task.model.config.attention_bias=true")),
     ("degrees-do-not-divide-world-size", NXD, ("task.parallelism.tensor_parallel_degree=3",)),
     ("precompile-needs-nxd", PRECOMPILE, ()),
     # other tasks

@@ -27,7 +27,14 @@ PRESETS = {
 
 
 def facts(**changes: Any) -> TrainingFacts:
-    given = {"micro_batch_size": 1, "seq_length": 4096, "compiles": False, "compute": "fp32", "samples": False, **changes}
+    given = {
+        "micro_batch_size": 1,
+        "seq_length": 4096,
+        "compiles": False,
+        "compute": "fp32",
+        "samples": False,
+        **changes,
+    }
     return TrainingFacts(**given)
 
 

@@ -81,13 +81,9 @@ class Draft:
 
     @cached_property
     def memory(self) -> MemoryEstimate | None:
-        """The peak of one GPU, where the nodes have GPUs that are known; for degrees that fit alone."""
-        task, config, derived, card = (
-            self.training,
-            self.config.value,
-            self.derived.value,
-            smallest_accelerator(self.job),
-        )
+        """The peak of one GPU or NeuronCore, where those of the nodes are known; for degrees that fit alone."""
+        task, config, derived = self.training, self.config.value, self.derived.value
+        card = smallest_accelerator(self.job)
         if task is None or config is None or derived is None or card is None:
             return None
         return memory_estimate(config, task, derived, self.job.compute.processes, card)

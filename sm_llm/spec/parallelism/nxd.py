@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sm_llm.errors import Issue
 from sm_llm.spec.machines.neuron_releases import MAINTENANCE
-from sm_llm.spec.parallelism.base import WHERE, Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
+from sm_llm.spec.parallelism.base import Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
 from sm_llm.spec.parallelism.layout import divisors, listed
 
 if TYPE_CHECKING:
@@ -69,10 +69,12 @@ class NxdSpec(StrategySpec):
             left = f"{node_size} / {degree} leaves {node_size % degree}"
             problem = f"tensor parallelism stays within a node, whose {node_size} processes it does not divide: {left}"
             remedy = f"Use one of {listed(divisors(node_size))}"
-            yield Issue("nxd-tensor-degree-crosses-nodes", f"{WHERE}.tensor_parallel_degree", problem, degree, remedy)
+            yield Issue(
+                "nxd-tensor-degree-crosses-nodes", "task.parallelism.tensor_parallel_degree", problem, degree, remedy
+            )
         if self.virtual_pipeline_degree > 1:
             problem = "the interleaved schedule of stages in parts is not supported in training"
-            path = f"{WHERE}.virtual_pipeline_degree"
+            path = "task.parallelism.virtual_pipeline_degree"
             yield Issue("nxd-virtual-stages-unsupported", path, problem, self.virtual_pipeline_degree, "Use 1")
 
     def training_issues(self, training: TrainingFacts) -> Iterator[Issue]:
@@ -96,11 +98,11 @@ class NxdSpec(StrategySpec):
         degree, path = self.tensor_parallel_degree, "task.data.seq_length"
         if self.sequence_parallel and length % degree:
             problem = f"sequence parallelism over {degree} cores: {length} / {degree} leaves {length % degree}"
-            remedy = f"Use {length // degree * degree or degree}, or {WHERE}.sequence_parallel=false"
+            remedy = f"Use {length // degree * degree or degree}, or task.parallelism.sequence_parallel=false"
             yield Issue("nxd-sequence-not-divisible", path, problem, length, remedy)
         if self.flash_attention and length % FLASH_UNIT:
             problem = f"the flash-attention kernel takes multiples of {FLASH_UNIT} tokens"
-            remedy = f"Use {length // FLASH_UNIT * FLASH_UNIT or FLASH_UNIT}, or {WHERE}.flash_attention=false"
+            remedy = f"Use {length // FLASH_UNIT * FLASH_UNIT or FLASH_UNIT}, or task.parallelism.flash_attention=false"
             yield Issue("nxd-sequence-not-for-flash-attention", path, problem, length, remedy)
 
     def _precision_issues(self, training: TrainingFacts) -> Iterator[Issue]:
@@ -111,7 +113,7 @@ class NxdSpec(StrategySpec):
         if not self.zero1 and training.compute != "fp32":
             problem = "without it, bf16 parameters have no fp32 copy that small updates are added to"
             remedy = "Use true, or precision.compute=fp32"
-            yield Issue("nxd-bf16-without-zero1", f"{WHERE}.zero1", problem, False, remedy)
+            yield Issue("nxd-bf16-without-zero1", "task.parallelism.zero1", problem, False, remedy)
 
     def instance_issues(self, machine: Instance, where: str) -> Iterator[Issue]:
         if not machine.is_neuron:
