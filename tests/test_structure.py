@@ -48,6 +48,8 @@ CHOSEN = {
     "FolderHome",
 }
 """Types that stand for a strategy, a backend or a store; what depends on them belongs into their own packages."""
+STORES = {"FolderStore", "S3Objects", "S3Store", "FolderHome", "S3Home"}
+"""Types that nobody but ``storage`` and ``runs`` has to know."""
 DRY_RUN = """
 import sys, sm_llm
 fields = ("backend.role=arn:aws:iam::123456789012:role/x", "storage=s3://bucket-x/x")
@@ -146,6 +148,16 @@ def test_a_count_does_not_rise(name: str) -> None:
     limit, target = LIMITS[name]
     assert counts()[name] <= limit, f"{name}: {counts()[name]}, at most {limit}; the target is {target}"
     assert target <= limit
+
+
+def test_only_their_own_packages_name_a_type_of_store_or_home() -> None:
+    named = {
+        name: found
+        for name, tree in trees().items()
+        if not name.startswith(("sm_llm.storage.", "sm_llm.runs."))
+        and (found := STORES & {getattr(it, "id", getattr(it, "name", "")) for it in ast.walk(tree)})
+    }
+    assert not named, "ask the interface (Store, RunHome), and open it by its address"
 
 
 def test_the_share_of_comments_does_not_fall() -> None:

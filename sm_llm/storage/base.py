@@ -77,6 +77,9 @@ class Store(Protocol):
     def list(self, prefix: str) -> list[StoredObject]:
         """Every object whose key starts with ``prefix``, by key; a prefix that is a folder ends with "/"."""
 
+    def holds(self, prefix: str = "") -> bool:
+        """Whether any key starts with ``prefix``; a folder's own entry is no key."""
+
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys; one that is gone already is fine."""
 

@@ -119,11 +119,17 @@ class FolderStore:
 
     def list(self, prefix: str) -> list[StoredObject]:
         """Every file whose key starts with ``prefix`` (which need not end at a folder), by key."""
-        folder = self.root / prefix.rpartition("/")[0]
         with self._told("list", prefix):
-            self._require_root()
-            found = [self._describe_at(path) for path in _files_below(folder)]
-        return sorted((it for it in found if it and it.key.startswith(prefix)), key=lambda it: it.key)
+            return sorted(self._below(prefix), key=lambda it: it.key)
+
+    def holds(self, prefix: str = "") -> bool:
+        with self._told("list", prefix):
+            return next(self._below(prefix), None) is not None
+
+    def _below(self, prefix: str) -> Iterator[StoredObject]:
+        self._require_root()
+        found = (self._describe_at(path) for path in _files_below(self.root / prefix.rpartition("/")[0]))
+        return (it for it in found if it is not None and it.key.startswith(prefix))
 
     def _describe_at(self, path: Path) -> StoredObject | None:
         key = path.relative_to(self.root).as_posix()

@@ -129,11 +129,15 @@ def join(uri: str | Path, *parts: str) -> str:
     return f"{location.uri}/{below}" if below.parts else location.uri
 
 
-def open_store(uri: str | Path, options: S3Options | Mapping[str, Any] | None = None) -> Store:
+def open_store(
+    uri: str | Path,
+    options: S3Options | Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Store:
     """The store at ``uri``; touches nothing. Raises ``StorageError`` for what ``parse`` refuses.
 
     ``options`` hold how S3 is reached: an ``S3Options``, or the ``storage_options`` of a specification as a mapping.
-    A folder needs none.
+    A folder needs none. ``config`` overrides settings of ``botocore.config.Config`` (timeouts, retries).
     """
     location = parse(uri)
     if location.path is not None:
@@ -144,4 +148,4 @@ def open_store(uri: str | Path, options: S3Options | Mapping[str, Any] | None = 
     from sm_llm.storage.s3.store import S3Store
 
     assert location.bucket is not None
-    return S3Store(location.bucket, location.prefix, S3Options.of(options))
+    return S3Store(location.bucket, location.prefix, S3Options.of(options), config)

@@ -39,6 +39,17 @@ def test_the_first_writer_wins_and_its_body_stays(store: FolderStore) -> None:
     assert [it.key for it in store.list("")] == ["a/b/key.json"]
 
 
+def test_a_store_holds_what_is_below_a_prefix_and_no_empty_folder(store: FolderStore) -> None:
+    (store.root / "empty" / "below").mkdir(parents=True)
+    assert not store.holds()
+    assert store.put_if_absent("a/b/key.json", b"first")
+    assert [store.holds(it) for it in ("", "a/", "a/b/k", "b", "empty/", "a/b/x", "no/such/")] == [True] * 3 + [
+        False
+    ] * 4
+    with pytest.raises(StorageError, match="does not exist"):
+        FolderStore(store.root / "gone").holds()
+
+
 def test_of_racing_writers_exactly_one_wins(store: FolderStore) -> None:
     for race in range(20):
         barrier = threading.Barrier(6)

@@ -15,13 +15,11 @@ from sm_llm.spec.inputs import input_place
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import RowsData
-from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.publication.result import NotPublished, result_address
 from sm_llm.storage.s3.s3_client import code_of, connect
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
-from sm_llm.storage.uri import is_s3, parse, run_and_step
+from sm_llm.storage.uri import is_s3, open_store, parse, run_and_step
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec
-    from sm_llm.storage.uri import Location
 
 START = "task.start."
 _CHECKPOINT = f"{START}checkpoint"
@@ -152,7 +149,7 @@ def _issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> 
     if path == _CHECKPOINT:
         return _checkpoint_issue(place, options)
     if path == "storage":
-        _store(parse(place), options).holds()  # nothing needs to lie there yet
+        open_store(place, options, CONFIG).holds()  # nothing needs to lie there yet
         return None
     try:
         if _exists(place, options):
@@ -177,11 +174,11 @@ def _issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> 
 def _content_issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> Issue | None:
     """A place that is there and holds something else than what is read from it."""
     if is_rows:
-        store = _store(parse(result_address(place, options)), options)
+        store = open_store(result_address(place, options), options, CONFIG)
         if missing_files := [name for name in (STATE, DATASET_INFO) if store.head(name) is None]:
             problem = f"holds no rows: there is no {' and no '.join(missing_files)}"
             return Issue("rows-not-found-in-s3", path, problem, place, "Give the folder that the prepare task wrote")
-    if path == _WHEELS and not any(it.key.endswith(".whl") for it in _store(parse(place), options).list("")):
+    if path == _WHEELS and not any(it.key.endswith(".whl") for it in open_store(place, options, CONFIG).list("")):
         remedy = "Fill it with: sm-llm image wheelhouse LINE PREFIX"
         return Issue("wheelhouse-without-wheels", path, "holds no wheel", place, remedy)
     return None
@@ -189,10 +186,10 @@ def _content_issue(path: str, place: str, options: dict[str, Any], *, is_rows: b
 
 def _exists(uri: str, options: dict[str, Any]) -> bool:
     location = parse(result_address(uri, options))
-    if _store(location, options).holds():
+    if open_store(location.uri, options, CONFIG).holds():
         return True
     folder, _, name = location.prefix.rpartition("/")
-    return bool(name) and _store(replace(location, prefix=folder), options).head(name) is not None
+    return bool(name) and open_store(replace(location, prefix=folder).uri, options, CONFIG).head(name) is not None
 
 
 def _checkpoint_issue(place: str, options: dict[str, Any]) -> Issue | None:
@@ -200,7 +197,7 @@ def _checkpoint_issue(place: str, options: dict[str, Any]) -> Issue | None:
     location = parse(run)
     if location.path is not None and not location.path.is_dir():
         return Issue("start-checkpoint-not-found", _CHECKPOINT, "is not there", place, "Check the path")
-    store = _store(location, options) if location.path is None else FolderStore(location.path)
+    store = open_store(location.uri, options, CONFIG)
     steps = [slot.step for slot, _ in commit_keys(store)]
     if not steps:
         if store.head(RUN_RECORD) is not None:
@@ -220,8 +217,3 @@ def _checkpoint_issue(place: str, options: dict[str, Any]) -> Issue | None:
         place,
         f"It has those of steps {shown}",
     )
-
-
-def _store(location: Location, options: dict[str, Any]) -> S3Store:
-    assert location.bucket is not None
-    return S3Store(location.bucket, location.prefix, S3Options(**options), CONFIG)
