@@ -59,6 +59,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
         created=time.time(), folder=folder, made_from=made_from,
     )  # fmt: skip
     home = home_of(join(storage, run_id), loaded.spec.storage_options.model_dump())
+    # What can be refused was refused before this: a record without an attempt is a run that waits for its job.
     home.create(record)
     remember_launch(home, record)
     _submit(plans, home, record)
@@ -78,6 +79,7 @@ def proceed(
     assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
     number = record.next_attempt
 
+    # Only once the attempt is claimed: of two launches at once, one may retire checkpoints and change the record.
     def make() -> None:
         if isinstance(resume, int):
             _retire(run, resume, number)
@@ -119,6 +121,7 @@ def _undo(run: RunHandle, record: RunRecord, attempt: int) -> None:
     """Undo what an attempt has changed that was claimed and then could not be started."""
     from sm_llm.storage.publication.retire import bring_back
 
+    # Checkpoints first: whoever reads the restored record finds the ones that it continues from.
     bring_back(run.home.store, label=f"attempt-{attempt}")
     run.home.update(lambda held: held.unchanged_since(record))
 
@@ -161,7 +164,7 @@ def resume(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, A
         if step is not None:
             raise LaunchRefused(f"{run.id} is a workflow; name the training run below it: {run.job.uri}")
         _assert_begun(run)
-        wanted = None
+        wanted = None  # a step that has not begun has no checkpoint, so it may start as it was planned
     else:
         _assert_checkpoint(run, step)
     loaded = recorded_spec(run.record, _own(run, overrides), fields)
@@ -251,6 +254,7 @@ def stop(run: RunHandle, *, now: bool = False, wait: bool = False) -> RunState:
     attempts = run.attempts
     if not attempts or (state := run.state).is_final:
         raise SubmitError(f"{run.id} is not running: it is {run.state.value}")
+    # Asked first: an event of a stop that was refused would be read by everyone who follows the run.
     run.backend.stop(run.home, attempts[-1], now=now)
     _note_stop(run.job, now=now)
     while wait and not (state := run.state).is_final:
@@ -286,6 +290,7 @@ def finish(run: RunHandle) -> RunHandle:
         raise LaunchRefused(
             f"{run.id} has not done its work: {of} saved. Continue it with: sm-llm resume {quoted(run.uri)}"
         )
+    # The next attempt finds its work done, publishes from the newest checkpoint, and trains nothing.
     return resume(run, (), {}, None)
 
 

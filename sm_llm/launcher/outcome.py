@@ -48,11 +48,13 @@ class Evidence:
 
 def judge(home: RunHome, run_id: str, number: int, found: Evidence) -> Ending:
     """How attempt ``number`` ended. Raises ``StorageError`` if the run's storage does not answer."""
+    # The result is what a run is for: no exit code, signal or job state from after its publication undoes it.
     if has_final(home, run_id):
         return completed(home.paths, number, found.since)
     if found.state is RunState.COMPLETED:
         return Ending(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
     if found.state is RunState.FAILED:
+        # A rank that only lost its peer does not know why: the platform's words may name a killed process.
         if found.failure is not None and not found.failure.cause.is_consequence:
             return Ending(RunState.FAILED, found.failure.headline, found.failure.rank)
         if found.stop is None:

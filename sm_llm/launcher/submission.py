@@ -70,11 +70,12 @@ def claimed(
     Raises ``SubmitError`` where another launch was first; then nothing was changed.
     """
     change = change or Change()
+    # The claim comes before the change: of two launches at once only the one that has the attempt changes the run.
     home.claim(attempt)
     try:
         change.make()
         yield
-    except MayRun:
+    except MayRun:  # a job that nobody can find in the record could never be stopped, so its attempt stays there
         raise
     except BaseException:  # Ctrl-C, too
         if not exists() and not _has_begun(home, attempt):

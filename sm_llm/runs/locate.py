@@ -63,6 +63,7 @@ def with_recorded_options(home: RunHome, record: RunRecord) -> RunHome:
     if home.options is None:
         return home
     found = dict(record.spec.get("storage_options") or {})
+    # A value of another type than its option's is nobody's setting: a record is data.
     recorded = {name: it for name, it in found.items() if isinstance(it, bool) == (name == "shared_with_group")}
     endpoint = recorded.pop("endpoint_url", None)
     if endpoint and not _is_same_host(endpoint, home.endpoint):
@@ -102,6 +103,7 @@ def assert_own_folder(home: RunHome) -> None:
     try:
         own, mode = own_user(home.root), home.root.stat().st_mode
         strange = next((it for it in (home.root, *home.root.iterdir()) if it.lstat().st_uid != own), None)
+        # Before anything runs from it: who may write a folder can swap the files in it.
         if strange is None and mode & 0o022:
             home.root.chmod(mode & 0o755)
     except OSError as error:
@@ -183,6 +185,7 @@ def read_records(homes: list[RunHome]) -> list[tuple[RunHome, RunRecord | Storag
         try:
             return home.record()
         except StorageError as error:
+            # Whether it is there is asked only now: most of what lies below a root of runs is a run.
             with contextlib.suppress(StorageError):
                 return error if home.exists() else None
             raise

@@ -54,6 +54,7 @@ def with_end(
 
     As it is where that attempt has its end already, was rolled back, or is another job's by now.
     """
+    # Whoever settles may have looked long ago: meanwhile another process has settled, or another launch has begun.
     if not attempt.is_open_in(record):
         return record
     held = next(it for it in record.attempts if it.number == attempt.number)
@@ -61,6 +62,7 @@ def with_end(
         "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank, **(bill or {})
     }  # fmt: skip
     trackers, refused = dict(record.trackers), False
+    # Only a worker knows these, and it may not write the record while its launcher does.
     for event in _kept_events(paths, attempt.number):
         if event["kind"] == "continuation_refused":
             refused = True

@@ -113,6 +113,7 @@ class RunReader(ABC):
         """The address of the storage root that holds the run (for a workflow's step: its workflow)."""
         above, _, own = self.uri.rpartition("/")
         workflow, _, folder = above.rpartition("/")
+        # A folder may be called like that of steps by chance: its workflow's record decides.
         is_step = folder == STEPS and self.id.endswith(f"-{own}") and find_home(workflow).exists()
         return workflow.rpartition("/")[0] if is_step else above
 

@@ -166,6 +166,7 @@ class FolderHome:
         shared = (record.spec.get("storage_options") or {}).get("shared_with_group")
         make_folders(self.root.parent)
         self.root.mkdir(GROUP_READABLE if shared else PRIVATE, exist_ok=True)
+        # Exclusive also between machines that share the folder, as the store's files are.
         if not self.store.put_if_absent(RUN_RECORD, record.to_text().encode()):
             raise exists_already(self.uri)
 

@@ -253,6 +253,7 @@ class RunRecord(_Block):
 
     def _of(self, attempts: Sequence[Attempt]) -> RunRecord:
         last = attempts[-1].state if attempts else None
+        # What was interrupted is no outcome: the same command continues it.
         ended = last is not None and last.is_final and last is not RunState.INTERRUPTED
         return self.model_copy(update={"attempts": tuple(attempts), "outcome": last if ended else None})
 
@@ -293,6 +294,7 @@ class RunRecord(_Block):
         if type(version) is not int or version != VERSION:
             raise StorageError(f"{name}: record version {version!r} is not known to this release (which has {VERSION})")
         try:
+            # Strict: a record is another machine's data, in which a text does not pass for a number.
             return cls.model_validate_json(body, strict=True)
         except ValidationError as error:
             first = error.errors()[0]

@@ -76,6 +76,7 @@ class S3Home:
 
     @property
     def endpoint(self) -> str:
+        # The client's: what AWS's own settings name counts, too.
         return str(self.store.client.meta.endpoint_url)
 
     def below(self, *parts: str) -> S3Home:
@@ -105,6 +106,7 @@ class S3Home:
     def claim(self, attempt: Attempt) -> None:
         """The attempt is in the record from here on: whoever changes the record first has it."""
 
+        # Compared inside the conditional write: two launches that have read one record cannot both add to it.
         def begun(record: RunRecord) -> RunRecord:
             if record.next_attempt != attempt.number:
                 raise SubmitError(_lost(self.uri, record, attempt.number))

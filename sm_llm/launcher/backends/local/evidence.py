@@ -34,6 +34,7 @@ def evidence(paths: RunPaths, job: JobFile, ended: Ended, *, interrupted: bool) 
     """
     nodes = len(ended.codes)
     reported = first_failure([*failures_in_events(paths, job.attempt), *_failure_files(paths, job, nodes)])
+    # Before a stop: who fails while it saves on request has failed.
     if reported is not None and not reported.cause.is_consequence:
         return Evidence(RunState.FAILED, failure=reported)
     stops = [StopRecord.read(_container(paths, job, node).stopped) for node in range(nodes)]

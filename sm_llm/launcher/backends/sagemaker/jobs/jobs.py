@@ -59,6 +59,7 @@ def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]
         with leaving_alone(home):
             job = describe(connect(region), name)
     except NoSuchJob:
+        # The attempt is claimed before its job is created, and another process may read of it in between.
         if abs(time.time() - last.started) < STARTING_SECONDS:
             return NativeState(RunState.PENDING, "its training job is being created")
         return _gone(home, record.run_id, last)
@@ -82,6 +83,7 @@ def _gone(home: RunHome, run_id: str, attempt: Attempt) -> NativeState:
 
 
 def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
+    # First the events, which hold the cause; a store that does not answer leaves the attempt unsettled.
     home.refresh(f"events/attempt-{attempt.number}-")
     found = _evidence(home.paths, attempt.number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}

@@ -33,6 +33,7 @@ def create_job(submission: Submission, home: RunHome, account: Account) -> str:
     Raises ``SubmitError``; then no job was created, or (``MayRun``) the error states that a job may exist.
     """
     request = submission.request
+    # Everything the job reads lies there before it exists: it may start at once.
     sent = upload(submission, home)
     keep_request(home, submission.job.attempt, request)
     _create(request, home.uri, account)
