@@ -106,11 +106,15 @@ def _add_derived(found: Identity, derived: Derived) -> None:
 
 
 def recorded_identity(meta: Mapping[str, Any]) -> Identity:
-    """The identity in a commit's ``meta``; of a checkpoint that has none, what its fingerprint (``job``) holds."""
+    """The identity in a commit's ``meta``; of a checkpoint that has none, what its fingerprint (``job``) holds.
+
+    What has another form is not known here: the worker, which restores the checkpoint, refuses it.
+    """
     if isinstance(recorded := meta.get(IDENTITY), dict):
-        return recorded
+        return {kind: values for kind, values in recorded.items() if isinstance(values, dict)}
     found: Identity = {}
-    for name, value in (meta.get("job") or {}).items():
+    job = meta.get("job")
+    for name, value in job.items() if isinstance(job, dict) else ():
         kind, own = _OLD_NAMES.get(name, (FieldClass.PLACEMENT, name))
         found.setdefault(kind, {})[own] = value
     return found

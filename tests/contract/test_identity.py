@@ -160,3 +160,10 @@ def test_B4_a_rerun_from_a_checkpoint_names_the_start_and_the_way_out() -> None:
     assert "that this run starts from (step 40 of /runs/job-1)" in told
     assert "task.start=scratch" in told
     assert "sm-llm" not in told
+
+
+@pytest.mark.parametrize("block", [5, "x", [], [1], True, {"a": 5}, {"data": 5}, {"data": [1]}, {"data": None}])
+def test_s12_a_commit_of_another_form_is_compared_without_it(block: Any) -> None:
+    now = of()
+    assert differences(recorded_identity({"identity": block}), now) == []
+    assert differences(recorded_identity({"identity": None, "job": block}), now) == []

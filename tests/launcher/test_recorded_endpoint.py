@@ -94,8 +94,8 @@ def test_a_record_of_another_user_in_a_shared_folder_is_not_the_users_own(
     [
         "169.254.169.254", "169.254.170.2", "[fd00:ec2::254]", "100.100.100.200", "metadata.google.internal",
         "[fe80::1]", "2852039166", "0xA9FEA9FE", "0251.0376.0251.0376", "169.254.43518", "[::ffff:169.254.169.254]",
-        "[fd00:ec2::23]",
-        "[64:ff9b::a9fe:a9fe]", "[2002:a9fe:a9fe::]", "168.63.129.16", "metadata.goog", "METADATA.goog.",
+        "[fd00:ec2::23]", "[64:ff9b::a9fe:a9fe]", "[64:ff9b:1::a9fe:a9fe]", "[::169.254.169.254]", "[2002:a9fe:a9fe::]",
+        "168.63.129.16", "metadata.goog", "METADATA.goog.",
     ],
 )  # fmt: skip
 def test_s10_metadata_services_are_no_stores(host: str, aws_environment: None) -> None:

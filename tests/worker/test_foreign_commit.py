@@ -43,7 +43,13 @@ def test_what_each_process_reads_is_fetched() -> None:
     assert {"a", "b", ".metadata"} <= wanted.paths
 
 
-@pytest.mark.parametrize("meta", [{"job": 1}, {"layout": [1]}, {"layout": {"parallelism": "x"}}, {"plateau": "x"}])
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"job": 1}, {"layout": [1]}, {"layout": {"parallelism": "x"}}, {"plateau": "x"}, {"identity": 1},
+        {"identity": {"data": [1]}},
+    ],
+)  # fmt: skip
 def test_meta_of_another_form_is_refused(meta: Any) -> None:
     with pytest.raises(CheckpointError, match="must be a mapping"):
         check_meta(commit(**meta))
@@ -61,7 +67,7 @@ BODIES = [
 def test_what_a_process_saved_for_itself_is_checked(tmp_path: Path, body: str) -> None:
     (tmp_path / rank_file(0)).write_text(body)
     start = module.Start("checkpoint", 4, "s3://bkt/run", "d", commit(job={}), tmp_path)
-    own = SimpleNamespace(degrees=lambda: {"world_size": 2})
+    own = SimpleNamespace(layout=SimpleNamespace(degrees=lambda: {"world_size": 2}))
     with pytest.raises(CheckpointError, match="s3://bkt/run: "):
         module._load_private(context(), start, own)  # type: ignore[arg-type]
 
@@ -69,6 +75,6 @@ def test_what_a_process_saved_for_itself_is_checked(tmp_path: Path, body: str) -
 def test_a_file_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "x").write_text(json.dumps({}))
     start = module.Start("checkpoint", 4, "s3://bkt/run", "d", commit(job={"world_size": 4}), tmp_path)
-    own = SimpleNamespace(degrees=lambda: {"world_size": 2})
+    own = SimpleNamespace(layout=SimpleNamespace(degrees=lambda: {"world_size": 2}))
     with pytest.raises(CheckpointError, match=r"rank-00000\.json cannot be read"):
         module._load_private(context(), start, own)  # type: ignore[arg-type]

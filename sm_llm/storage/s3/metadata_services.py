@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from sm_llm.errors import StorageError
 
@@ -21,7 +21,8 @@ _ADDRESSES = frozenset(
 _NAMES = frozenset(
     {"metadata", "metadata.google.internal", "metadata.goog", "instance-data", "instance-data.ec2.internal"}
 )
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_CARRIERS = tuple(map(ipaddress.ip_network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")))
+"""IPv6 addresses whose last 32 bits are one of IPv4 (RFC 4291, 7915, 6052 and 8215)."""
 _OF_AWS = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
@@ -31,7 +32,7 @@ def refuse_metadata(endpoint: str) -> None:
     Addresses count however they are spelt, also where IPv6 carries an IPv4 address. A host that resolves to nothing is
     left to the connection, whose error names the reason.
     """
-    host = (urlsplit(endpoint).hostname or "").rstrip(".").lower()
+    host = unquote(urlsplit(endpoint).hostname or "").rstrip(".").lower()
     if host.endswith(_OF_AWS):
         return
     if host in _NAMES or any(_is_metadata(it) for address in _resolved(host) for it in _unfolded(address)):
@@ -51,7 +52,7 @@ def _unfolded(address: Address) -> Iterator[Address]:
     yield address
     if isinstance(address, ipaddress.IPv6Address):
         yield from (it for it in (address.ipv4_mapped, address.sixtofour) if it is not None)
-        if address in _NAT64:
+        if any(address in it for it in _CARRIERS):
             yield ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
 
 

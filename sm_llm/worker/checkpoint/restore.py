@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.identity import IDENTITY
 from sm_llm.errors import CheckpointError
 from sm_llm.runs.events.events import Progress
 from sm_llm.storage.publication.restore import fetch
@@ -71,7 +72,14 @@ def check_meta(commit: CommitManifest) -> None:
     meta = commit.meta
     layout_ = meta.get("layout")
     inside = layout_.get("parallelism") if isinstance(layout_, dict) else None
-    blocks = {"layout": layout_, "layout.parallelism": inside, **{it: meta.get(it) for it in ("job", "plateau")}}
+    identity = meta.get(IDENTITY)
+    kinds = identity.items() if isinstance(identity, dict) else ()
+    blocks = {
+        "layout": layout_,
+        "layout.parallelism": inside,
+        **{it: meta.get(it) for it in ("job", "plateau", IDENTITY)},
+        **{f"{IDENTITY}.{kind}": values for kind, values in kinds},
+    }
     if wrong := [name for name, value in blocks.items() if value is not None and not isinstance(value, dict)]:
         raise CheckpointError(f"step {commit.step}: meta.{wrong[0]} of its commit must be a mapping")
 
