@@ -72,6 +72,13 @@ CASES: list[Case] = [
     ("input-unknown", TRAIN, ("task.data.format=rows", "task.data.train=inputs.none")),
     ("input-unread", TRAIN, ("inputs.texts=s3://bucket/x",)),
     ("input-refers-to-input", SCRIPT, ("inputs.a=s3://bucket/x", "inputs.b=inputs.a")),
+    ("input-setting-of-sagemaker", SCRIPT, ({"inputs": {"a": {"uri": "s3://bucket/x", "data_type": "ManifestFile"}}},)),
+    (
+        "input-sharded-for-rows",
+        {**ON_SAGEMAKER, "task": ON_ROWS["task"]},
+        ("task.data.train=inputs.a", {"inputs": {"a": {"uri": "s3://bucket/x", "distribution": "ShardedByS3Key"}}}),
+    ),
+    ("specification-of-unknown-type", 5, ()),
     ("pipe-mode-unsupported", SCRIPT, ({"inputs": {"a": {"uri": "s3://bucket/x", "mode": "Pipe"}}},)),
     ("input-variables-collide", SCRIPT, ({"inputs": {"a-b": "s3://bucket/x", "a_b": "s3://bucket/y"}},)),
     ("step-reference-in-a-job", TRAIN, ("task.data.format=rows", "task.data.train=steps.texts.output")),

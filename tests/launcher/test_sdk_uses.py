@@ -329,3 +329,50 @@ def test_S12_18_names_that_pipelines_replace_are_warned_of(
     assert "names the jobs" not in capsys.readouterr().err
     est.fit(wait=False, job_name="abc")
     assert "names the jobs of its steps itself" in capsys.readouterr().err
+
+
+def configured(**job_defaults: Any) -> Any:
+    import sagemaker
+
+    config = {"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": job_defaults}}
+    return sagemaker.Session(default_bucket=BUCKET, sagemaker_config=config)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "words"),
+    [
+        ({"Environment": {"RANK": "5"}}, "environment.RANK"),
+        ({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"),
+        ({"VpcConfig": {"Subnets": ["sg-9"], "SecurityGroupIds": ["sg-9"]}}, "backend.vpc.subnets"),
+        (
+            {"OutputDataConfig": {"KmsKeyId": "arn:aws:kms:eu-west-1:111122223333:key/x"}},
+            "backend.output_kms_key_id",
+        ),
+    ],
+)
+def test_S12_40_defaults_of_a_session_are_checked_as_those_of_files(
+    defaults: dict[str, Any], words: str, calls: list[Any]
+) -> None:
+    error = refused(lambda: estimator(job(), sagemaker_session=configured(**defaults)), words)
+    assert "sagemaker_session.sagemaker_config" in str(error)
+
+
+def test_S12_40_defaults_of_a_session_are_part_of_the_plan(
+    calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("{SchemaVersion: '1.0', SageMaker: {TrainingJob: {Environment: {OF_FILE: '1'}}}}\n")
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(file))
+    network = {"Subnets": ["subnet-9"], "SecurityGroupIds": ["sg-9"]}
+    session = configured(Environment={"OF_SESSION": "1"}, VpcConfig=network, EnableInterContainerTrafficEncryption=True)
+    est = estimator(job(), sagemaker_session=session)
+    assert est.plan.facts["subnets from"] == "sagemaker_session.sagemaker_config"
+    est.set_hyperparameters(**{"task.max_steps": 5})
+    est.fit(wait=False)
+    est.fit(wait=False)
+    for _, sent in calls:
+        assert sent["VpcConfig"] == network
+        assert sent["Environment"] == est.submission.request["Environment"] | {"OF_SESSION": "1"}
+        assert "OF_FILE" not in sent["Environment"]
+        assert sent["EnableInterContainerTrafficEncryption"] is True
+    assert estimator(job()).submission.request["Environment"]["OF_FILE"] == "1"

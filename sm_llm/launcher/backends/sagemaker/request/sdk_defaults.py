@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,12 @@ from sm_llm.errors import Issue, PlanError
 from sm_llm.spec.loading.yaml_text import from_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _ADMIN, _USER = "SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "SAGEMAKER_USER_CONFIG_OVERRIDE"
 _FILE = "config.yaml"
+_SESSION_CONFIG = "sagemaker_session.sagemaker_config"
+_SESSION: ContextVar[Mapping[str, Any] | None] = ContextVar("session_defaults", default=None)
 
 
 @dataclass(frozen=True)
@@ -34,20 +38,50 @@ class SdkDefaults:
         return self.values.get(path)
 
 
+@contextmanager
+def session_defaults(config: Mapping[str, Any] | None) -> Iterator[None]:
+    """Inside, the configuration of an SDK session stands in for the files; None leaves those.
+
+    The SDK fills in what a call leaves out from the session's configuration alone, which may come from anywhere.
+    """
+    token = _SESSION.set(config)
+    try:
+        yield
+    finally:
+        _SESSION.reset(token)
+
+
 def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
-    """Merge the administrator's file and the user's, which wins.
+    """Merge the administrator's file and the user's, which wins; or read what ``session_defaults`` was given.
 
     Raises ``PlanError`` for a file that was named but cannot be read, and for values of another shape than the SDK
     wants; the usual places may be empty.
     """
+    config = _SESSION.get()
+    if config is None:
+        return _of_files(environ)
+    own = _merged([(_SESSION_CONFIG, config.get("SageMaker") or {})], _SESSION_CONFIG)
+    try:
+        files = _of_files(environ)
+    except PlanError:  # the session has not read them
+        return own
+    return files if files.values == own.values else own
+
+
+def _of_files(environ: Mapping[str, str]) -> SdkDefaults:
+    texts = ((place, _read(place, is_named)) for place, is_named in _places(environ))
+    trees = ((place, from_yaml(text, place).get(("SageMaker",))) for place, text in texts if text is not None)
+    return _merged(
+        ((place, block if isinstance(block, dict) else {}) for place, block in trees), "SageMaker SDK defaults"
+    )
+
+
+def _merged(blocks: Iterable[tuple[str, Mapping[str, Any]]], what: str) -> SdkDefaults:
+    """Values of the blocks ``SageMaker`` of configurations, by where each was found; later ones win."""
     found = SdkDefaults()
     issues: list[Issue] = []
-    for place, is_named in _places(environ):
-        text = _read(place, is_named)
-        if text is None:
-            continue
-        tree = from_yaml(text, place)
-        job = tree.get(("SageMaker", "TrainingJob"))
+    for place, block in blocks:
+        job = block.get("TrainingJob")
         for path, value in _leaves(job if isinstance(job, dict) else {}):
             if value is None:
                 continue  # a key whose value is commented out
@@ -55,7 +89,7 @@ def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
                 issues.append(issue)
                 continue
             found.values[path] = value
-            found.origins[path] = f"SageMaker SDK defaults {place}"
+            found.origins[path] = what if what == place else f"{what} {place}"
     if issues:
         raise PlanError(issues)
     return found

@@ -31,6 +31,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import (
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import option_issues, passed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
+    defaults_of,
     is_pipeline,
     region_issues,
     session_issues,
@@ -104,8 +105,9 @@ def estimator(
     _refuse(session_issues(sagemaker_session))
     own, rest = as_fields(pytorch(), kwargs)
     _refuse(twice_issues(own, rest.get("hyperparameters"), overrides, fields or {}))
-    loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
-    plan = planned(loaded)
+    with defaults_of(sagemaker_session):
+        loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
+        plan = planned(loaded)
     session = without_telemetry(sagemaker_session or _session(plan))
     staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
     region = json.loads(staged.request["HyperParameters"]["sagemaker_region"])
@@ -158,7 +160,8 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._first = self._staged = staged
         self._fitted = False
         self._more_tags = kwargs.get("tags") or []
-        _refuse(hyperparameter_issues(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
+        with defaults_of(session):
+            _refuse(hyperparameter_issues(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
         _refuse(variable_issues(session, kwargs))
         self._arguments = dict(kwargs)
         self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
@@ -234,8 +237,9 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         merged = self.inputs_of(inputs, job_name)
         _refuse(option_issues(options, logs))
         in_pipeline = is_pipeline(self.sagemaker_session)
-        begun = self._first.again() if self._fitted and not in_pipeline else self._first
-        self._staged = begun.reading(specified(inputs))
+        with defaults_of(self.sagemaker_session):
+            begun = self._first.again() if self._fitted and not in_pipeline else self._first
+            self._staged = begun.reading(specified(inputs))
         self._adopt()
         self._built = attributes(self)
         self._fitted = True
@@ -296,7 +300,8 @@ class _OfRuns(_SDK):  # type: ignore[misc]
 
     def set_hyperparameters(self, **given: Any) -> None:
         variables = variable_issues(self.sagemaker_session, {"hyperparameters": given})
-        issues = hyperparameter_issues(self._staged.submission, self._staged.plan, given)
+        with defaults_of(self.sagemaker_session):
+            issues = list(hyperparameter_issues(self._staged.submission, self._staged.plan, given))
         _refuse([*changed_issues(self, self._built), *variables, *issues])
         self._given["hyperparameters"] |= given
         super().set_hyperparameters(**given)

@@ -6,13 +6,20 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.request.sdk_defaults import session_defaults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import is_variable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
 
 _DEFAULT_BUCKET = re.compile(r"sagemaker-(?P<region>[a-z]{2,}(?:-[a-z]+)+-\d+)-\d{12}")
 """Buckets that the SDK makes: the name has the region."""
+
+
+def defaults_of(session: Any) -> AbstractContextManager[None]:
+    """Inside, a plan reads the SDK's defaults as a session that was given has them; without one it reads the files."""
+    return session_defaults(None if session is None else session.sagemaker_config or {})
 
 
 def is_pipeline(session: Any) -> bool:

@@ -17,6 +17,7 @@ from sm_llm.launcher.backends.sagemaker.jobs.names import normalised
 from sm_llm.launcher.backends.sagemaker.request.metrics import BETTER, METRICS, VALIDATION
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_ranges import range_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of
 from sm_llm.launcher.planning.checks import has_validation
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.validation.fields import did_you_mean
@@ -121,8 +122,10 @@ class _Tuned:
     def checked(self, definitions: list[dict[str, str]] | None) -> list[dict[str, str]]:
         """The tuner's metric definitions and the estimator's. Raises ``PlanError`` with all issues of trials."""
         own = {it["Name"]: it for it in self._estimator.metric_definitions or []}
+        with defaults_of(self._estimator.sagemaker_session):
+            ranges = range_issues(self._estimator, self._ranges)
         _refuse([
-            *self._lost_issues(), *range_issues(self._estimator, self._ranges),
+            *self._lost_issues(), *ranges,
             *passed_issues({"metric_definitions": definitions or None}, list(own.values())),
         ])  # fmt: skip
         given = {it["Name"]: it for it in definitions or []}
