@@ -60,7 +60,9 @@ def scripted() -> Iterator[Scripted]:
         def _answer(self) -> None:
             script.count += 1
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            head = "".join(f"{name}: {value}\r\n" for name, value in script.headers.items())
+            # Said, so that no client sends its next request while this side is closing.
+            headers = {**script.headers, "Connection": "close"}
+            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.wfile.write(f"HTTP/1.1 {script.status} OK\r\n{head}\r\n".encode("latin-1"))
             self.close_connection = True
             if self.command == "HEAD":
