@@ -209,6 +209,10 @@ class ConvertTask(SpecModel):
     """Order of heads where key/value heads are copied."""
     xser: bool = True
     """One file per tensor, beside a file of references."""
+    config: Source | None = None
+    """config.json, or its folder, of shards that have none beside them."""
+    verify: bool = False
+    """Read back what was written: all checksums, and the logits of the shards."""
 
 
 class RegisterTask(SpecModel):
@@ -292,7 +296,7 @@ TASK_KINDS = {
     ),
     "prepare": TaskKind(PrepareTask, f"{_WORKERS}.prepare:run", packages=("tokenizers",)),
     "fetch": TaskKind(FetchTask, f"{_WORKERS}.fetch:run"),
-    "convert": TaskKind(ConvertTask, None),
+    "convert": TaskKind(ConvertTask, f"{_WORKERS}.convert:run"),
     "register": TaskKind(RegisterTask, f"{_WORKERS}.register:run"),
     "precompile": TaskKind(PrecompileTask, None, starts_ranks=True),
     "script": TaskKind(ScriptTask, f"{_WORKERS}.script:run", starts_ranks=True),

@@ -40,13 +40,10 @@ NXD = {
     },
     "compute": {"instance_type": "ml.trn1.32xlarge", "instance_count": 4},
 }
-CONVERT = {
-    "task": {"kind": "convert", "source": "s3://sm-llm-tests/weights", "to": "nxd"},
-    "compute": {"instance_type": "ml.m5.2xlarge"},
-}
+PRECOMPILE = {"task": {"kind": "precompile", "training": NXD["task"]}, "compute": NXD["compute"]}
 JOBS = {
     "nxd": ({"name": "job", **CLOUD, **NXD}, "task.parallelism.strategy"),
-    "convert": ({"name": "job", **CLOUD, **CONVERT}, "task.kind"),
+    "precompile": ({"name": "job", **CLOUD, **PRECOMPILE}, "task.kind"),
 }
 
 

@@ -341,9 +341,16 @@ def test_a_role_that_does_not_exist_is_told_before_anything_is_uploaded(
 def test_what_has_no_worker_is_refused_before_anything_is_written(
     start: Callable[..., Run], bucket: str, s3_server: S3Server
 ) -> None:
-    task = {"kind": "convert", "source": "s3://bucket/weights", "to": "nxd"}
-    with pytest.raises(PlanError, match="there is no worker for convert tasks yet"):
-        start("backend.max_run_seconds=60", task=task)
+    training = {
+        "model": {"preset": "llama-3-8b"},
+        "data": {"format": "synthetic", "seq_length": 8192},
+        "parallelism": {"strategy": "nxd", "tensor_parallel_degree": 32},
+        "max_steps": 1,
+    }
+    task = {"kind": "precompile", "training": training}
+    trainium = ("compute.instance_type=ml.trn1.32xlarge", "compute.instance_count=1")
+    with pytest.raises(PlanError, match="there is no worker for precompile tasks yet"):
+        start("backend.max_run_seconds=60", *trainium, task=task)
     with pytest.raises(PlanError):
         start("backend.max_retry_attempts=31")
     assert "Contents" not in s3_server.client.list_objects_v2(Bucket=bucket)
