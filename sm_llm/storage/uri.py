@@ -94,7 +94,8 @@ def _parse_file(text: str) -> Location:
 def _parse_s3(text: str) -> Location:
     bucket, _, prefix = text[len("s3://") :].partition("/")
     if problem := bucket_problem(bucket):
-        raise StorageError(f"storage address: {bucket!r} in {text!r} is not a bucket name: it {problem}")
+        # The name alone is not shown: only in a whole address are credentials known.
+        raise StorageError(f"storage address: {text!r} names no valid bucket: a name {problem}")
     folders = prefix.rstrip("/").split("/")
     if folders != [""] and any(folder in ("", ".", "..") for folder in folders):
         raise StorageError(

@@ -80,3 +80,10 @@ def test_join_goes_down_only(tmp_path: Path) -> None:
     for part in ("../other", "/absolute", "a/../../b"):
         with pytest.raises(StorageError, match="does not stay below"):
             join("s3://bucket/runs", part)
+
+
+@pytest.mark.parametrize("uri", ["s3://me:planted@bucket/x", "s3://me:planted@bucket"])
+def test_s09b_no_part_of_an_address_shows_its_credentials(uri: str) -> None:
+    with pytest.raises(StorageError, match="names no valid bucket") as caught:
+        parse(uri)
+    assert "planted" not in str(caught.value)

@@ -136,7 +136,7 @@ def test_D13_what_belongs_to_the_job_is_neither(override: str, faults: Faults) -
 )  # fmt: skip
 def test_D13_names_that_no_bucket_can_have(name: str) -> None:
     assert bucket_problem(name)
-    with pytest.raises(StorageError, match="is not a bucket name"):
+    with pytest.raises(StorageError, match="names no valid bucket"):
         parse(f"s3://{name}/runs")
 
 
