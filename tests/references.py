@@ -17,8 +17,8 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from sm_llm.cli import app
+from sm_llm.spec import field_classes as classes
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.comparison import classes
 from sm_llm.spec.comparison.leaves import declared
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.yaml_text import to_yaml
@@ -29,7 +29,7 @@ from tests.issue_codes import Constructed, codes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from sm_llm.spec.comparison.classes import Declared
+    from sm_llm.spec.field_classes import Declared
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/reference"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.contract import stock
+from sm_llm.contract.image_packages import LOCK_FILE
 from sm_llm.errors import DataError, RunFailed
 from sm_llm.launcher.backends.local import rehearsal
 from sm_llm.owned import close_to_others, make_folders, opener, own_user, private_folder, temporary_folder
@@ -184,7 +185,7 @@ def test_s16_packages_that_somebody_else_planted_are_not_imported(open_tmp: Path
     job.mkdir()
     job.chmod(0o755)
     text = f"{wheel(job)}\n"
-    (job / stock.LOCK_FILE).write_text(text)
+    (job / LOCK_FILE).write_text(text)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     for place in (open_tmp / f"sm_llm-packages-{digest}", open_tmp / f"sm_llm-{ME}" / f"packages-{digest}"):
         place.mkdir(parents=True)
@@ -213,7 +214,7 @@ def test_10_a_package_folder_that_was_altered_is_installed_anew(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / stock.LOCK_FILE).write_text(f"{wheel(tmp_path)}\n")
+    (tmp_path / LOCK_FILE).write_text(f"{wheel(tmp_path)}\n")
     assert installed(tmp_path) == "42\n"
     (folder,) = (it for it in (tmp_path / "tmp").glob("sm_llm-*/packages-*") if it.is_dir())
     assert mode(folder) == "700"

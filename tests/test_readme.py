@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sm_llm.launcher.backends.registry import BACKENDS
+from sm_llm.launcher.backends.base import BACKENDS
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.spec.parallelism.table import trained
 

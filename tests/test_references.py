@@ -9,7 +9,7 @@ import typer
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.comparison.classes import FREE
+from sm_llm.spec.field_classes import FREE
 from tests import references
 
 

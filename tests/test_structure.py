@@ -28,7 +28,7 @@ LIMITS = {
     "modules in the largest folder": (15, 15),
     "import cycles": (0, 0),
     "modules in import cycles": (0, 0),
-    "own modules entered by a dry run": (130, 100),
+    "own modules entered by a dry run": (100, 100),
     "isinstance on types of strategies, backends and stores": (0, 0),
 }
 """Count -> its limit, and its target. Lower the limit in the change that makes the count fall."""

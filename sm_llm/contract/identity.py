@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
-from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.comparison.leaves import Difference, leaves
+from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.terminal import quoted
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from sm_llm.spec.derive import Derived
-    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.spec.parallelism.base import Layout
     from sm_llm.spec.tasks import TrainTask
 
 Identity = dict[str, dict[str, Any]]

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.load import changed
-from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +98,8 @@ class JobFile(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write atomically. Raises ``OSError``."""
+        from sm_llm.storage.files import write_atomically
+
         write_atomically(path, json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
 
     @classmethod

@@ -17,15 +17,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.image_packages import LOCK_FILE, WHEELHOUSE
 from sm_llm.owned import PRIVATE, opener, temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
-LOCK_FILE = "sm_llm_lock.txt"
-"""File beside the entrypoint with the packages to install; without it nothing is installed."""
-WHEELHOUSE = "SM_LLM_WHEELHOUSE"
-"""Environment variable with an S3 prefix of wheels to install from; without it pip asks its index."""
 _NEEDED = ("pydantic", "yaml")
 
 

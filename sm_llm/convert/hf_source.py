@@ -11,8 +11,7 @@ from sm_llm.convert.files.torch_file import OtherTensor, read_torch_file
 from sm_llm.convert.files.views import FORMATS, View, contiguous_strides
 from sm_llm.convert.layout import decoder
 from sm_llm.errors import ConversionError, ConversionRefused, Issue, SpecError
-from sm_llm.models.config import normalise
-from sm_llm.models.read import read_config
+from sm_llm.models.config import normalise, read_config
 from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILES, Stored, stored_tensors
 from sm_llm.models.weights_check import compare_stored
 from sm_llm.storage.names import path_below

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.models.families.gated import GatedDecoder
 from sm_llm.models.families.registry import known_family
-from sm_llm.models.parallel_nxd import copy_issues, kv_copies
+from sm_llm.models.parallel import copy_issues, kv_copies
 
 if TYPE_CHECKING:
     from sm_llm.models.families.family import Config

@@ -103,9 +103,8 @@ def _in_notebook() -> bool:
 
 
 def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:
-    from sm_llm.launcher.backends.base import workflows_of
-    from sm_llm.launcher.backends.registry import backend
-    from sm_llm.launcher.planning.render import rendered
+    from sm_llm.launcher.backends.base import backend, workflows_of
+    from sm_llm.launcher.planning.inputs import rendered
     from sm_llm.spec.job import WorkflowSpec
 
     if isinstance(loaded.spec, WorkflowSpec):

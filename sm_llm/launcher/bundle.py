@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import entrypoint_source
-from sm_llm.contract.stock import LOCK_FILE
+from sm_llm.contract.image_packages import LOCK_FILE
 from sm_llm.spec.tasks import TASK_KINDS
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sm_llm.contract.identity import (
 )
 from sm_llm.errors import CheckpointError, DataError, PlanError, SmLlmError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.spec.comparison.classes import FieldClass
+from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import CheckpointStart, JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.storage.uri import open_store, run_and_step

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import CheckpointError, RunNotFound, StorageError
-from sm_llm.launcher.backends.registry import backend
+from sm_llm.launcher.backends.base import backend
 from sm_llm.launcher.run import Run
 from sm_llm.runs.locate import assert_storage, find_home, homes_below, read_records
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.errors import CheckpointError, Issue, LaunchRefused, PlanError, StorageError, SubmitError
-from sm_llm.launcher.backends.registry import backend
+from sm_llm.launcher.backends.base import backend
 from sm_llm.launcher.continuity import assert_continues, assert_starts
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
@@ -25,8 +25,8 @@ from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_paths import STEPS, mint_run_id, storage_root
 from sm_llm.runs.run_record import Asked
 from sm_llm.runs.states import RunState
-from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.comparison.leaves import spec_differences
+from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides, texts, without_step
 from sm_llm.storage.uri import join
 from sm_llm.terminal import quoted, say

@@ -42,7 +42,7 @@ class RunHandle(RunReader):
     @property
     def backend(self) -> Backend:
         """Where the run runs."""
-        from sm_llm.launcher.backends.registry import backend
+        from sm_llm.launcher.backends.base import backend
 
         name = self._created_from.spec["backend"]["name"]
         if name not in BACKENDS:

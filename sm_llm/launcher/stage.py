@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.launcher.planning.inputs import code_digest
-from sm_llm.launcher.planning.render import rendered
+from sm_llm.launcher.planning.inputs import code_digest, rendered
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.git_state import git_state
 from sm_llm.runs.run_record import RunRecord, host_facts, package_versions

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import LaunchRefused, SpecError
 from sm_llm.launcher.find_runs import differences_to, run_records
 from sm_llm.launcher.run import Run
-from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.derive import derive_task
+from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.spec.tasks import TrainTask

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from sm_llm.spec.comparison.classes import Declared
+from sm_llm.spec.field_classes import Declared
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -23,7 +23,7 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     fields_are: ClassVar[Declared | None] = None
-    """The class of fields that declare none themselves (``sm_llm.spec.comparison.classes``)."""
+    """The class of fields that declare none themselves (``sm_llm.spec.field_classes``)."""
 
 
 @dataclass(frozen=True)

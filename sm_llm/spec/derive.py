@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, SpecError
-from sm_llm.spec.parallelism.layout import divisors, listed
+from sm_llm.spec.parallelism.base import divisors, listed
 from sm_llm.spec.training import SyntheticData
 
 if TYPE_CHECKING:

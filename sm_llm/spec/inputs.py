@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.comparison.classes import FREE
+from sm_llm.spec.field_classes import FREE
 
 MOUNT = "/opt/ml/input/data"
 """Where SageMaker mounts input channels in a container, by their names."""

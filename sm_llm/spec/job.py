@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sm_llm.spec.backends.table import backend_spec, default_options
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.comparison.classes import DATA, FREE, PLACEMENT, RUN
+from sm_llm.spec.field_classes import DATA, FREE, PLACEMENT, RUN
 from sm_llm.spec.inputs import Input, StorageOptions
 from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.tasks import Task

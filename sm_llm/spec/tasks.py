@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from sm_llm.spec.base import Source, SpecModel
-from sm_llm.spec.comparison.classes import (
+from sm_llm.spec.field_classes import (
     BATCH,
     DATA,
     FREE,

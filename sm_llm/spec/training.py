@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sm_llm.spec.base import Source, SpecModel
-from sm_llm.spec.comparison.classes import DATA, LENGTH, MODEL, OPTIMISER, ORDER, SCHEDULE, VALIDATION
+from sm_llm.spec.field_classes import DATA, LENGTH, MODEL, OPTIMISER, ORDER, SCHEDULE, VALIDATION
 
 
 class ModelSpec(SpecModel):

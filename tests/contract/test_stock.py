@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sm_llm.contract import stock
+from sm_llm.contract.image_packages import LOCK_FILE
 from sm_llm.launcher.images.images import IMAGES
 from tests.fixtures.wheels import wheel
 
@@ -36,7 +37,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_lock_is_installed_once_and_found_here_and_in_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / stock.LOCK_FILE).write_text(f"{wheel(tmp_path)}\n")
+    (tmp_path / LOCK_FILE).write_text(f"{wheel(tmp_path)}\n")
     calls: list[Any] = []
 
     def run(*args: Any, **options: Any) -> Any:
@@ -60,7 +61,7 @@ def test_without_a_lock_nothing_is_installed(tmp_path: Path) -> None:
 
 
 def test_a_failed_installation_names_the_ways_out(tmp_path: Path) -> None:
-    (tmp_path / stock.LOCK_FILE).write_text("/nowhere/missing-1.0-py3-none-any.whl\n")
+    (tmp_path / LOCK_FILE).write_text("/nowhere/missing-1.0-py3-none-any.whl\n")
     with pytest.raises(SystemExit, match=r"backend.wheelhouse .* or a built image"):
         stock.settle(str(tmp_path / "train.py"), {})
 

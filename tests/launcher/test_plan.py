@@ -10,7 +10,7 @@ import pytest
 
 from sm_llm.data.describe import RowsInfo
 from sm_llm.errors import Issue, PlanError, SpecError
-from sm_llm.launcher.backends import registry
+from sm_llm.launcher.backends import base
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.planning.planner import plan
 
@@ -209,7 +209,7 @@ def test_tensor_parallelism_across_nodes_is_warned_of() -> None:
 
 def test_more_processes_than_gpus_are_refused_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = local.Machine(cpus=8, gpus=("0", "1"))
-    monkeypatch.setattr(registry, "backend", lambda name: local.LocalBackend(machine))
+    monkeypatch.setattr(base, "backend", lambda name: local.LocalBackend(machine))
     fault = faults(TRAIN)["compute"]
     assert "4 GPUs, this machine has 2" in fault.message
     assert "processes_per_instance=1" in fault.remedy

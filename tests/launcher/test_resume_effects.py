@@ -12,8 +12,8 @@ from sm_llm.contract.failure import Cause
 from sm_llm.errors import PlanError
 from sm_llm.launcher.display.closing import _next as next_words
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.comparison.leaves import declared
+from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 if TYPE_CHECKING:

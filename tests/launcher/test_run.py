@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.launcher.display import live, plot
-from sm_llm.launcher.display.lines import big, duration, event_line, size
+from sm_llm.launcher.display.lines import event_line
 from sm_llm.launcher.observe.follow import EventTail
 from sm_llm.launcher.observe.metrics import metric_rows, summarise, to_json
 from sm_llm.launcher.run import Run
@@ -25,6 +25,7 @@ from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.states import RunState
 from sm_llm.spec.job import JobSpec
+from sm_llm.terminal import big, duration, size
 
 if TYPE_CHECKING:
     from pathlib import Path

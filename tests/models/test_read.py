@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.models.read import read_config
+from sm_llm.models.config import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ CONFIG = {"model_type": "llama", "hidden_size": 8}
 ASK = """
 import json, sys
 from sm_llm.errors import SpecError
-from sm_llm.models.read import read_config
+from sm_llm.models.config import read_config
 answers = {}
 for name in sys.argv[1:]:
     try:

@@ -8,9 +8,9 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.models.config import model_config
-from sm_llm.models.parallel_smp import smp_issues
+from sm_llm.models.parallel import smp_issues
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.parallelism.layout import Layout
+from sm_llm.spec.parallelism.base import Layout
 from sm_llm.spec.parallelism.smp import SmpSpec
 
 JOB: dict[str, Any] = {

@@ -8,8 +8,8 @@ import pytest
 from pydantic import Field
 
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.comparison.classes import FREE, WORK, FieldClass
 from sm_llm.spec.comparison.leaves import leaves, spec_differences, unclassified
+from sm_llm.spec.field_classes import FREE, WORK, FieldClass
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.load import changed
 
@@ -17,7 +17,7 @@ from sm_llm.spec.loading.load import changed
 @pytest.mark.parametrize("kind", [JobSpec, WorkflowSpec], ids=lambda kind: kind.__name__)
 def test_B4_every_field_declares_what_another_value_of_it_changes(kind: type[SpecModel]) -> None:
     missing = list(unclassified(kind))
-    assert not missing, f"declare a class of sm_llm.spec.comparison.classes for: {', '.join(missing)}"
+    assert not missing, f"declare a class of sm_llm.spec.field_classes for: {', '.join(missing)}"
 
 
 class _Inner(SpecModel):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from sm_llm.errors import SpecError
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.parallelism.base import TrainingFacts
+from sm_llm.spec.parallelism.base import Layout, TrainingFacts
 from sm_llm.spec.parallelism.fsdp import FsdpSpec
-from sm_llm.spec.parallelism.layout import Layout
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.spec.tasks import TrainTask
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
-from sm_llm.spec.comparison.classes import FieldClass
 from sm_llm.spec.comparison.leaves import Difference
+from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.overrides import parse_overrides, texts
 from sm_llm.spec.loading.yaml_text import from_typed, from_yaml, to_typed, to_yaml
 from tests.fixtures.sampling import number

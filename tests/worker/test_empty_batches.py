@@ -11,7 +11,7 @@ import torch
 from worker_jobs import events, job_environment, job_file, losses, train_task
 
 from sm_llm.errors import DataError
-from sm_llm.spec.parallelism.layout import Layout
+from sm_llm.spec.parallelism.base import Layout
 from sm_llm.spec.training import NotFiniteSpec
 from sm_llm.worker.main import main
 from sm_llm.worker.strategies.device import CpuDevice

@@ -16,8 +16,8 @@ from worker_jobs import train_task
 from sm_llm.launcher.planning.memory import activation_bytes
 from sm_llm.models.config import model_config, normalise
 from sm_llm.models.families.registry import family
+from sm_llm.spec.parallelism.base import Layout
 from sm_llm.spec.parallelism.fsdp import FsdpSpec
-from sm_llm.spec.parallelism.layout import Layout
 from sm_llm.spec.tasks import PrecisionSpec, TrainTask
 from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.place import Place

@@ -80,7 +80,7 @@ def test_labels_of_rows_that_several_processes_see_count_once(monkeypatch: pytes
     """Two data-parallel parts of 10 and 6 labels, each seen by two processes."""
     import torch.distributed as dist
 
-    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.spec.parallelism.base import Layout
     from sm_llm.worker.strategies.device import CpuDevice
     from sm_llm.worker.training.feed import global_targets
 

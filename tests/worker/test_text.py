@@ -9,7 +9,7 @@ import pytest
 from worker_jobs import events, job_environment, job_file, losses, result_folder, train_task
 
 from sm_llm.errors import CheckpointError
-from sm_llm.spec.parallelism.layout import Layout
+from sm_llm.spec.parallelism.base import Layout
 from sm_llm.storage.publication.manifest import CommitManifest, FileEntry, Save
 from sm_llm.worker.checkpoint.restore import rank_file
 from sm_llm.worker.checkpoint.start import Start, _load_private

@@ -3,14 +3,18 @@
 A backend is a class with the seven methods of ``Backend``; what not every place has, workflows and shells, are
 protocols of their own. It is a row of ``spec.backends.table``, its options are a class of ``spec.backends``, and
 nothing outside its own package names it: what others ask is a property of the options, or a method here.
+
+A backend's module is loaded only when it is used (``backend``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from sm_llm.errors import Issue, PlanError
+from sm_llm.spec.backends.table import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,3 +166,9 @@ def workflows_of(backend: Backend) -> RunsWorkflows:
     if not isinstance(backend, RunsWorkflows):
         raise PlanError([it for it in [without_workflows(backend)] if it is not None])
     return backend
+
+
+def backend(name: str) -> Backend:
+    """The backend called ``name`` (the specification already refused unknown names)."""
+    module, _, attribute = BACKENDS[name].backend.partition(":")
+    return cast("Backend", getattr(import_module(module), attribute)())

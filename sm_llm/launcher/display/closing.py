@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from sm_llm.contract.failure import Cause
-from sm_llm.launcher.display.lines import STATE_STYLES, duration
+from sm_llm.launcher.display.lines import STATE_STYLES
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.runs.states import RunState
-from sm_llm.terminal import quoted
+from sm_llm.terminal import duration, quoted
 
 if TYPE_CHECKING:
     from rich.console import Console

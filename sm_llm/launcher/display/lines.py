@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.runs.states import RunState
+from sm_llm.terminal import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,41 +22,6 @@ STATE_STYLES = {
     RunState.COMPLETED_UNPUBLISHED: "yellow",
 }
 """Colours of rich for states that are shown in one."""
-
-
-def duration(seconds: float) -> str:
-    """``95`` -> ``1m35s``."""
-    if not math.isfinite(seconds):
-        return "an unknown time"
-    whole = max(0, round(seconds))
-    hours, minutes = whole // 3600, whole // 60 % 60
-    if hours >= 48:
-        return f"{hours // 24}d{hours % 24:02d}h"
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
-
-
-def moment(at: float) -> str:
-    """Seconds since the epoch as local time: ``2026-01-31 12:00``."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units: ``73_950_000`` -> ``74.0 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def big(number: float) -> str:
-    """A count for people: ``6_160_000`` -> ``6.16 M``."""
-    for power, unit in zip(range(8, 0, -1), "YZEPTGMk", strict=True):
-        if abs(number) >= 1000**power:
-            return f"{number / 1000**power:.3g} {unit}"
-    return f"{number:g}"
 
 
 def training_line(

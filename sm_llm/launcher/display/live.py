@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError, StorageError, SubmitError
-from sm_llm.launcher.display.lines import big, duration, event_line, training_line
+from sm_llm.launcher.display.lines import event_line, training_line
 from sm_llm.launcher.observe.follow import follow
 from sm_llm.launcher.observe.metrics import SummaryBuilder
 from sm_llm.launcher.observe.status import status_of
-from sm_llm.terminal import quoted
+from sm_llm.terminal import big, duration, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

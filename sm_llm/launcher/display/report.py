@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.display.lines import STATE_STYLES, big, duration, moment, size
+from sm_llm.launcher.display.lines import STATE_STYLES
 from sm_llm.runs.states import RunState
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.spec.machines.gpus import groups, smallest_accelerator
 from sm_llm.spec.tasks import parallelism_of
-from sm_llm.terminal import quoted
+from sm_llm.terminal import big, duration, moment, quoted, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,4 @@
-"""The container images that jobs run in: one dated table, and which row a job gets.
-
-SageMaker's own look-up functions are not asked: they name images that were never published, and cannot name the newest
-ones (an SMP library version, for example, becomes a tag).
-"""
+"""The container images that jobs run in: one dated table, and which row a job gets."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import math
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
+from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
 
 from sm_llm.errors import Issue, warning
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sm_llm.spec.job import JobSpec
+
 
 Line = Literal["gpu", "smp", "neuron", "cpu"]
 """Images that hold the same software, and lack the same: one lock of packages belongs to each."""
@@ -226,3 +224,14 @@ def patch_warnings(image: Image, today: date) -> Iterator[Issue]:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
+
+
+def lock_text(line: str) -> str:
+    """The lock of an image stack, as pip reads it."""
+    return (files("sm_llm") / "locks" / f"{line}.txt").read_text(encoding="utf-8")
+
+
+def packages_of(line: str) -> list[str]:
+    """The packages of a line's lock, as ``name==version``."""
+    lines = (text.partition("#")[0].strip() for text in lock_text(line).splitlines())
+    return [text for text in lines if text and not text.startswith("-")]

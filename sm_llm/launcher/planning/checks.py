@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sm_llm.data.describe import is_far_smaller
 from sm_llm.errors import DataError, Issue, warning
+from sm_llm.launcher.planning.draft import Upstream, tokenizer_vocabulary
 from sm_llm.launcher.planning.local_places import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.model_facts import check_pretrained
-from sm_llm.launcher.planning.plan_settings import RANDOM
-from sm_llm.launcher.planning.upstream import Upstream, tokenizer_vocabulary
+from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.spec.machines.gpus import smallest_accelerator
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, training_of
 from sm_llm.spec.training import SyntheticData
@@ -121,6 +120,12 @@ def check_validation_step(draft: Draft) -> Iterator[Issue]:
         yield Issue("validation-step-without-rows", path, problem, value, f"{remedy}, or leave this out")
 
 
+def _is_far_smaller(size: int, vocab_size: int) -> bool:
+    from sm_llm.data.describe import is_far_smaller
+
+    return is_far_smaller(size, vocab_size)
+
+
 def check_vocabulary(draft: Draft) -> Iterator[Issue]:
     """Token ids that the model's embedding does not have; and an embedding that is hardly used."""
     task, model = draft.training, draft.model
@@ -141,7 +146,7 @@ def check_vocabulary(draft: Draft) -> Iterator[Issue]:
             problem = f"has a vocabulary of {size}, more than the model's {model.vocab_size}"
             remedy = f"Set task.model.config.vocab_size to at least {largest}"
             yield Issue("vocabulary-exceeds-model", path, problem, _value(task, path), remedy)
-        elif size is not None and is_far_smaller(size, model.vocab_size) and (path != "task.data.train" or rows):
+        elif size is not None and _is_far_smaller(size, model.vocab_size) and (path != "task.data.train" or rows):
             message = (
                 f"{size:,} tokens, but the model's vocabulary has {model.vocab_size:,}: the other rows of its "
                 "embedding are never trained"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sm_llm.data.describe import RowsInfo, describe_rows
 from sm_llm.errors import DataError, Issue, PlanError, SpecError
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.launcher.planning.memory import MemoryEstimate, memory_estimate
@@ -17,9 +16,45 @@ from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    from sm_llm.launcher.planning.upstream import Upstream
+    from sm_llm.data.describe import RowsInfo
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.tasks import PrepareTask
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Facts of a prepare step that has not run yet, by its specification."""
+
+    seq_length: int
+    vocab_size: int | None
+    has_validation: bool
+
+    @classmethod
+    def of(cls, task: PrepareTask) -> Upstream:
+        """A given tokenizer's vocabulary is not known here: the step itself checks its ids."""
+        vocabulary = None if task.tokenizer else task.train_tokenizer.vocab_size
+        return cls(task.seq_length, vocabulary, task.validation_fraction > 0)
+
+
+def tokenizer_vocabulary(folder: Path) -> int | None:
+    """One more than the largest token id of ``tokenizer.json``; None where the folder has no such file.
+
+    Raises ``DataError`` if the file is not JSON.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from sm_llm.data.describe import read_json
+
+    tokenizer = read_json(path)
+    vocabulary = (tokenizer.get("model") or {}).get("vocab") or {}
+    # A BPE vocabulary maps token -> id; a unigram one is a list whose positions are the ids.
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+    added = (token["id"] for token in tokenizer.get("added_tokens") or [])
+    return max([*ids, *added], default=-1) + 1
+
 
 T = TypeVar("T")
 
@@ -65,6 +100,8 @@ class Draft:
         folder = local_folder(task.data.train) if task is not None and task.data.format == "rows" else None
         if folder is None or not folder.is_dir():
             return Known()
+        from sm_llm.data.describe import describe_rows
+
         try:
             return Known(describe_rows(folder))
         except DataError as error:

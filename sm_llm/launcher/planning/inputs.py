@@ -1,4 +1,4 @@
-"""Inputs of a job on this machine: as absolute paths, as channels, and as a manifest of what an attempt read."""
+"""What a job reads and sends from this machine: absolute inputs, channels, manifests, and so its submission."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.contract.job_file import channel_name
+from sm_llm.contract.job_file import JobFile, channel_name
 from sm_llm.errors import StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -15,9 +15,14 @@ from sm_llm.spec.loading.references import sources, workflow_job
 from sm_llm.storage.uri import run_and_step
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_record import InputManifest
     from sm_llm.spec.inputs import Input
     from sm_llm.spec.tasks import Task
+
 
 _TRACKER_FOLDERS = (("tensorboard", "folder"), ("mlflow", "tracking_uri"))
 CONTENT_BYTES = 1 << 30
@@ -146,3 +151,36 @@ def code_digest() -> str:
         digest.update(f"{file.relative_to(PACKAGE).as_posix()} {len(body)}\n".encode())
         digest.update(body)
     return digest.hexdigest()
+
+
+def rendered(
+    plan: Plan,
+    run_id: str,
+    run_uri: str,
+    *,
+    attempt: int = 1,
+    digest: str = "",
+    resume: int | Literal["newest"] | None = None,
+    trackers: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Submission:
+    """The submission of one attempt of the run ``run_id``, whose folder is at ``run_uri``.
+
+    ``digest`` is that of the specification as its record holds it (the plan's own), ``resume`` the checkpoint that the
+    attempt must continue from, ``trackers`` the ids that earlier attempts were given, ``folder`` what relative inputs
+    are relative to (the working directory).
+    """
+    from sm_llm.launcher.backends.base import backend
+
+    job, channels = absolute_inputs(plan.job, folder)
+    job_file = JobFile(
+        run_id=run_id,
+        attempt=attempt,
+        run_uri=run_uri,
+        spec=job,
+        spec_digest=digest or plan.digest,
+        channels=channels,
+        resume=resume,
+        trackers=dict(trackers or {}),
+    )
+    return backend(job.backend.name).render(plan, job_file)

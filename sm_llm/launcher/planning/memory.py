@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from sm_llm.models.families.family import Config
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.machines.hardware import Instance
-    from sm_llm.spec.parallelism.base import MemoryTerms
-    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.spec.parallelism.base import Layout, MemoryTerms
     from sm_llm.spec.tasks import PrecisionSpec, TrainTask
 
 GIB = 2**30

@@ -9,8 +9,7 @@ from sm_llm.errors import Issue, SpecError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
-from sm_llm.models.parallel_nxd import kv_heads
-from sm_llm.models.strategy_rules import model_issues
+from sm_llm.models.parallel import kv_heads, model_issues
 from sm_llm.spec.training import PretrainedStart
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError, SpecError
 from sm_llm.launcher.planning.checks import DATA_CHECKERS, MODEL_CHECKERS
-from sm_llm.launcher.planning.draft import Draft
+from sm_llm.launcher.planning.draft import Draft, Upstream
 from sm_llm.launcher.planning.plan import Plan
-from sm_llm.launcher.planning.upstream import Upstream
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, TrainTask
 from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, settle
@@ -76,8 +75,7 @@ def plan_loaded(loaded: Loaded) -> list[Plan]:
 
 def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:
     """A Plan per step, in the order of the file, which references already obey."""
-    from sm_llm.launcher.backends.base import without_workflows
-    from sm_llm.launcher.backends.registry import backend
+    from sm_llm.launcher.backends.base import backend, without_workflows
     from sm_llm.spec.loading.references import resolve, step_dependencies, workflow_job
 
     plans: list[Plan] = []
@@ -111,7 +109,7 @@ def plan_job(
     after: Sequence[str] = (),
 ) -> Plan:
     """The Plan of one job. Raises ``PlanError`` with every issue found."""
-    from sm_llm.launcher.backends.registry import backend
+    from sm_llm.launcher.backends.base import backend
     from sm_llm.spec.job import spec_digest
     from sm_llm.spec.loading.references import resolve
 

@@ -8,10 +8,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sm_llm.launcher.display.lines import duration
 from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.syncing.sync_settings import SyncReport
-from sm_llm.terminal import say
+from sm_llm.terminal import duration, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from sm_llm.spec.backends.base import BackendOptions
-from sm_llm.spec.comparison.classes import PLACEMENT
+from sm_llm.spec.field_classes import PLACEMENT
 
 
 class LocalOptions(BackendOptions):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sm_llm.errors import Issue
 from sm_llm.spec.backends.base import BackendOptions, InstanceGroup, VpcSpec
-from sm_llm.spec.comparison.classes import PLACEMENT
+from sm_llm.spec.field_classes import PLACEMENT
 from sm_llm.spec.machines.hardware import instance, nearest_instance
 
 if TYPE_CHECKING:

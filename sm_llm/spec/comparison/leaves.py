@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.comparison.classes import Declared, FieldClass
+from sm_llm.spec.field_classes import Declared, FieldClass
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.spec.schema import child_blocks
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.machines.compute import ComputeSpec
 
 if TYPE_CHECKING:
@@ -42,9 +41,6 @@ def with_local_gpus(tree: Tree, environ: Mapping[str, str]) -> None:
 
     ``tree`` is a job's or a workflow's, not checked yet. Without a GPU nothing changes: one process is the default.
     """
-    options = options_class(tree.value.get("backend") or {})
-    if options is None or not options.runs_here:
-        return
     steps = tree.value.get("steps")
     holders = [("steps", str(name)) for name in steps] if isinstance(steps, Mapping) else [()]
     for holder in holders:

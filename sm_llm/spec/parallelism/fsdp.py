@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from sm_llm.errors import Issue
-from sm_llm.spec.parallelism.base import Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
-from sm_llm.spec.parallelism.layout import Layout, divisors, listed
+from sm_llm.spec.parallelism.base import (
+    Capabilities,
+    Degrees,
+    Layout,
+    MemoryTerms,
+    StrategySpec,
+    TrainingFacts,
+    divisors,
+    listed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,15 @@ from pydantic import Field
 
 from sm_llm.errors import Issue
 from sm_llm.spec.machines.neuron_releases import MAINTENANCE
-from sm_llm.spec.parallelism.base import Capabilities, Degrees, MemoryTerms, StrategySpec, TrainingFacts
-from sm_llm.spec.parallelism.layout import divisors, listed
+from sm_llm.spec.parallelism.base import (
+    Capabilities,
+    Degrees,
+    MemoryTerms,
+    StrategySpec,
+    TrainingFacts,
+    divisors,
+    listed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

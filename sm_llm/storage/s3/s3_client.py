@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sm_llm.aws import fresh_session
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import LARGEST_BYTES, SMALL_BYTES, TooLargeError
 
@@ -132,23 +131,6 @@ def _leave_files_unsigned(request: Any, **_: Any) -> None:
     if not isinstance(request.data, bytes | bytearray):
         unsigned = Config(s3={"payload_signing_enabled": False})
         request.context["client_config"] = request.context["client_config"].merge(unsigned)
-
-
-def fresh_session() -> Any:
-    """A botocore session that reads credentials anew; what AWS's services understand is read once per process."""
-    import botocore.session
-
-    session = botocore.session.get_session()
-    session.register_component("data_loader", _loader(os.environ.get("AWS_DATA_PATH")))
-    return session
-
-
-@lru_cache
-def _loader(data_path: str | None) -> Any:
-    """Botocore's reader of service models: most of what another client would cost."""
-    from botocore.loaders import create_loader
-
-    return create_loader(data_path)
 
 
 @contextmanager

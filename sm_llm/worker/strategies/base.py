@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from sm_llm.data.source import Batch
     from sm_llm.runs.events.events import LayersCompiled
-    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.spec.parallelism.base import Layout
     from sm_llm.worker.checkpoint.weights import WeightReader
     from sm_llm.worker.strategies.device import Device
 

@@ -12,7 +12,7 @@ from sm_llm.data.source import Source
 from sm_llm.errors import Issue, SpecError
 from sm_llm.models.config import model_config
 from sm_llm.models.families.registry import family
-from sm_llm.models.strategy_rules import model_issues
+from sm_llm.models.parallel import model_issues
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.machines.hardware import peak_flops
 from sm_llm.spec.training import PretrainedStart
@@ -21,7 +21,7 @@ from sm_llm.worker.training.metrics import Costs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.spec.parallelism.base import Layout
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.strategies.device import Device
 

@@ -9,7 +9,7 @@ import pytest
 
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import PlanError, SpecError
-from sm_llm.launcher.backends.registry import backend
+from sm_llm.launcher.backends.base import backend
 from sm_llm.launcher.bundle import package_files
 from sm_llm.launcher.planning.planner import plan, plan_loaded
 from sm_llm.spec.loading.load import load

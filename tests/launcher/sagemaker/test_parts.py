@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import Issue, PlanError
-from sm_llm.launcher.backends.sagemaker.jobs.names import job_name, normalised
 from sm_llm.launcher.backends.sagemaker.jobs.states import SECONDARY, billable_seconds, native_state, used_seconds
 from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, limit_issues
-from sm_llm.launcher.backends.sagemaker.request.metrics import METRICS, metric_definitions
-from sm_llm.launcher.backends.sagemaker.request.sdk_defaults import read_sdk_defaults
+from sm_llm.launcher.backends.sagemaker.request.request import METRICS, job_name, metric_definitions, normalised
+from sm_llm.launcher.backends.sagemaker.request.settings import read_sdk_defaults
 from sm_llm.launcher.images import images
 from sm_llm.runs.states import RunState
 from sm_llm.spec.loading.load import load

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.launcher.images import images
-from sm_llm.launcher.planning.plan_settings import requirements
+from sm_llm.launcher.planning.plan import requirements
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.requirement_file import logical_lines, requirement_issues
 from sm_llm.launcher.source_tree import source_tree

@@ -15,9 +15,9 @@ from sm_llm.errors import Issue
 from sm_llm.launcher.backends.base import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
 from sm_llm.launcher.backends.local.rehearsal import is_rehearsed, rehearsal_issues
+from sm_llm.launcher.planning.inputs import rendered
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import local_program_issues
-from sm_llm.launcher.planning.render import rendered
 from sm_llm.optional import missing
 from sm_llm.runs.run_home import local_root
 from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id

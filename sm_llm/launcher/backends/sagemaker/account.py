@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.aws import fresh_session, need_aws
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.backends.sagemaker.request.limits import fresh_session, need_aws
 from sm_llm.storage.s3.s3_client import EXPIRED, code_of, credentials_hint
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Account:
 
     @cached_property
     def _session(self) -> Any:
+        need_aws()
         return fresh_session()
 
     def client(self, service: str) -> Any:

@@ -8,21 +8,31 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.errors import Issue, warning
-from sm_llm.launcher.backends.sagemaker.request.addresses import address_warnings
-from sm_llm.launcher.backends.sagemaker.request.arns import place_issues, place_warnings
-from sm_llm.launcher.backends.sagemaker.request.disk import network_warnings, volume_issues, volume_warnings
-from sm_llm.launcher.backends.sagemaker.request.fields import request_issues
-from sm_llm.launcher.backends.sagemaker.request.limits import known_values
+from sm_llm.launcher.backends.sagemaker.request.addresses import address_warnings, place_issues, place_warnings
+from sm_llm.launcher.backends.sagemaker.request.capacity import (
+    QUOTA_SECONDS,
+    network_warnings,
+    time_issues,
+    time_warnings,
+    volume_issues,
+    volume_warnings,
+)
+from sm_llm.launcher.backends.sagemaker.request.limits import known_values, request_issues
 from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, training_job
-from sm_llm.launcher.backends.sagemaker.request.rules import account_issues, job_issues, job_warnings, model_issues
-from sm_llm.launcher.backends.sagemaker.request.time_limit import QUOTA_SECONDS, time_issues, time_warnings
-from sm_llm.launcher.backends.sagemaker.request.unusable import unusable_issues, unusable_warnings
+from sm_llm.launcher.backends.sagemaker.request.rules import (
+    account_issues,
+    job_issues,
+    job_warnings,
+    model_issues,
+    unusable_issues,
+    unusable_warnings,
+)
 from sm_llm.launcher.backends.sagemaker.target import decide
-from sm_llm.launcher.display.lines import duration
 from sm_llm.launcher.images import images
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.spec.validation.runner import at_new_paths, run
+from sm_llm.terminal import duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

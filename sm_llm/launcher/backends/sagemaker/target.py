@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, PlanError
+from sm_llm.launcher.backends.sagemaker.request.capacity import TimeLimit, time_limit
 from sm_llm.launcher.backends.sagemaker.request.distribution import Distribution, distribution
 from sm_llm.launcher.backends.sagemaker.request.settings import Settings, setting_issues, settings
-from sm_llm.launcher.backends.sagemaker.request.time_limit import TimeLimit, time_limit
 from sm_llm.launcher.bundle import local_source
-from sm_llm.launcher.display.lines import duration
 from sm_llm.launcher.images import images
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks
+from sm_llm.terminal import duration
 
 if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan

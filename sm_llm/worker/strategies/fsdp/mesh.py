@@ -15,7 +15,7 @@ from sm_llm.worker.objects import restrict_object_collectives
 if TYPE_CHECKING:
     import torch
 
-    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.spec.parallelism.base import Layout
     from sm_llm.worker.place import Place
 
 

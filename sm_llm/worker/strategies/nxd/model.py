@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sm_llm.models.config import both_spellings
-from sm_llm.models.parallel_nxd import kv_copies, kv_heads
+from sm_llm.models.parallel import kv_copies, kv_heads
 from sm_llm.worker.strategies.nxd import library
 from sm_llm.worker.training.finite import poisoned
 from sm_llm.worker.training.loss import IGNORED

@@ -11,7 +11,7 @@ from sm_llm.convert.layout import Degrees
 from sm_llm.convert.rules import HEAD, ShardPlan, parts_by_source, primary_and_copies
 from sm_llm.errors import CheckpointError
 from sm_llm.models.families.registry import family
-from sm_llm.models.parallel_nxd import kv_copies, kv_heads
+from sm_llm.models.parallel import kv_copies, kv_heads
 from sm_llm.worker.training.optim import is_decayed
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
-    from sm_llm.spec.parallelism.layout import Layout
+    from sm_llm.spec.parallelism.base import Layout
 
 PARAMETERS = "SM_HP_MP_PARAMETERS"
 """Variable in which SageMaker hands over the launch parameter ``mp_parameters``."""

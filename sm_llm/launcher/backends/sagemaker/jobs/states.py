@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.display.lines import duration
 from sm_llm.runs.states import RunState
+from sm_llm.terminal import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

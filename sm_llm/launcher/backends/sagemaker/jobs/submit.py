@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.sagemaker.account import Account, NoSuchJob, console_line, describe, told
-from sm_llm.launcher.display.lines import size
 from sm_llm.launcher.submission import MayRun
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.s3.s3_client import code_of, status_of
 from sm_llm.storage.uri import open_store
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import quoted, say, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,21 +1,20 @@
-"""Limits of the service that its own model holds: lengths, counts, patterns and enumerations of a request.
-
-The SDK and botocore check types, required members and minimums only; everything else is refused by the service, after
-code and data have been uploaded. This follows the installed botocore, so it knows an API as new as that.
-"""
+"""What the service refuses of a request: the limits that botocore holds, under the names that the user gave."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, SubmitError
-from sm_llm.optional import missing
-from sm_llm.storage.s3 import s3_client
+from sm_llm.aws import fresh_session, need_aws
+from sm_llm.contract.job_file import JOB_CHANNEL
+from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.request.request import NAME_TAG, RUN_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
 
 _JAVA = {r"\p{L}": r"\w", r"\p{N}": r"\d", r"\p{Z}": r"\s", r"\p{Alnum}": "A-Za-z0-9"}
 """Java's classes of characters as Python's; ``\\w`` is a little wider than letters, and the service decides."""
@@ -62,20 +61,9 @@ def known_values(shape: str) -> tuple[str, ...]:
     return tuple(_model().shape_for(shape).enum)
 
 
-def fresh_session() -> Any:
-    """``s3_client.fresh_session``. Raises ``SubmitError`` where boto3 is not installed."""
-    need_aws()
-    return s3_client.fresh_session()
-
-
-def need_aws() -> None:
-    """Raise ``SubmitError`` where boto3 is not installed: nothing of AWS can be asked or read then."""
-    if (lack := missing("boto3", "botocore")) is not None:
-        raise SubmitError(f"AWS: {lack}")
-
-
 @lru_cache
 def _model() -> Any:
+    need_aws()
     return fresh_session().get_service_model("sagemaker")
 
 
@@ -154,3 +142,65 @@ def _python_pattern(pattern: str) -> str:
     for java, python in _JAVA.items():
         pattern = pattern.replace(java, python)
     return pattern
+
+
+_FIELDS = {
+    "TrainingJobName": "name",
+    "RoleArn": "backend.role",
+    "AlgorithmSpecification.TrainingImage": "backend.image_uri",
+    "AlgorithmSpecification.MetricDefinitions": "backend.metric_definitions",
+    "InputDataConfig": "inputs",
+    "OutputDataConfig.KmsKeyId": "backend.output_kms_key_id",
+    "OutputDataConfig.S3OutputPath": "storage",
+    "ResourceConfig.VolumeKmsKeyId": "backend.volume_kms_key_id",
+    "ResourceConfig.KeepAlivePeriodInSeconds": "backend.keep_alive_period_in_seconds",
+    "ResourceConfig.TrainingPlanArn": "backend.training_plan_arn",
+    "ResourceConfig.InstanceGroups": "backend.instance_groups",
+    "ResourceConfig.InstanceType": "compute.instance_type",
+    "VpcConfig.Subnets": "backend.vpc.subnets",
+    "VpcConfig.SecurityGroupIds": "backend.vpc.security_group_ids",
+    "RetryStrategy.MaximumRetryAttempts": "backend.max_retry_attempts",
+    "StoppingCondition.MaxRuntimeInSeconds": "backend.max_run_seconds",
+    "StoppingCondition.MaxWaitTimeInSeconds": "backend.max_wait_seconds",
+    "Environment": "environment",
+    "Tags": "backend.tags",
+}
+"""Path in the request -> field of the specification."""
+
+_NAMED = {"InputDataConfig": "ChannelName", "Tags": "Key"}
+"""Lists of the request that are mappings in the specification, and what names an entry."""
+
+_OWN = {
+    ("InputDataConfig", JOB_CHANNEL): "storage",
+    ("Tags", RUN_TAG): "storage",
+    ("Tags", NAME_TAG): "backend.base_job_name",
+}
+"""Entries of our own, and the fields that they follow from."""
+
+_REMEDIES = {
+    "backend.role": "Give the whole ARN: arn:aws:iam::ACCOUNT:role/NAME",
+    "backend.training_plan_arn": "Give the whole ARN: arn:aws:sagemaker:REGION:ACCOUNT:training-plan/NAME",
+    "backend.tags": "Write letters, digits, spaces and _.:/=+-@; there are at most 50 tags, our own 3 included",
+    "inputs": "A name has letters, digits, dots, hyphens and underscores; there are at most 20, our own included",
+    "environment": "Keep long or many values in a file that the job reads",
+}
+
+
+def request_issues(request: dict[str, Any]) -> Iterator[Issue]:
+    """Limits of the service that a request breaks."""
+    return (_named(issue, request) for issue in limit_issues(request))
+
+
+def _named(issue: Issue, request: Mapping[str, Any]) -> Issue:
+    """An issue under the name that the user gave the value by."""
+    prefix = next((it for it in _FIELDS if issue.path == it or issue.path.startswith(f"{it}.")), None)
+    if prefix is None:
+        return issue
+    field = _FIELDS[prefix]
+    rest = issue.path[len(prefix) :]
+    if rest and prefix in _NAMED:
+        entry = request[prefix][int(rest.split(".")[1])][_NAMED[prefix]]
+        if own := _OWN.get((prefix, entry)):
+            return replace(issue, path=own)
+        rest = f".{entry}"
+    return replace(issue, path=f"{field}{rest}", remedy=issue.remedy or _REMEDIES.get(field, ""))

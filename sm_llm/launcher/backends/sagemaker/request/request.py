@@ -3,22 +3,170 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.stock import WHEELHOUSE
-from sm_llm.launcher.backends.sagemaker.jobs.names import job_name, normalised
-from sm_llm.launcher.backends.sagemaker.request.channels import channels
-from sm_llm.launcher.backends.sagemaker.request.metrics import metric_definitions
+from sm_llm.contract.image_packages import WHEELHOUSE
+from sm_llm.contract.job_file import JOB_CHANNEL
+from sm_llm.launcher.backends.sagemaker.request.capacity import volume_size_gb
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
-from sm_llm.spec.machines.gpus import machines
+from sm_llm.spec.inputs import MOUNT, FileSystemInput, Input, S3Input, input_place
 from sm_llm.spec.tasks import TASK_KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.launcher.backends.sagemaker.request.capacity import TimeLimit
     from sm_llm.launcher.backends.sagemaker.request.settings import Settings
-    from sm_llm.launcher.backends.sagemaker.request.time_limit import TimeLimit
     from sm_llm.launcher.backends.sagemaker.target import SageMakerTarget
     from sm_llm.spec.job import JobSpec
+
+
+LONGEST = 63
+_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}(?:-.*)?$")
+
+
+def normalised(text: str) -> str:
+    """``text`` with everything that a job's name cannot hold as a hyphen: ``my_base run`` -> ``my-base-run``."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "job"
+
+
+def base_in_names(base: str) -> str:
+    """How a base begins the names of jobs: normalised, and cut where the run's time and digits follow."""
+    tail = "-20260101-000000-0000"
+    return job_name(f"x{tail}", 1, base).removesuffix(f"{tail}-1")
+
+
+def job_name(run_id: str, attempt: int, base: str | None = None) -> str:
+    """The name of an attempt's training job: ``<base>-<the run's time and random digits>-<attempt>``.
+
+    The base is cut before the rest is added, so that the name stays unique; a run id that is not one of ours keeps its
+    end.
+    """
+    match = _STAMP.search(run_id)
+    stamp = match[0] if match else f"-{run_id}"
+    head = base if base is not None else run_id[: match.start()] if match else ""
+    tail = f"-{normalised(stamp)}-{attempt}"[-LONGEST + 1 :]
+    return f"{normalised(head)[: LONGEST - len(tail)].rstrip('-')}{tail}".strip("-")
+
+
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|[-+]?inf)(?![\w,.])"
+"""Exponents whole, and what a run that has gone wrong prints. Rather nothing than a part of ``1,234.5``."""
+
+METRICS: dict[str, str] = {
+    "train:loss": rf"\bLoss: {_NUMBER}",
+    "train:tokens_per_second_per_device": rf"\| {_NUMBER} tokens/s/device",
+    "train:mfu_percent": rf"\bMFU {_NUMBER}%",
+    "train:grad_norm": rf"\bgrad norm {_NUMBER}",
+    "train:learning_rate": rf"\blr {_NUMBER}",
+    "train:data_wait_seconds": rf"\bdata wait {_NUMBER} s",
+    "train:step": r"\bstep (\d+)/\d+",
+    "validation:loss": rf"\bvalidation loss {_NUMBER}",
+}
+"""Name -> regular expression with one group. The events in the run's folder hold the exact numbers."""
+VALIDATION = "validation:loss"
+BETTER: dict[str, str] = {
+    "train:loss": "Minimize",
+    "train:tokens_per_second_per_device": "Maximize",
+    "train:mfu_percent": "Maximize",
+    "train:grad_norm": "Minimize",
+    "train:data_wait_seconds": "Minimize",
+    VALIDATION: "Minimize",
+}
+"""Metric -> the direction in which a tuning job improves it; the other metrics are not outcomes."""
+
+
+def metric_definitions() -> list[dict[str, str]]:
+    """The definitions as the service takes them."""
+    return [{"Name": name, "Regex": regex} for name, regex in METRICS.items()]
+
+
+CODE = "/opt/ml/code"
+_FILE = re.compile(r"\.[A-Za-z]\w*$")
+"""A suffix begins with a letter: ``rows.jsonl`` is a file, ``Llama-3.1-8B`` and ``v1.5`` are folders."""
+
+
+def mounted(job: JobSpec) -> dict[str, Input]:
+    """Inputs that become channels: those in S3 and on file systems. Others are read by the worker itself."""
+    return {name: value for name, value in job.inputs.items() if _is_channel(value)}
+
+
+def channels(job: JobSpec, job_folder: str) -> list[dict[str, Any]]:
+    """``InputDataConfig``: every mounted input, and the folder in S3 that holds job.json."""
+    inputs = {**mounted(job), JOB_CHANNEL: S3Input(uri=job_folder, mode="File")}
+    return [_channel(name, value) for name, value in inputs.items()]
+
+
+def seen_from_inside(job: JobSpec, source_folder: str | None) -> JobSpec:
+    """The job as the worker reads it: mounted inputs by their folder, the bundled program in the folder of the code."""
+    places = {input_place(value): f"{MOUNT}/{name}" for name, value in mounted(job).items()}
+    task = _replace(job.task.model_dump(), places)
+    if source_folder is not None and job.task.kind == "script":
+        task["source"] = f"{CODE}/{source_folder}"
+    return job.model_copy(update={"task": type(job.task).model_validate(task)})
+
+
+def _is_channel(value: Input) -> bool:
+    return not isinstance(value, str) or value.startswith("s3://")
+
+
+def _channel(name: str, value: Input) -> dict[str, Any]:
+    if isinstance(value, FileSystemInput):
+        source = {
+            "FileSystemDataSource": {
+                "FileSystemId": value.file_system_id,
+                "FileSystemType": value.file_system_type,
+                "DirectoryPath": value.directory_path,
+                "FileSystemAccessMode": value.access_mode,
+            }
+        }
+        return {"ChannelName": name, "DataSource": source}
+    wanted = value if isinstance(value, S3Input) else S3Input(uri=value)
+    uri = _closed(wanted.uri) if wanted.data_type == "S3Prefix" else wanted.uri
+    s3 = {"S3DataType": wanted.data_type, "S3Uri": uri, "S3DataDistributionType": wanted.distribution}
+    mode = {} if wanted.mode == "File" else {"InputMode": wanted.mode}  # File is the whole request's mode
+    return {"ChannelName": name, "DataSource": {"S3DataSource": s3}, **mode}
+
+
+def _closed(uri: str) -> str:
+    """A folder ends with "/", or run-1 would bring run-10 as well; a name with a file's suffix is a file."""
+    return uri if uri.endswith("/") or _FILE.search(uri) else f"{uri}/"
+
+
+def _replace(value: Any, places: Mapping[str, str]) -> Any:
+    """Every text that is one of ``places``, or lies below one, by the folder it is mounted at."""
+    if isinstance(value, dict):
+        return {key: _replace(item, places) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace(item, places) for item in value]
+    if isinstance(value, str):
+        for uri, folder in places.items():
+            base = uri.rstrip("/")
+            if value.rstrip("/") == base or value.startswith(f"{base}/"):
+                return f"{folder}{value[len(base) :]}".rstrip("/")
+    return value
+
+
+def read_channels(job: JobSpec) -> set[str] | None:
+    """Names of the channels that a job, as its worker reads it, takes data from; None for a program's: it may read any.
+
+    ``job`` is what ``seen_from_inside`` gives.
+    """
+    if job.task.kind == "script":
+        return None
+    inside = (PurePosixPath(text) for text in _texts(job.task.model_dump()) if text.startswith(f"{MOUNT}/"))
+    return {place.relative_to(MOUNT).parts[0] for place in inside}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
 
 RUN_TAG = "sm_llm:run"
 """Tag with the address of the run that a job is an attempt of."""
@@ -26,8 +174,6 @@ ATTEMPT_TAG = "sm_llm:attempt"
 NAME_TAG = "sm_llm:name"
 """Tag with the name as it was given, before it was made fit for the service."""
 _LOG_LEVEL = 20
-_NVME_VOLUME_GB = 30
-_EBS_VOLUME_GB = 100
 
 
 @dataclass(frozen=True)
@@ -100,14 +246,6 @@ def _resources(job: JobSpec, options: SageMakerOptions, settings: Settings) -> d
         "TrainingPlanArn": options.training_plan_arn,
     }
     return resources | {name: value for name, value in optional.items() if value is not None}
-
-
-def volume_size_gb(job: JobSpec) -> int:
-    """Size of the storage volume; types with NVMe disks use those, whatever is asked for."""
-    options = SageMakerOptions.of(job)
-    rows = machines(job)
-    has_disks = bool(rows) and all(row.nvme_gb for row in rows)
-    return options.volume_size_gb or (_NVME_VOLUME_GB if has_disks else _EBS_VOLUME_GB)
 
 
 def _stopping(limit: TimeLimit) -> dict[str, int]:

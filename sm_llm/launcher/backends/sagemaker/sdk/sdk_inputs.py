@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.bucket_names import bucket_problem
 from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue
-from sm_llm.launcher.backends.sagemaker.request.channels import read_channels
 from sm_llm.launcher.backends.sagemaker.request.limits import value_issues
+from sm_llm.launcher.backends.sagemaker.request.request import read_channels
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.spec.validation.addresses import check_input_variables
 from sm_llm.storage.uri import is_s3

@@ -13,8 +13,8 @@ from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, value_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import hyperparameter_issues, is_variable, shown
 from sm_llm.launcher.planning.planner import load_whole, plan_loaded
-from sm_llm.spec.comparison.classes import FREE
 from sm_llm.spec.comparison.leaves import leaves
+from sm_llm.spec.field_classes import FREE
 from sm_llm.spec.loading.yaml_text import to_typed
 
 if TYPE_CHECKING:

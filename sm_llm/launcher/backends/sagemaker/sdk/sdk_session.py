@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
-from sm_llm.launcher.backends.sagemaker.request.sdk_defaults import session_defaults
+from sm_llm.launcher.backends.sagemaker.request.settings import session_defaults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import is_variable, shown
 
 if TYPE_CHECKING:

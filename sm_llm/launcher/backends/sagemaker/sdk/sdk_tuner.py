@@ -13,8 +13,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError
-from sm_llm.launcher.backends.sagemaker.jobs.names import normalised
-from sm_llm.launcher.backends.sagemaker.request.metrics import BETTER, METRICS, VALIDATION
+from sm_llm.launcher.backends.sagemaker.request.request import BETTER, METRICS, VALIDATION, normalised
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_ranges import range_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of

@@ -1,9 +1,4 @@
-"""The class of every field of a specification: what another value of it changes.
-
-A field declares its class beside its type (``Annotated[float, SCHEDULE]``). A field that does not has the class of its
-block: ``fields_are`` of the block's own type, else what the field that holds the block declares. Specifications and
-checkpoints are compared by these classes alone (``sm_llm.spec.comparison.leaves``).
-"""
+"""The class of every field of a specification: what another value of it changes."""
 
 from __future__ import annotations
 
