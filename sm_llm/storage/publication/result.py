@@ -97,6 +97,6 @@ def pointed(folder: Path) -> str | None:
     try:
         found = json.loads((folder / POINTER).read_text(encoding="utf-8"))
         address = str(found["result"]) if {"result", "run_id", "digest"} <= set(found) else ""
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     return address if address.endswith(f"/{RESULT}") else None

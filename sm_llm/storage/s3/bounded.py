@@ -115,12 +115,13 @@ class _Pieces:
 
     def read(self, amt: int | None = None) -> bytes:
         """``amt`` bytes, fewer at the end; None reads all that is left, as one piece."""
-        if amt is None:
-            whole: bytes = within(self._seconds, self._raw.read, self._endpoint)
+        read_some = getattr(self._raw, "read1", None)  # what is there, unlike ``read``, which waits for all of it
+        if amt is None or read_some is None:  # urllib3 before version 2 has none
+            whole: bytes = within(self._seconds, lambda: self._raw.read(amt), self._endpoint)
             return whole
         end, left = time.monotonic() + self._seconds, amt
         parts: list[bytes] = []
-        while left and (part := self._raw.read1(left)):  # what is there, unlike ``read``, which waits for all of it
+        while left and (part := read_some(left)):
             parts.append(part)
             left -= len(part)
             if left and time.monotonic() > end:
