@@ -232,11 +232,14 @@ class RunRecord(_Block):
         """What the run is asked for now."""
         return Asked(spec=self.spec, spec_digest=self.spec_digest, origins=self.origins, plan=self.plan)
 
+    def asking(self, asked: Asked) -> RunRecord:
+        """This record of a run that is asked for this from now on."""
+        return self.model_copy(update={name: getattr(asked, name) for name in Asked.model_fields})
+
     def changed(self, asked: Asked, attempt: int, changes: Sequence[str]) -> RunRecord:
         """This record as ``attempt`` asks for it; what that takes the place of is kept until the attempt has ended."""
-        update: dict[str, Any] = {name: getattr(asked, name) for name in Asked.model_fields}
-        update |= {"changes": {**self.changes, attempt: tuple(changes)}, "before": self.asked()}
-        return self.model_copy(update=update)
+        update = {"changes": {**self.changes, attempt: tuple(changes)}, "before": self.asked()}
+        return self.asking(asked).model_copy(update=update)
 
     def unchanged_since(self, earlier: RunRecord) -> RunRecord:
         """This record with everything that it was asked for as in an ``earlier`` one."""
@@ -245,11 +248,10 @@ class RunRecord(_Block):
 
     def settled(self, attempt: int, *, refused: bool) -> RunRecord:
         """This record once ``attempt`` has ended: where its changes were ``refused``, without them."""
-        update: dict[str, Any] = {"before": None}
-        if refused and self.before is not None and attempt in self.changes:
-            update |= {name: getattr(self.before, name) for name in Asked.model_fields}
-            update["changes"] = {number: it for number, it in self.changes.items() if number != attempt}
-        return self.model_copy(update=update)
+        if not refused or self.before is None or attempt not in self.changes:
+            return self.model_copy(update={"before": None})
+        changes = {number: it for number, it in self.changes.items() if number != attempt}
+        return self.asking(self.before).model_copy(update={"changes": changes, "before": None})
 
     def _of(self, attempts: Sequence[Attempt]) -> RunRecord:
         last = attempts[-1].state if attempts else None

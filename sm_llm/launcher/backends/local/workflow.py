@@ -17,6 +17,7 @@ from sm_llm.runs.locate import remember_launch
 from sm_llm.runs.outcome import Ending
 from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_paths import STEPS, step_run_id
+from sm_llm.runs.run_record import Asked
 from sm_llm.runs.states import RunState
 from sm_llm.spec.job import WorkflowSpec
 
@@ -95,7 +96,7 @@ def _run_step(
         remember_launch(home, record)
     elif home.record().spec_digest != plan.digest:
         # The workflow was resumed with changes: the step's record follows.
-        changed = {"spec": plan.job.model_dump(mode="json"), "spec_digest": plan.digest, "plan": [plan.to_json()]}
-        home.update(lambda record: record.model_copy(update=changed))
+        asked = Asked(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=[plan.to_json()])
+        home.update(lambda record: record.asking(asked))
     write_submission(stage(plan, home, home.record(), folder=folder))
     return run_attempt(home, interrupts, quiet=recording.quiet, folder=folder)
