@@ -58,6 +58,12 @@ FLOW: dict[str, Any] = {
     "steps": {"texts": {"task": PREPARE["task"]}, "train": {"task": TRAIN["task"], "compute": TRAIN["compute"]}},
 }
 
+
+def model(preset: str, **config: Any) -> dict[str, Any]:
+    """A model by its preset, with changes."""
+    return {"task.model": {"preset": preset, "config": config}}
+
+
 CASES: list[Case] = [
     # names, addresses and inputs
     ("name-invalid", TRAIN, ("name=a_b",)),
@@ -298,6 +304,33 @@ PLANNED: list[Case] = [
     ("validation-without-rows", TRAIN, ("task.validation.every_steps=2",)),
 ]
 """The same, of what a plan finds beside ``folder``."""
+TWO_NODES = {**ON_SAGEMAKER, "compute": {"instance_type": "ml.p4d.24xlarge", "instance_count": 2}}
+OF_MODELS: list[Case] = [
+    ("pretrained-not-found", TRAIN, ({"task.start": {"pretrained": "nowhere"}},)),
+    ("model-family-unsupported", TRAIN, ({"task.model": {"preset": None, "path": "bert"}},)),
+    ("experts-per-token-too-many", TRAIN, (model("mixtral-8x7b", num_experts_per_tok=9),)),
+    ("neox-heads-do-not-divide-hidden-size", TRAIN, (model("gpt-neox-20b", num_attention_heads=7),)),
+    ("rotary-channels-odd", TRAIN, (model("gpt-neox-20b", rotary_pct=0.27),)),
+    ("smp-sliding-window-unsupported", SMP, (model("mistral-7b"), "task.parallelism.context_parallel_degree=2")),
+]
+OF_BACKENDS: list[Case] = [
+    ("local-instance-type-without-effect", TRAIN, ("compute.instance_type=ml.p5.48xlarge",)),
+    ("local-secret-of-kubernetes", TRAIN, ("secrets.A=k8s:a/b",)),
+    (
+        "local-input-not-mountable",
+        SCRIPT,
+        ({"inputs": {"a": {"file_system_id": "fs-01234567", "directory_path": "/a"}}},),
+    ),
+    ("volume-size-without-effect", ON_SAGEMAKER, ("backend.volume_size_gb=500",)),
+    (
+        "bf16-emulated",
+        ON_SAGEMAKER,
+        ("compute.instance_type=ml.p3.16xlarge", "task.precision.compute=bf16", "backend.max_run_seconds=3600"),
+    ),
+    ("tensorboard-only-on-this-machine", ON_SAGEMAKER, ({"task.logging.sinks": {"tensorboard": {"folder": "x"}}},)),
+    ("register-image-not-in-ecr", REGISTER, ()),
+]
+ALL = [*CASES, *PLANNED, *OF_MODELS, *OF_BACKENDS]
 ELSEWHERE = {
     "yaml-invalid", "yaml-key-not-text", "yaml-key-repeated", "yaml-refers-to-itself", "yaml-tag-unsupported",
     "yaml-value-too-large", "value-too-large", "number-too-long", "specification-not-a-mapping",
@@ -316,6 +349,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("cases")
     (root / "texts").mkdir()
     (root / "texts/a.txt").write_text("text")
+    (root / "bert").mkdir()
+    (root / "bert/config.json").write_text(json.dumps({"model_type": "bert"}))
     (root / "broken").mkdir()
     (root / "broken/tokenizer.json").write_text("{")
     (root / "broken/rows.json").write_text("{")
@@ -343,7 +378,7 @@ def found(source: Any, changes: tuple[Any, ...]) -> set[str]:
     return {issue.code for it in plans for issue in it.issues}
 
 
-@pytest.mark.parametrize(("code", "source", "changes"), [*CASES, *PLANNED], ids=[it[0] for it in [*CASES, *PLANNED]])
+@pytest.mark.parametrize(("code", "source", "changes"), ALL, ids=[it[0] for it in ALL])
 def test_the_issue_is_found(
     code: str, source: Any, changes: tuple[Any, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,7 +388,7 @@ def test_the_issue_is_found(
 
 def test_every_code_of_a_specification_has_a_case() -> None:
     known = {it.code for it in codes() if it.module.startswith(COVERED)}
-    listed = {it[0] for it in [*CASES, *PLANNED]} | ELSEWHERE
+    listed = {it[0] for it in ALL} | ELSEWHERE
     assert sorted(known - listed) == []
     assert sorted(listed - {it.code for it in codes()}) == []
 
