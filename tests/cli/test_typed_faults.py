@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from sm_llm import cli
 from sm_llm.errors import SpecError
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.runs.states import USAGE_EXIT_CODE
+from sm_llm.spec.tasks import TASK_KINDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +121,8 @@ def test_a_plan_that_cannot_run_is_one_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """What it lacks is in the plan itself."""
-    (tmp_path / "job.yaml").write_text("name: a\ntask: {kind: convert, source: /x, to: hf}\n")
+    (tmp_path / "job.yaml").write_text("name: a\ntask: {kind: fetch, source: hf://a/b}\n")
+    monkeypatch.setitem(TASK_KINDS, "fetch", replace(TASK_KINDS["fetch"], worker=None))
     monkeypatch.setattr(sys, "argv", ["sm-llm", "plan", str(tmp_path / "job.yaml"), "--json"])
     with pytest.raises(SystemExit) as leaving:
         cli.main()
