@@ -57,12 +57,18 @@ def run(checkers: Sequence[Checker[S]], subject: S, earlier: Sequence[Issue] = (
 
 def settle(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[Issue]:
     """``found`` in its order, without duplicates and without what an error among ``earlier`` blocks."""
-    kept: list[Issue] = []
+    reported = {_key(issue) for issue in earlier}
+    kept: dict[tuple[str, ...], Issue] = {}
     for issue in found:
-        is_repeated = any(is_same(issue, other) for other in (*earlier, *kept))
-        if not is_repeated and not any(blocks(other, issue.blocked_by) for other in earlier):
-            kept.append(issue)
-    return kept
+        key = _key(issue)
+        if key not in reported and not any(blocks(other, issue.blocked_by) for other in earlier if issue.blocked_by):
+            kept.setdefault(key, issue)
+    return list(kept.values())
+
+
+def _key(issue: Issue) -> tuple[str, ...]:
+    """What two issues that report the same have in common; values may differ in how they were written."""
+    return (issue.code, issue.path, issue.message, issue.remedy)
 
 
 def at_new_paths(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[Issue]:
@@ -110,12 +116,6 @@ def is_code(name: str) -> bool:
     return "-" in name and "." not in name
 
 
-def is_same(issue: Issue, other: Issue) -> bool:
-    """Whether both report the same; values may differ in how they were written."""
-    texts = (issue.code, issue.path, issue.message, issue.remedy)
-    return texts == (other.code, other.path, other.message, other.remedy)
-
-
 def gathered(
     workflow: WorkflowSpec, found: Mapping[str, Sequence[Issue]], earlier: Sequence[Issue] = ()
 ) -> Iterator[Issue]:
@@ -124,8 +124,9 @@ def gathered(
     One of a field that all steps share names the steps that it is about, unless it is about all of them.
     """
     named = {step: [_named(workflow, step, issue) for issue in issues] for step, issues in found.items()}
+    reporting = {step: {_key(issue) for issue in issues} for step, issues in named.items()}
     for issue in settle(chain.from_iterable(named.values()), earlier):
-        steps = [step for step, issues in named.items() if any(is_same(issue, it) for it in issues)]
+        steps = [step for step, keys in reporting.items() if _key(issue) in keys]
         some = not issue.path.startswith("steps.") and len(steps) < len(workflow.steps)
         yield replace(issue, message=f"{issue.message} (step {', '.join(steps)})") if some else issue
 
