@@ -55,14 +55,14 @@ def fit(
     from sm_llm.launcher.api import launch
 
     if dry_run:
+        from sm_llm.launcher.api import preview
         from sm_llm.launcher.planning.input_places import check_places
-        from sm_llm.launcher.planning.planner import plan as make_plan
 
-        plans = make_plan(spec, *overrides or ())
+        plans, submissions = preview(spec, *overrides or ())
         check_places(plans)
         for it in plans:  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
-        print_json([it.to_json() for it in launch(spec, *overrides or (), dry_run=True)])
+        print_json([it.to_json() for it in submissions])
         leave_if_unsupported(plans)
         return
     run = launched(lambda new: launch(spec, *overrides or (), new=new), new)

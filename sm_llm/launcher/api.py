@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.planner import Source
     from sm_llm.launcher.run import Run
     from sm_llm.spec.job import JobSpec, WorkflowSpec
-    from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
 __all__ = ["launch", "load_spec", "prepare"]
@@ -71,17 +70,16 @@ def launch(
         UnfinishedRun: the newest run of this name is unfinished and of another specification, and ``new`` is not set.
         SubmitError: the same run is running, or the backend could not start it.
     """
-    from sm_llm.launcher.planning.planner import load_whole, plan_loaded
-
-    loaded = load_whole(source, overrides, fields)
-    storage = storage_root(loaded.spec)
     if dry_run:
-        return _dry_run(loaded, plan_loaded(loaded), storage, mint_run_id(loaded.spec.name))
+        return preview(source, *overrides, **fields)[1]
     from sm_llm.launcher.lifecycle import begin, proceed  # a dry run needs nothing of what starts runs
+    from sm_llm.launcher.planning.planner import load_whole
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.unfinished import find_unfinished
     from sm_llm.storage.s3.s3_client import one_client
 
+    loaded = load_whole(source, overrides, fields)
+    storage = storage_root(loaded.spec)
     with one_client():
         unfinished = None if new else find_unfinished(storage, loaded)
         if unfinished is None:
@@ -102,15 +100,23 @@ def _in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def _dry_run(loaded: Loaded, plans: Sequence[Plan], storage: str, run_id: str) -> list[Submission]:
+def preview(source: Source, *overrides: Override, **fields: Any) -> tuple[list[Plan], list[Submission]]:
+    """The plans of a job or workflow, and what would be submitted for them: a dry run. Starts and writes nothing.
+
+    Also what cannot run yet or here is rendered (``Plan.unsupported``). Raises ``SpecError`` and ``PlanError``.
+    """
     from sm_llm.launcher.backends.base import backend, workflows_of
     from sm_llm.launcher.planning.inputs import rendered
+    from sm_llm.launcher.planning.planner import load_whole, plan_loaded
     from sm_llm.spec.job import WorkflowSpec
 
+    loaded = load_whole(source, overrides, fields)
+    plans, run_id = plan_loaded(loaded), mint_run_id(loaded.spec.name)
+    run_uri = join(storage_root(loaded.spec), run_id)
     if isinstance(loaded.spec, WorkflowSpec):
         target = workflows_of(backend(loaded.spec.backend.name))
-        return target.render_workflow(loaded.spec, plans, run_id, join(storage, run_id))
-    return [rendered(plan, run_id, join(storage, run_id)) for plan in plans]
+        return plans, target.render_workflow(loaded.spec, plans, run_id, run_uri)
+    return plans, [rendered(plan, run_id, run_uri) for plan in plans]
 
 
 def prepare(

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from sm_llm.spec.loading.recipes import recipe_files, recipe_summary
 
 import sm_llm
 from sm_llm import cli
@@ -24,7 +23,7 @@ from sm_llm.launcher.display.report import metrics_table, origins_table, runs_ta
 from sm_llm.launcher.find_runs import Listed
 from sm_llm.launcher.observe.metrics import Summary, SummaryBuilder
 from sm_llm.runs.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
-from sm_llm.spec.loading.load import load
+from sm_llm.spec.loading.load import load, recipe_files, recipe_summary
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
