@@ -1,6 +1,6 @@
 """The interface of a backend: a plan becomes a submission (a pure value), a submission becomes a native job.
 
-A backend is a class with the seven methods of ``Backend``; what not every place has, workflows and shells, are
+A backend is a class with the methods of ``Backend``; what not every place has, workflows and shells, are
 protocols of their own. It is a row of ``spec.backends.table``, its options are a class of ``spec.backends``, and
 nothing outside its own package names it: what others ask is a property of the options, or a method here.
 
