@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import job_home
-from sm_llm.errors import StorageError, SubmitError
+from sm_llm.errors import LaunchRefused, StorageError, SubmitError
 from sm_llm.launcher.backends.base import workflows_of
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +53,15 @@ def submit_workflow(target: Backend, home: RunHome, number: int, change: Change 
     """Start attempt ``number`` of the workflow recorded in ``home``; the same for its one native job."""
     with target.starting(home, number, None) as attempt:
         return _start(home, attempt, change or Change(), partial(workflows_of(target).submit_workflow, home, number))
+
+
+def assert_ended(target: Backend, home: RunHome) -> None:
+    """Raise ``LaunchRefused`` while an earlier attempt of the run has not ended, as its platform knows."""
+    record = home.record()
+    if record.attempts and not (state := target.describe(home).state).is_final:
+        native = record.attempts[-1].native_id
+        follow = f"Follow it with: sm-llm logs -f {quoted(home.uri)}, or start another run with --new"
+        raise LaunchRefused(f"{record.run_id} is {state.value} already ({native}). {follow}")
 
 
 def _start(home: RunHome, attempt: Attempt, change: Change, submit: Callable[[], str]) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
+    from sm_llm.runs.outcome import Ending
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
     from sm_llm.runs.states import RunState
@@ -52,6 +53,11 @@ class NativeState:
     state: RunState
     detail: str = ""
 
+    @classmethod
+    def of(cls, ending: Ending) -> NativeState:
+        """How an attempt ended, as the state of its job."""
+        return cls(ending.state, ending.reason or "")
+
 
 @dataclass(frozen=True)
 class NativeJob:
@@ -68,8 +74,9 @@ class NativeJob:
 class Backend(Protocol):
     """One place where jobs run. Its constructor takes no arguments, loads no SDK and opens no connection."""
 
-    name: str
-    """As in the specification (``backend.name``) and in the URIs of native jobs."""
+    @property
+    def name(self) -> str:
+        """As in the specification (``backend.name``) and in the URIs of native jobs."""
 
     def plan_checks(self, plan: Plan) -> Checks:
         """Decide what the job gets here, once, and collect everything that stands against it.

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import LaunchRefused
 from sm_llm.launcher.backends.base import NativeJob
 from sm_llm.launcher.backends.sagemaker.plan_checks import plan_checks
 from sm_llm.launcher.backends.sagemaker.render import render
-from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,10 +55,11 @@ class SageMakerBackend:
     def starting(self, home: RunHome, number: int, submission: Submission | None = None) -> Iterator[Attempt]:
         """Nothing is held: a claim in S3 is exclusive by itself. A job has its name, and its role is checked."""
         from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, native_id
+        from sm_llm.launcher.submission import assert_ended
         from sm_llm.runs.run_paths import RunPaths
         from sm_llm.runs.run_record import Attempt
 
-        self._assert_ended(home)
+        assert_ended(self, home)
         request = RunPaths.request_key(number)
         if submission is None:  # its pipeline is rendered once the run's record has the changes
             yield Attempt.claim(number, request=request)
@@ -82,13 +81,6 @@ class SageMakerBackend:
         from sm_llm.launcher.backends.sagemaker.pipelines.workflows import start
 
         return start(home, attempt, self.connect)
-
-    def _assert_ended(self, home: RunHome) -> None:
-        """Raise ``SubmitError`` while an earlier attempt of the run has not ended."""
-        record = home.record()
-        if record.attempts and not (state := self.describe(home).state).is_final:
-            follow = f"Follow it with: sm-llm logs -f {quoted(home.uri)}, or start another run with --new"
-            raise LaunchRefused(f"{record.run_id} is {state.value} already ({record.attempts[-1].native_id}). {follow}")
 
     def render_workflow(
         self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str

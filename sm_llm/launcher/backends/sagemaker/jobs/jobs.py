@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.sagemaker.account import Account
     from sm_llm.launcher.observe.logs import LogFilter
-    from sm_llm.runs.outcome import Ending
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
@@ -40,15 +39,10 @@ LOOK_SECONDS = 5.0
 def known_state(record: RunRecord) -> NativeState | None:
     """The state of a run's newest attempt where nobody has to be asked; else None, and there is an attempt."""
     if (end := recorded_end(record)) is not None:
-        return in_words(end)
+        return NativeState.of(end)
     if not record.attempts or record.attempts[-1].is_claim:
         return NativeState(RunState.PENDING, unstarted(record, time.time()))
     return None
-
-
-def in_words(ending: Ending) -> NativeState:
-    """An end as a state that is shown."""
-    return NativeState(ending.state, ending.reason or "")
 
 
 def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]) -> NativeState:
@@ -79,7 +73,7 @@ def leaving_alone(home: RunHome) -> Iterator[None]:
 
 
 def _gone(home: RunHome, run_id: str, attempt: Attempt) -> NativeState:
-    return in_words(settle(home, attempt, stopped(home, run_id, "its training job was never created")))
+    return NativeState.of(settle(home, attempt, stopped(home, run_id, "its training job was never created")))
 
 
 def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
@@ -87,7 +81,7 @@ def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, j
     home.refresh(f"events/attempt-{attempt.number}-")
     found = _evidence(home.paths, attempt.number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
-    return in_words(settle(home, attempt, judge(home, run_id, attempt.number, found), **bill))
+    return NativeState.of(settle(home, attempt, judge(home, run_id, attempt.number, found), **bill))
 
 
 def _evidence(paths: RunPaths, number: int, native: NativeState, created: float) -> Evidence:

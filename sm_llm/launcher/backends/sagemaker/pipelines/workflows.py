@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.backends.base import NativeState, Submission
-from sm_llm.launcher.backends.sagemaker.jobs.jobs import in_words, leaving_alone
+from sm_llm.launcher.backends.sagemaker.jobs.jobs import leaving_alone
 from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, keep_request
 from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, render
@@ -111,7 +111,7 @@ def state_of(home: RunHome, record: RunRecord, connect: Connect) -> NativeState:
     if (state := _ENDS.get(told)) is None:
         going = ", ".join(it.name for it in steps if it.state in ("Starting", "Executing"))
         return NativeState(RunState.RUNNING, "stopping" if told == "Stopping" else f"step {going}" if going else "")
-    return in_words(settle(home, last, Ending(state, _reason(told, steps))))
+    return NativeState.of(settle(home, last, Ending(state, _reason(told, steps))))
 
 
 def _reason(told: str, steps: list[pipelines.StepState]) -> str | None:
