@@ -43,6 +43,7 @@ def trained(run: Path, breaks_before: int | None = None) -> int:
 
     def breaking(training: Training, step: int, micro_batches: Any) -> None:
         if step == breaks_before:
+            training.checkpointer.finish()  # the next attempt is in this process, where threads would still publish
             raise RuntimeError("broken on purpose")
         take_step(training, step, micro_batches)
 
