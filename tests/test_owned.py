@@ -231,6 +231,7 @@ def test_10_a_package_folder_that_was_altered_is_installed_anew(
 def test_s16_converted_rows_lie_in_a_folder_of_the_user(open_tmp: Path) -> None:
     from sm_llm.data.json_rows import convert
 
+    importlib.import_module("pyarrow.compute")  # here: another user may not read where Python lies
     source = open_tmp / "rows"
     source.mkdir()
     (source / "a.json").write_text('{"input_ids":[1,2,3,4]}\n' * 4)

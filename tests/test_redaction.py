@@ -208,6 +208,35 @@ def test_s07_however_a_value_is_given_to_a_secret_name_it_is_hidden(text: str, m
     assert (found[:11], found[-11:]) == ("+before = 1", "\n after = 2")
 
 
+SECRET_NAMES = (
+    "PGPASSWORD SSHPASS DBPASSWORD DB_PW LDAP_BIND_PW HFTOKEN GITHUBTOKEN API_KEYS TOKENS DB_PASSWORD_OLD "
+    "MY_TOKEN_PROD SECRETS SECRET_VALUE AUTH_HEADER dbPassword GOOGLE_CREDS JWT AZURE_STORAGE_CONNECTION_STRING GH_PAT "
+    "x-api-key SECRETKEY PRIVKEY DBPWD USERPW ROOTPW CRED BEARER AZURE_SAS ACCESSKEY MY_OTP CONNECTIONSTRING CONN_STR "
+    "PASSWORD_HASH PASSWORD_BASE64 TOKEN_B64 SECRETS_JSON MY_SECRET_STRING session_key FERNET_KEY tls.key"
+)
+WAYS = (
+    "{name}={value}", "{name}: {value}", "export {name}='{value}'", '"{name}": "{value}",', "--{name}={value}",
+    '{name} = f(x, "{value}")', "x = y[{name!r}] or '{value}'", "<{name}>{value}</{name}>",
+    '{{"{name}":\n  "{value}"}}', "- name: {name}\n  value: {value}", '{name} = """\n{value}\n"""',
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([it for it in SECRET_NAMES.split() if it.replace("_", "").isalnum()]),
+    st.from_regex(r"[A-Za-z][A-Za-z0-9+/_-]{3,20}[0-9][A-Za-z0-9]{4,20}", fullmatch=True),
+    st.sampled_from(WAYS),
+    st.sampled_from(["+", "-", " ", "+    ", "-\t"]),
+    st.lists(st.text(st.characters(exclude_characters="\r\n\x0b\x0c\x85\u2028\u2029"), max_size=30), max_size=3),
+)
+def test_s07_no_value_of_a_secret_name_survives_whatever_lines_are_before_it(
+    name: str, value: str, way: str, mark: str, before: list[str]
+) -> None:
+    given = way.format(name=name, value=value)
+    text = "\n".join([*before, *(mark + line for line in given.split("\n"))])
+    assert value not in redact_assignments(text)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -245,12 +274,6 @@ def test_s08_overlapping_secrets_and_keys_of_mappings_are_hidden() -> None:
     assert Hidden((WORD * 2,)).inside({WORD * 2: 1}) == {HIDDEN: 1}
 
 
-SECRET_NAMES = (
-    "PGPASSWORD SSHPASS DBPASSWORD DB_PW LDAP_BIND_PW HFTOKEN GITHUBTOKEN API_KEYS TOKENS DB_PASSWORD_OLD "
-    "MY_TOKEN_PROD SECRETS SECRET_VALUE AUTH_HEADER dbPassword GOOGLE_CREDS JWT AZURE_STORAGE_CONNECTION_STRING GH_PAT "
-    "x-api-key SECRETKEY PRIVKEY DBPWD USERPW ROOTPW CRED BEARER AZURE_SAS ACCESSKEY MY_OTP CONNECTIONSTRING CONN_STR "
-    "PASSWORD_HASH PASSWORD_BASE64 TOKEN_B64 SECRETS_JSON MY_SECRET_STRING session_key FERNET_KEY tls.key"
-)
 OTHER_NAMES = "pad_token max_tokens num_tokens tokenizer forward_pass primary_key TOKENIZERS_PARALLELISM compass path"
 
 

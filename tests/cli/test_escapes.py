@@ -152,7 +152,7 @@ def test_s14_raw_logs_are_the_bytes_that_were_written(sm_llm: Any, evil_run: Pat
 
 
 def test_s14_a_warning_and_a_traceback_are_printed_clean(sm_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+    def broken(**_: object) -> None:
         import logging
 
         logging.getLogger("sm_llm.test").warning("%s", EVIL)
