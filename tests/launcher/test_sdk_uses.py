@@ -376,3 +376,25 @@ def test_S12_40_defaults_of_a_session_are_part_of_the_plan(
         assert "OF_FILE" not in sent["Environment"]
         assert sent["EnableInterContainerTrafficEncryption"] is True
     assert estimator(job()).submission.request["Environment"]["OF_FILE"] == "1"
+
+
+def test_S12_13_values_of_a_start_are_checked(calls: list[Any]) -> None:
+    from sagemaker.workflow.parameters import ParameterString
+    from sagemaker.workflow.pipeline import Pipeline
+    from sagemaker.workflow.steps import TrainingStep
+
+    session = pipeline_session()
+    data = ParameterString("Data", DATA)
+    est = estimator(job(task=ROWS, inputs={"train": DATA}), sagemaker_session=session)
+    step = TrainingStep("a", step_args=est.fit({"train": data}, wait=False))
+    flow = Pipeline("p", parameters=[data], steps=[step], sagemaker_session=session)
+
+    def begin(name: str, value: str) -> None:
+        flow.start({name: value})
+
+    for value, words in {"/tmp/x": "is not in S3", "s3://No/x": "is not in S3", "s3://data-bkt/a?b": "tag"}.items():
+        refused(lambda value=value: begin("Data", value), "values.Data", words)
+    refused(lambda: begin("Dta", DATA), "values.Dta", "Did you mean Data")
+    assert not calls
+    begin("Data", f"s3://{BUCKET}/other")
+    assert "StartPipelineExecution" in [operation for operation, _ in calls]

@@ -49,9 +49,9 @@ class SageMakerOptions(BackendOptions):
     """The network."""
     encrypt_inter_container_traffic: bool = False
     """Encrypt traffic between nodes (slows collectives)."""
-    output_kms_key_id: str | None = None
+    output_kms_key_id: str | None = Field(default=None, min_length=1)
     """KMS key for what SageMaker itself writes to S3."""
-    volume_kms_key_id: str | None = None
+    volume_kms_key_id: str | None = Field(default=None, min_length=1)
     """KMS key of the storage volume; only for instance types without NVMe disks, which encrypt by themselves."""
     volume_size_gb: int | None = Field(default=None, ge=1, le=16384)
     """Size of the storage volume; null means 100, or 30 where NVMe disks stand in for it."""

@@ -258,3 +258,26 @@ def test_S12_6i_ids_of_a_network_are_hexadecimal() -> None:
     (found,) = faults(None, network)
     assert "backend.vpc.subnets" in found
     assert "hexadecimal" in found
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "words"),
+    [
+        ("storage=s3://sagemaker-eu-west-1-123456789012/x", "storage: ", "the bucket is in eu-west-1"),
+        ("backend.bucket=sagemaker-us-west-2-111122223333", "backend.bucket: ", "of account 111122223333"),
+        ("inputs={x: 's3://sagemaker-eu-west-1-111122223333/x'}", "inputs.x: ", "the bucket is in eu-west-1"),
+        ("environment.AWS_ENDPOINT_URL_S3=http://localhost:9000", "environment.AWS_ENDPOINT_URL_S3: ", "this machine"),
+        ("environment.HTTPS_PROXY=http://127.0.0.1:3128", "environment.HTTPS_PROXY: ", "this machine"),
+    ],
+)
+def test_D13_places_of_another_region_account_or_machine_are_warned_of(override: str, where: str, words: str) -> None:
+    found = planned(None, override).warnings
+    assert any(it.startswith(where) and words in it for it in found), found
+    own = planned(None, "storage=s3://sagemaker-us-west-2-123456789012/x").warnings
+    assert not any("the bucket is" in it for it in own)
+
+
+@pytest.mark.parametrize("name", ["output_kms_key_id", "volume_kms_key_id"])
+def test_D13_an_empty_key_is_refused(name: str) -> None:
+    (found,) = faults(None, f"backend.{name}=''")
+    assert f"backend.{name}" in found

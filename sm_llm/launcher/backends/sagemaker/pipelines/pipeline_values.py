@@ -12,6 +12,7 @@ from sm_llm.launcher.backends.sagemaker.pipelines.run_address import address_iss
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched
 from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.validation.fields import did_you_mean
+from sm_llm.storage.uri import is_s3, parse
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def value_issues(
     issues = [issue for name, value in values.items() for issue in _own_issues(name, value, declared)]
     texts = {name: spelt(values.get(name, it.get("DefaultValue", ""))) for name, it in declared.items()}
     yield from issues
+    yield from _input_issues(definition, texts, values) if not issues else ()
     yield from address_issues(training_steps(definition.get("Steps", ())), texts, values) if not issues else ()
     for step in training_steps(definition.get("Steps", ())) if not issues else ():
         used = {path: name for path, name in _variables(step["Arguments"]) if name in texts}
@@ -44,6 +46,29 @@ def value_issues(
         folder = _job_folder(step["Arguments"])
         if folder is not None and (job := read(folder)) is not None:
             yield from _step_issues(job, used, texts, values)
+
+
+def _input_issues(
+    definition: Mapping[str, Any], texts: Mapping[str, str], values: Mapping[str, Any]
+) -> Iterator[Issue]:
+    """Values that a channel reads from, and that are no prefix in S3."""
+    for step in training_steps(definition.get("Steps", ())):
+        for channel in step["Arguments"].get("InputDataConfig", ()):
+            uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
+            name = str(uri.get("Get", "")).removeprefix(_GET) if isinstance(uri, dict) else ""
+            if name in values and not is_prefix(texts[name]):
+                message = f"is read by the channel {channel['ChannelName']} of step {step['Name']}, and is not in S3"
+                yield Issue(
+                    "pipeline-value-not-in-s3", f"values.{name}", message, texts[name], "Write s3://bucket/prefix"
+                )
+
+
+def is_prefix(text: str) -> bool:
+    """Whether a text is the address of a bucket, or below one."""
+    try:
+        return is_s3(text) and parse(text).bucket is not None
+    except StorageError:
+        return False
 
 
 def training_steps(steps: Any) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,8 @@ from sm_llm.launcher.backends.sagemaker.request.request import base_in_names
 from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_TORCH, SMP_ACCOUNT, dns_suffix, line_of
 from sm_llm.launcher.planning.plan import requirements
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
+from sm_llm.spec.inputs import input_place
+from sm_llm.spec.loading.references import sources
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.spec.machines.gpus import machines
 from sm_llm.spec.tasks import PrecompileTask, RegisterTask, ScriptTask, TrainTask
@@ -34,6 +36,8 @@ ECR = re.compile(
     r"/[a-z0-9][a-z0-9._/-]*(?::[\w.-]{1,128})?(?:@sha256:[0-9a-f]{64})?"
 )
 """The address of an image in a private registry of ECR."""
+DEFAULT_BUCKET = re.compile(r"sagemaker-(?P<region>[a-z]{2,}(?:-[a-z]+)+-\d+)-(?P<account>\d{12})")
+"""Buckets that the SDK makes: the name has region and account."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,26 @@ def place_warnings(job: JobSpec, found: Settings) -> Iterator[Issue]:
                 "let that account pull"
             )
             yield warning("image-of-another-account", path, message)
+    yield from _bucket_warnings(job, found.region, account)
     region = job.storage_options.region
     if region is not None and found.region is not None and region != found.region:
         message = f"the bucket is in {region}, the job runs in {found.region}: traffic is billed"
         yield warning("storage-in-another-region", "storage_options.region", message)
+
+
+def _bucket_warnings(job: JobSpec, region: str | None, account: str | None) -> Iterator[Issue]:
+    """Buckets that the SDK made for another region or account, as their names show."""
+    options = SageMakerOptions.of(job)
+    own = {"storage": job.storage, "backend.bucket": options.bucket, "backend.wheelhouse": options.wheelhouse}
+    named = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
+    for path, place in {**own, **named, **sources(job)}.items():
+        match = DEFAULT_BUCKET.fullmatch((place or "").removeprefix("s3://").partition("/")[0])
+        if match and region is not None and match["region"] != region:
+            message = f"the bucket is in {match['region']}, the job runs in {region}: traffic is billed"
+            yield warning("bucket-in-another-region", path, message)
+        if match and account is not None and match["account"] != account:
+            message = f"the bucket is of account {match['account']}, the job runs in {account}: policies must allow it"
+            yield warning("bucket-of-another-account", path, message)
 
 
 def _account(found: Settings) -> str | None:

@@ -62,7 +62,10 @@ def unusable_warnings(job: JobSpec, found: Settings) -> Iterator[Issue]:
         why = "is this machine alone: in the job it would be the container itself"
         remedy = "Name an address that the job's network reaches, or run here: backend.name=local"
         yield warning("endpoint-of-this-machine", "storage_options.endpoint_url", f"{endpoint} {why}", remedy=remedy)
-    for name in {**found.environment, **job.environment}:
+    for name, value in {**found.environment, **job.environment}.items():
+        if value.startswith(("http://", "https://")) and _is_loopback(value):
+            message = f"{value} is this machine alone: in the job it would be the container itself"
+            yield warning("variable-names-this-machine", f"environment.{name}", message)
         if name in _WARNED_VARIABLES:
             message = "takes the place of the image's own, which its programs may need"
             yield warning("environment-variable-of-the-image", f"environment.{name}", message)

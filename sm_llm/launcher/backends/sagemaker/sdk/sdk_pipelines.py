@@ -11,15 +11,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import training_steps
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, training_steps, value_issues
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.storage.s3.s3_client import as_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
 def watch_pipelines() -> None:
-    """Make ``Pipeline.definition`` compare the addresses of our runs."""
+    """Make ``Pipeline.definition`` compare the addresses of our runs, and ``start`` check values of variables."""
     from sagemaker.workflow.pipeline import Pipeline
 
     original = Pipeline.definition
@@ -33,8 +34,28 @@ def watch_pipelines() -> None:
             raise PlanError(issues)
         return text
 
+    begin = Pipeline.start
+
+    @functools.wraps(begin)
+    def start(self: Any, parameters: Any = None, *args: Any, **kwargs: Any) -> Any:
+        _check_start(self, parameters)
+        return begin(self, parameters, *args, **kwargs)
+
     definition.compares_runs = True  # type: ignore[attr-defined]
     Pipeline.definition = definition
+    Pipeline.start = start
+
+
+def _check_start(pipeline: Any, values: Any) -> None:
+    """Raise ``PlanError`` for values that a step of ours cannot take; pipelines of others are left alone."""
+    if not isinstance(values, dict) or not values or not hasattr(pipeline.sagemaker_session, "boto_session"):
+        return
+    found = json.loads(pipeline.definition())
+    tags = (tag for step in training_steps(found["Steps"]) for tag in step["Arguments"].get("Tags", ()))
+    if any(tag["Key"] == RUN_TAG for tag in tags):
+        with as_session(pipeline.sagemaker_session.boto_session._session):
+            if issues := list(value_issues(found, values, job_in)):
+                raise PlanError(issues)
 
 
 def _address_issues(definition: Mapping[str, Any]) -> Iterator[Issue]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.request.addresses import DEFAULT_BUCKET
 from sm_llm.launcher.backends.sagemaker.request.settings import session_defaults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import is_variable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
-
-_DEFAULT_BUCKET = re.compile(r"sagemaker-(?P<region>[a-z]{2,}(?:-[a-z]+)+-\d+)-\d{12}")
-"""Buckets that the SDK makes: the name has the region."""
 
 
 def defaults_of(session: Any) -> AbstractContextManager[None]:
@@ -67,7 +64,7 @@ def region_issues(session: Any, region: str) -> Iterator[Issue]:
             )
             return
     bucket = getattr(session, "_default_bucket", None) or getattr(session, "_default_bucket_name_override", None)
-    match = _DEFAULT_BUCKET.fullmatch(bucket) if isinstance(bucket, str) else None
+    match = DEFAULT_BUCKET.fullmatch(bucket) if isinstance(bucket, str) else None
     if match and match["region"] != region:
         problem = f"is in {match['region']}, and the job is of {region} (backend.region)"
         yield Issue(
