@@ -67,7 +67,7 @@ class _Lines:
     """What the lines before one have left open."""
 
     inside: int | None = None
-    """Columns before a value that goes on as long as lines are indented deeper."""
+    """Columns before a value that continues while lines are indented deeper."""
     alone: bool = False
     """Of that value, only lines that are nothing but one value belong to it."""
     quotes: str = ""
@@ -78,7 +78,7 @@ class _Lines:
     def shown(self, lines: list[str]) -> Iterator[str]:
         """The lines without values of secrets."""
         for line in lines:
-            # The mark of a diff is no part of a name; a flag has two of them.
+            # The mark of a diff does not belong to a name; a flag has two of them.
             at = line[:1] in ("+", "-", " ") and line[:2] != "--"
             mark, body = line[:at], line[at:]
             yield mark + self._shown(body)
