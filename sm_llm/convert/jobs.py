@@ -125,17 +125,9 @@ def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
         )
     if (folder / METADATA).is_file():
         return _job_of_dcp(folder, target, given)
-    found = find_shards(folder)
-    at = _config_file(found.root, given.config)
-    config = read_model_config(at)
-    _check_manifest(found, config, given)
-    degrees = _degrees(found, config, given)
-    if issues := check_ranks(found, degrees.tensor, degrees.pipeline):
-        raise ConversionRefused(issues)
-    shards = open_shards(found, decoder(config).buffers)
-    plan = ShardPlan(config, _with_form(found, degrees, shards, given))
-    joined = Joined(plan, shards)
-    beside = {**files_beside([at.parent, found.root]), "config.json": at}
+    opened = open_model(folder, given)
+    found, config, plan, joined, shards = opened.found, opened.config, opened.plan, opened.joined, opened.shards
+    beside = {**files_beside([opened.config_file.parent, found.root]), "config.json": opened.config_file}
     dtypes = {name: joined.dtype(name) for name in plan.shapes}
     return Job(
         "hf",
@@ -151,6 +143,33 @@ def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
         recorded=found.manifest,
         notes=(*_notes(plan.degrees), *_assumed(found, plan.degrees, given), *_format_notes(config, dtypes)),
     )
+
+
+@dataclass(frozen=True)
+class ShardedModel:
+    """A folder of shards that was checked: config, degrees and every tensor of every rank."""
+
+    found: NxdSource
+    config_file: Path
+    config: dict[str, Any]
+    plan: ShardPlan
+    joined: Joined
+    shards: Shards
+
+
+def open_model(folder: Path, given: Given | None = None) -> ShardedModel:
+    """The model whose shards are in ``folder``. Raises ``ConversionRefused`` with every issue."""
+    given = given or Given()
+    found = find_shards(folder)
+    at = _config_file(found.root, given.config)
+    config = read_model_config(at)
+    _check_manifest(found, config, given)
+    degrees = _degrees(found, config, given)
+    if issues := check_ranks(found, degrees.tensor, degrees.pipeline):
+        raise ConversionRefused(issues)
+    shards = open_shards(found, decoder(config).buffers)
+    plan = ShardPlan(config, _with_form(found, degrees, shards, given))
+    return ShardedModel(found, at, config, plan, Joined(plan, shards), shards)
 
 
 def _notes(degrees: Degrees) -> list[str]:

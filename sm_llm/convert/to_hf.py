@@ -7,7 +7,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sm_llm.convert.files.views import FORMATS, Slice, chunks, same, whole
+import numpy as np
+
+from sm_llm.convert.files.views import FORMATS, Raw, Slice, chunks, same, whole, zeros
 from sm_llm.convert.hf_source import SOURCE, mapped
 from sm_llm.convert.rules import HEAD, gaps, parts_by_source, primary_and_copies
 from sm_llm.convert.work import PARTIAL, Unit
@@ -78,6 +80,21 @@ class Joined:
             if not same(self._cut(first).array(), self._cut(other).array()):
                 raise ConversionError([self._unequal(name, first, other)])
         return chunks([self._cut(it) for it in primary], primary[0].tensor.axis)
+
+    def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> Raw:
+        """``[offsets, offsets + sizes)`` of a source tensor, in elements as they are in the files (``dtype``)."""
+        primary, _ = primary_and_copies(self._parts[name])
+        axis = primary[0].tensor.axis
+        first, last = offsets[axis], offsets[axis] + sizes[axis]
+        pieces = []
+        for part in primary:
+            begin, end = max(first, part.begin), min(last, part.end)
+            if begin < end:
+                held = Slice(self._view(part), axis, part.at + begin - part.begin, part.at + end - part.begin).array()
+                others = [slice(o, o + s) for o, s in zip(offsets, sizes, strict=True)]
+                others[axis] = slice(None)
+                pieces.append(held[tuple(others)])
+        return np.concatenate(pieces, axis=axis) if pieces else zeros(sizes, self.dtype(name))
 
     def _view(self, part: Part) -> View:
         return self._shards.views[part.rank, self._shards.stages[part.tensor.name]][part.tensor.name]

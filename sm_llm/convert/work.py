@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import ConversionError, ConversionRefused, Issue
+from sm_llm.models.safetensors_folder import SHARDS as SHARDS
 from sm_llm.storage.checksum import Crc64
 from sm_llm.storage.files import fsync_path
 
@@ -27,8 +28,6 @@ DESTINATION = "DST"
 MANIFEST = "conversion.json"
 """Beside what was written; with it a conversion is complete."""
 _JOURNAL = ".conversion.jsonl"
-SHARDS = "model"
-"""Folder of the shards below the destination, as NxD's trainer expects it below a tag."""
 PARTIAL = ".partial"
 """Ends the name of a file that is being written."""
 _SPARE_BYTES = 16 << 20

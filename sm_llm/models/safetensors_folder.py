@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+SHARDS = "model"
+"""Folder of the shards for neuronx-distributed in a converted model, as its trainer expects it below a tag."""
 START = "task.start.pretrained"
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.models.families.registry import family
-from sm_llm.models.safetensors_folder import START, Stored, stored_tensors
+from sm_llm.models.safetensors_folder import SHARDS, START, Stored, stored_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +31,11 @@ class CheckedWeights:
     tensors: Mapping[str, Stored]
     unread: tuple[str, ...]
     issues: tuple[Issue, ...]
+
+
+def holds_shards(folder: Path) -> bool:
+    """Whether a folder holds a model cut for neuronx-distributed (``convert`` to nxd), and no other weights."""
+    return (folder / SHARDS).is_dir() and not any(folder.glob("*.safetensors"))
 
 
 def check_weights(folder: Path, config: Config) -> CheckedWeights:

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from run_configurations import Harness
 from worker_jobs import MODEL, result_folder, train_task
 
+from sm_llm.convert.api import convert
+
 STEPS = 6
 LEAN = {"checkpoint": {"every_steps": STEPS}, "validation": {"every_steps": STEPS}}
 MAX_NORM = 0.5
@@ -74,6 +76,11 @@ def two(harness: Harness) -> None:
     harness.run("tied", task(model=TIED, **LEAN))
     start = {"pretrained": str(result_folder(harness.folder / "tensor"))}
     harness.run("pretrained", task(start=start, model={"preset": None, "config": {}}, max_steps=2, **LEAN))
+    if dist.get_rank() == 0:
+        convert(start["pretrained"], harness.folder / "shards", to="nxd", tensor_parallel_degree=4, qkv="linear")
+    dist.barrier()
+    fields = {"model": {"preset": None, "config": {}}, "max_steps": 2, **LEAN}
+    harness.run("from-shards", task(start={"pretrained": str(harness.folder / "shards")}, **fields))
     write_tokenizer(harness.folder / "tokenizer")
     prompt = {"sample_prompt": "ab", "sample_tokens": 3}
     tokenizer = str(harness.folder / "tokenizer")

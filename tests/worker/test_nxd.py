@@ -64,6 +64,13 @@ def test_losses_with_copied_heads_and_stages_are_those_of_the_plain_model(
     assert difference(nxd4.run(name), plain) < 1e-5
 
 
+@pytest.mark.parametrize("name", WIDE_PLACES)
+def test_CV13_gradient_norms_count_copied_heads_once(name: str, nxd2: World, nxd4: World) -> None:
+    """AdamW hardly changes with the scale of gradients, so that losses alone would not show a wrong norm."""
+    wanted = [event["grad_norm"] for event in events(nxd2.run("data"), "step")]
+    assert [event["grad_norm"] for event in events(nxd4.run(name), "step")] == pytest.approx(wanted, rel=1e-4)
+
+
 def test_losses_in_bf16_with_fp32_masters_are_near_those_of_the_plain_model(
     plain: dict[int, float], nxd4: World
 ) -> None:
@@ -129,6 +136,10 @@ def test_training_starts_from_published_weights(nxd2: World) -> None:
     assert losses(nxd2.run("pretrained"))[1] < losses(nxd2.run("tensor"))[1] - 0.05
     [start] = events(nxd2.run("pretrained"), "start_chosen")
     assert (start["source"], bool(start["digest"])) == ("pretrained", True)
+
+
+def test_training_starts_from_shards_of_other_degrees_as_from_the_weights_they_were_cut_from(nxd2: World) -> None:
+    assert exact_steps(nxd2.run("from-shards")) == exact_steps(nxd2.run("pretrained"))
 
 
 def test_a_prompt_is_continued_with_batches_of_one_shape(nxd2: World) -> None:

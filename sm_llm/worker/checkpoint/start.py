@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_distribu
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.models.families.registry import family
-from sm_llm.models.weights_check import check_weights, unread_warning
+from sm_llm.models.weights_check import check_weights, holds_shards, unread_warning
 from sm_llm.runs.events.events import StartChosen
 from sm_llm.runs.events.trouble import StateVerified
 from sm_llm.spec.training import CheckpointStart, PretrainedStart
@@ -27,7 +27,7 @@ from sm_llm.worker.checkpoint.earlier_attempts import published_before
 from sm_llm.worker.checkpoint.restore import fetcher, rank_file, restored_folder
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.state_hash import state_hash
-from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights, WeightReader
+from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights, ShardedWeights, WeightReader
 from sm_llm.worker.training import random_state
 
 if TYPE_CHECKING:
@@ -256,6 +256,8 @@ def first_weights(context: WorkerContext, start: Start, config: Mapping[str, Any
     if start.source != "pretrained":
         return InitialWeights(family(config).tensors(config), seed, context.place.local_world_size)
     assert start.uri is not None
+    if holds_shards(Path(start.uri)):
+        return ShardedWeights(Path(start.uri), family(config).tensors(config))
     weights = PretrainedWeights(Path(start.uri), check_weights(Path(start.uri), config))
     if weights.unread:
         context.notice(str(unread_warning(weights.unread)))

@@ -7,9 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
-from sm_llm.errors import CheckpointError
+from sm_llm.convert.files.views import FORMATS
+from sm_llm.convert.jobs import open_model
+from sm_llm.errors import CheckpointError, ConversionError
 from sm_llm.models.init_weights import initial_slice
 from sm_llm.models.safetensors_folder import START
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 
     from sm_llm.models.families.family import Tensor
     from sm_llm.models.weights_check import CheckedWeights
+
+_SIGNED = {8: np.int64, 4: np.int32, 2: np.int16}
+"""What torch takes from numpy, by bytes of an element."""
 
 
 class WeightReader(Protocol):
@@ -83,3 +89,32 @@ class PretrainedWeights:
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt")
         return self._open[path]
+
+
+class ShardedWeights:
+    """The shards of a model that was cut for neuronx-distributed, read slice by slice, for any degrees.
+
+    Raises ``CheckpointError`` with everything that is wrong with shards that are damaged or not those of the model.
+    """
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        try:
+            model = open_model(folder)
+        except ConversionError as error:
+            raise CheckpointError(f"{START}: {error}") from error
+        self._joined, found = model.joined, model.plan.shapes
+        wrong = [name for name in tensors.keys() | found.keys() if _shape(tensors.get(name)) != found.get(name)]
+        if wrong:
+            raise CheckpointError(f"{START}: the shards in {folder} have other tensors: {', '.join(sorted(wrong)[:6])}")
+
+    def read(self, name: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """See ``WeightReader``. Raises ``CheckpointError`` for values that are not finite."""
+        raw, dtype = np.ascontiguousarray(self._joined.read(name, offsets, sizes)), self._joined.dtype(name)
+        part = torch.from_numpy(raw.view(_SIGNED[raw.dtype.itemsize])).view(getattr(torch, FORMATS[dtype].dtype))
+        if part.numel() and not all(bool(extreme.isfinite()) for extreme in part.aminmax()):
+            raise CheckpointError(f"{START}: {name} of the shards holds NaN or infinity. Convert the weights again")
+        return part
+
+
+def _shape(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tensor.shape
