@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sm_llm.cli import (  # noqa: F401 - each registers its verbs
     begin,
+    cache,
     convert,
     doctor,
     hub,

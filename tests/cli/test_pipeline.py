@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from sm_llm.cli import app
+from sm_llm.cli.cache import CACHE_VERBS, cache
 from sm_llm.cli.image import IMAGE_VERBS, images
 from sm_llm.cli.pipeline import PIPELINE_VERBS, group
 
@@ -32,7 +33,9 @@ FLOW: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("group", "verbs"), [(group, PIPELINE_VERBS), (images, IMAGE_VERBS)], ids=["pipeline", "image"]
+    ("group", "verbs"),
+    [(group, PIPELINE_VERBS), (images, IMAGE_VERBS), (cache, CACHE_VERBS)],
+    ids=["pipeline", "image", "cache"],
 )
 def test_every_verb_of_a_group_is_one_python_function(group: typer.Typer, verbs: dict[str, str]) -> None:
     callbacks = [command.callback for command in group.registered_commands]
