@@ -27,8 +27,8 @@ Place = Annotated[str, typer.Argument(metavar="STORAGE", help="Where runs are st
 @s3_access
 def ls(place: Place, as_json: AsJson = False, *, options: S3Access) -> None:
     """List the compilers of a cache, with their graphs: compiled, failed, and not compiled yet."""
-    from sm_llm.launcher.display.lines import size
     from sm_llm.launcher.tools import neuron_cache
+    from sm_llm.terminal import size
 
     graphs = neuron_cache.ls(place, options)
     if as_json:
@@ -51,8 +51,8 @@ def clear(
     options: S3Access,
 ) -> None:
     """Delete graphs that failed to compile, so that they are compiled again; or all."""
-    from sm_llm.launcher.display.lines import size
     from sm_llm.launcher.tools import neuron_cache
+    from sm_llm.terminal import size
 
     done = neuron_cache.clear(place, failed_only=not everything, compiler=compiler, options=options)
     say(f"deleted {len(done.keys)} files, {size(done.size)}, of {done.place}")
