@@ -184,7 +184,7 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         "task.optim.betas (override): expected a list of 2 (each item a number) (got [0.1])",
         "task.optim.eps (override): must be greater than 0 (got 0)",
         "task.optim.lerning_rate (override): unknown key (got 1). Did you mean task.optim.learning_rate?",
-        "task.precision.compute (override): expected one of auto, bf16, fp32 (got 'fp23'). Did you mean fp32?",
+        "task.precision.compute (override): expected one of auto, bf16, fp32, fp8 (got 'fp23'). Did you mean fp32?",
         "task.start (override): expected one of auto, scratch or a mapping with pretrained or "
         "a mapping with checkpoint, allow_other_data (got {'q': 1})",
         "name (Python): a name has letters, digits and hyphens only, none at its ends (got 'bad_name'). Try bad-name",
