@@ -43,6 +43,8 @@ _OPEN = re.compile(r"[ \t]*(?:[(\[{]?|\\|![\w!/-]+)[ \t]*$")
 """What is left of a line whose value follows, one to a line."""
 _ALONE = re.compile(r"[ \t]*(?:-[ \t]+)?(?P<value>[^\s'\"(){}\[\]:#]{6,}|['\"].*['\"])[ \t]*[,;)\]}+\\]*[ \t]*$")
 """A line that is nothing but one value."""
+_ENCODED = re.compile(r"[ \t]*[A-Za-z0-9+/]{60,80}={0,2}[ \t]*$")
+"""A line of a key whose header is not among the lines."""
 _TRIPLE = re.compile(r"[bfruBFRU]{0,2}(\"\"\"|''')")
 _NAMED = re.compile(
     r"\b(?:name|key|variable)['\"]?[ \t]*[:=][ \t]*['\"]?(?P<name>[A-Za-z_][\w.-]{0,120})['\"]?[ \t]*,?$"
@@ -57,7 +59,8 @@ def redact_assignments(text: str) -> str:
     """``redact``, and the values that lines of a program or configuration give to names such as ``db_password``.
 
     Hidden are a value up to the end of its line, a quoted one alone, every literal behind such a name in its line, and
-    the lines that belong to the value. Calls, attributes, references and keys stay.
+    the lines that belong to the value; also lines of base64, which may be parts of a key. Calls, attributes, references
+    and keys of mappings stay.
     """
     return redact("\n".join(_Lines().shown(text.split("\n"))))
 
@@ -85,6 +88,8 @@ class _Lines:
 
     def _shown(self, line: str) -> str:
         indent = len(line) - len(line.lstrip())
+        if _ENCODED.match(line):
+            return line[:indent] + HIDDEN
         if self.quotes:
             _, end, rest = line.partition(self.quotes)
             self.quotes = "" if end else self.quotes

@@ -297,3 +297,11 @@ def test_s08_names_of_secrets_are_known_by_their_words() -> None:
 )
 def test_s09_long_lines_end(text: str) -> None:
     assert redact_assignments(redact(text))  # within the limit of a test: no pattern tries every part of a line again
+
+
+@pytest.mark.parametrize("mark", ["+", "-", " "])
+def test_s07_a_part_of_a_key_without_its_header_is_hidden(mark: str) -> None:
+    body = base64.b64encode(bytes(range(144))).decode()
+    lines = "".join(f"{mark}{body[at : at + 64]}\n" for at in range(0, 192, 64))
+    found = redact_assignments(f"@@ -7,6 +7,6 @@\n{lines}-----END RSA " + "PRIVATE KEY-----\n")
+    assert not any(body[at : at + 20] in found for at in range(0, 170, 10))

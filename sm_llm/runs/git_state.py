@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _DIFF_BYTES = 1 << 20
+_READ_BYTES = 4 << 20
+"""Of the changes that are searched for secrets, of which the record holds fewer."""
 _SECONDS = 10.0
 # A checkout's own configuration could start programs: hooks, a file system monitor, diff drivers, transports for
 # objects that a partial clone lacks.
@@ -60,9 +62,11 @@ def git_state(
     secret = tuple(it for it in map(os.fsdecode, filter(None, changed.split(b"\0"))) if _is_secret(root, it))
     excluded = [f":(exclude,literal){it}" for it in secret]
     diff = _git(root, [*_DIFF, "HEAD", "--", ".", *excluded], run, inert) or b""
+    if len(diff) > _READ_BYTES:
+        diff = diff[: diff.rfind(b"\n", 0, _READ_BYTES) + 1]
     return GitState(
         commit=name,
-        # Hidden before it is cut: half a token has no format any more.
+        # Hidden before it is cut inside a line: half a token has no format any more.
         diff=redact_assignments(diff.decode("utf-8", "replace"))[:_DIFF_BYTES],
         diff_is_cut=len(diff) > _DIFF_BYTES,
         left_out=secret,
