@@ -92,6 +92,20 @@ def test_S12_6g_rows_are_what_prepare_writes(s3_server: Any, base: str) -> None:
     assert look(endpoint, train(data=lines)) == ""
 
 
+def test_S12_12_a_manifest_is_searched_for_and_what_it_lists_is_not(s3_server: Any, base: str) -> None:
+    data = {"format": "rows", "seq_length": 16, "train": "inputs.corpus/train"}
+    role = "arn:aws:iam::111122223333:role/train"
+    backend = {"name": "sagemaker", "role": role, "region": "us-east-1", "max_run_seconds": 3600}
+    more = {"backend": backend, "compute": {"instance_type": "ml.m5.2xlarge"}, "storage": f"{base}/runs"}
+
+    def told(place: str) -> str:
+        inputs = {"corpus": {"uri": f"{base}/{place}", "data_type": "ManifestFile"}}
+        return look(s3_server.endpoint, train(data=data), inputs=inputs, **more)
+
+    assert told("texts/a.txt") == ""
+    assert told("texts/b.txt").startswith("inputs.corpus (Python): is not there")
+
+
 def test_S12_6f_a_wheelhouse_holds_wheels(s3_server: Any, base: str) -> None:
     role = "arn:aws:iam::111122223333:role/train"
 

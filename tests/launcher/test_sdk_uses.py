@@ -398,3 +398,22 @@ def test_S12_13_values_of_a_start_are_checked(calls: list[Any]) -> None:
     assert not calls
     begin("Data", f"s3://{BUCKET}/other")
     assert "StartPipelineExecution" in [operation for operation, _ in calls]
+
+
+def test_S12_40_defaults_of_a_session_are_checked_for_a_built_pipeline(calls: list[Any]) -> None:
+    from sagemaker.workflow.pipeline_context import PipelineSession
+
+    from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import build_pipeline
+
+    one = job()
+    flow = {**{name: one[name] for name in ("backend", "compute", "storage")}, "name": "flow"}
+    flow["steps"] = {"train": {"task": one["task"]}}
+
+    def built(**variables: str) -> Any:
+        config = {"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": {"Environment": variables}}}
+        session = PipelineSession(default_bucket=BUCKET, sagemaker_config=config)
+        return build_pipeline(flow, sagemaker_session=session)
+
+    refused(lambda: built(RANK="5"), "environment.RANK", "sagemaker_session.sagemaker_config")
+    (step,) = json.loads(built(MODE="fast").definition())["Steps"]
+    assert step["Arguments"]["Environment"]["MODE"] == "fast"

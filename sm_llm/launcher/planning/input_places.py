@@ -11,7 +11,7 @@ from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.optional import missing
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.s3_home import CONFIG
-from sm_llm.spec.inputs import input_place
+from sm_llm.spec.inputs import S3Input, input_place
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import RowsData
@@ -136,7 +136,10 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
     named = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
     wheels = getattr(job.backend, "wheelhouse", None)
     others = {} if wheels is None else {_WHEELS: wheels}
+    listed = [it.uri for it in job.inputs.values() if isinstance(it, S3Input) and it.data_type == "ManifestFile"]
     for path, place in {**named, **sources(job), **others}.items():
+        if path not in named and any(place.startswith(it) for it in listed):
+            continue  # what the objects of a manifest are is known to SageMaker alone
         if is_s3(place) or (path == _CHECKPOINT and local_folder(place) is not None):
             yield path, place
 

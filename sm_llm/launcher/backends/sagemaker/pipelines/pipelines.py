@@ -235,9 +235,11 @@ def build_pipeline(
     """
     from sm_llm.launcher.backends.sagemaker.sdk.estimators import pytorch
     from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of, session_issues, stored_with
+    from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of
 
     pytorch()  # nothing is stored for an SDK that is not there
-    found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
+    with defaults_of(sagemaker_session):
+        found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
     if issues := list(session_issues(sagemaker_session, found.region)):
         raise PlanError(issues)
     with stored_with(sagemaker_session):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def defaults_of(session: Any) -> AbstractContextManager[None]:
     """Inside, a plan reads the SDK's defaults as a session that was given has them; without one it reads the files."""
-    return session_defaults(None if session is None else session.sagemaker_config or {})
+    return session_defaults(None if session is None else getattr(session, "sagemaker_config", None) or {})
 
 
 def is_pipeline(session: Any) -> bool:
