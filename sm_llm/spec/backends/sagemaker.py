@@ -9,7 +9,8 @@ from pydantic import Field
 from sm_llm.errors import Issue
 from sm_llm.spec.backends.base import BackendOptions, InstanceGroup, VpcSpec
 from sm_llm.spec.field_classes import PLACEMENT
-from sm_llm.spec.machines.hardware import instance, nearest_instance
+from sm_llm.spec.machines.compute import unknown_type
+from sm_llm.spec.machines.hardware import nearest_instance
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -134,8 +135,5 @@ def _type_issues(path: str, name: str, processes: int | None) -> Iterator[Issue]
             name,
             f"Write {meant.name if meant else f'ml.{name}'}",
         )
-    elif instance(name) is None and processes is None:
-        problem = "is not in the table of instance types, so it is not known how many processes a node runs"
-        known = "give compute.processes_per_instance: its accelerators, or 1 if it has none"
-        remedy = f"Did you mean {meant.name}? If not, {known}" if meant else f"If it is right, {known}"
-        yield Issue("instance-type-unknown", path, problem, name, remedy)
+    else:
+        yield from unknown_type(path, name, processes)

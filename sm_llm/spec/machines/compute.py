@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
+from sm_llm.errors import Issue
 from sm_llm.spec.base import SpecModel
-from sm_llm.spec.machines.hardware import instance
+from sm_llm.spec.machines.hardware import instance, nearest_instance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class ComputeSpec(SpecModel):
@@ -28,3 +34,14 @@ class ComputeSpec(SpecModel):
     def world_size(self) -> int:
         """Processes of the whole job."""
         return self.instance_count * self.processes
+
+
+def unknown_type(path: str, name: str, processes: int | None) -> Iterator[Issue]:
+    """The issue of an instance type at ``path`` that the table lacks, where ``processes`` of a node are not given."""
+    if instance(name) is not None or processes is not None:
+        return
+    meant = nearest_instance(name)
+    problem = "is not in the table of instance types, so it is not known how many processes a node runs"
+    known = "give compute.processes_per_instance: its accelerators, or 1 if it has none"
+    remedy = f"Did you mean {meant.name}? If not, {known}" if meant else f"If it is right, {known}"
+    yield Issue("instance-type-unknown", path, problem, name, remedy)

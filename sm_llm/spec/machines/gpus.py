@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.spec.machines.hardware import Instance, instance, instance_bf16_flops
+from sm_llm.spec.tasks import parallelism_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.spec.backends.base import InstanceGroup
     from sm_llm.spec.job import JobSpec
+
+_PIPELINE_INFLIGHT, _ZERO1_INFLIGHT = "7", "3"
 
 
 def groups(job: JobSpec) -> Sequence[InstanceGroup]:
@@ -47,3 +50,39 @@ def smallest_accelerator(job: JobSpec) -> Instance | None:
     knows."""
     rows = machines(job)
     return min(rows, key=lambda row: row.accelerator_gib) if rows and all(row.accelerator for row in rows) else None
+
+
+def network_environment(job: JobSpec) -> dict[str, str]:
+    """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
+
+    EFA is named only where every node has a card for it, and only between nodes: on one node its warnings mislead. The
+    protocol of NCCL and libfabric's other switches are left to current plugins, which choose better themselves.
+    """
+    rows = machines(job)
+    if not rows:
+        return {}
+    is_neuron = all(row.is_neuron for row in rows)
+    variables = _neuron_environment(job) if is_neuron else {}
+    if all(row.efa_cards for row in rows) and job.compute.instance_count > 1:
+        variables |= _efa_environment(is_neuron=is_neuron)
+    return variables
+
+
+def _efa_environment(*, is_neuron: bool) -> dict[str, str]:
+    variables = {"FI_PROVIDER": "efa"}
+    if is_neuron:
+        variables |= {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+    return variables
+
+
+def _neuron_environment(job: JobSpec) -> dict[str, str]:
+    """As AWS's tutorials set them, without what is deprecated; MALLOC_ARENA_MAX must be there before torchrun."""
+    parallelism = parallelism_of(job.task)
+    # Each stage starts micro-batches before earlier ones are back: more of its work waits at the runtime.
+    pipelined = parallelism is not None and parallelism.degrees.pipeline > 1
+    return {
+        "NEURON_FUSE_SOFTMAX": "1",
+        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _PIPELINE_INFLIGHT if pipelined else _ZERO1_INFLIGHT,
+        "MALLOC_ARENA_MAX": "128" if pipelined else "64",
+        **(parallelism.environment(job.storage or "") if parallelism is not None else {}),
+    }

@@ -230,6 +230,9 @@ def _issue(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) 
         case "string_pattern_mismatch":
             pattern = detail.get("ctx", {}).get("pattern", "")
             return Issue("value-form-invalid", dotted, f"does not have the form {pattern}", seen, origin=origin)
+        case "value_error":
+            message = str(detail.get("ctx", {}).get("error", detail["msg"]))
+            return Issue("value-form-invalid", dotted, message, seen, origin=origin)
         case limit if limit in _LIMITS:
             return Issue(
                 "value-out-of-range", dotted, _LIMITS[limit].format(**detail.get("ctx", {})), seen, origin=origin

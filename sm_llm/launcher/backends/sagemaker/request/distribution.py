@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import LINE_PREFIX
-from sm_llm.spec.machines.gpus import machines
+from sm_llm.spec.machines.gpus import machines, network_environment
 from sm_llm.spec.tasks import PrecompileTask, parallelism_of, starts_ranks, training_of
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ PRECOMPILE_VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"
 TEE = "PET_TEE"
 """Stands for torchrun's ``--tee``, in whose command line the training toolkit lets nobody write."""
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
-_PIPELINE_INFLIGHT, _ZERO1_INFLIGHT = "7", "3"
 _MODEL_PARALLEL = frozenset({"smp"})
 """Strategies whose library is what SageMaker calls ``modelparallel``; torchrun alone starts the others."""
 
@@ -36,7 +35,7 @@ class Distribution:
 
 def distribution(job: JobSpec) -> Distribution:
     """The launch parameters and network environment of a job."""
-    environment = network_environment(job) | _log_environment(job)
+    environment = network_environment(job) | _compile_environment(job) | _log_environment(job)
     mp_parameters = _mp_parameters(job)
     if not starts_ranks(job.task):
         parameters = {} if mp_parameters is None else {"mp_parameters": mp_parameters}
@@ -56,6 +55,10 @@ def distribution(job: JobSpec) -> Distribution:
     return Distribution(estimator, hyperparameters, environment)
 
 
+def _compile_environment(job: JobSpec) -> dict[str, str]:
+    return {PRECOMPILE_VARIABLE: "1"} if isinstance(job.task, PrecompileTask) else {}
+
+
 def _log_environment(job: JobSpec) -> dict[str, str]:
     """Of several processes torchrun labels the lines: CloudWatch has one stream for all of a host."""
     return {TEE: "3", **LINE_PREFIX} if starts_ranks(job.task) and job.compute.processes > 1 else {}
@@ -67,41 +70,3 @@ def _mp_parameters(job: JobSpec) -> dict[str, Any] | None:
     if parallelism is None or parallelism.strategy not in _MODEL_PARALLEL:
         return None
     return parallelism.library_parameters(training.seed if training else 0)
-
-
-def network_environment(job: JobSpec) -> dict[str, str]:
-    """Variables for libfabric, NCCL and the Neuron runtime, by what the instance type has.
-
-    EFA is named only where every node has a card for it, and only between nodes: on one node its warnings mislead. The
-    protocol of NCCL and libfabric's other switches are left to current plugins, which choose better themselves.
-    """
-    rows = machines(job)
-    if not rows:
-        return {}
-    is_neuron = all(row.is_neuron for row in rows)
-    variables = _neuron_environment(job) if is_neuron else {}
-    if all(row.efa_cards for row in rows) and job.compute.instance_count > 1:
-        variables |= _efa_environment(is_neuron=is_neuron)
-    if isinstance(job.task, PrecompileTask):
-        variables[PRECOMPILE_VARIABLE] = "1"
-    return variables
-
-
-def _efa_environment(*, is_neuron: bool) -> dict[str, str]:
-    variables = {"FI_PROVIDER": "efa"}
-    if is_neuron:
-        variables |= {"FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-    return variables
-
-
-def _neuron_environment(job: JobSpec) -> dict[str, str]:
-    """As AWS's tutorials set them, without what is deprecated; MALLOC_ARENA_MAX must be there before torchrun."""
-    parallelism = parallelism_of(job.task)
-    # Each stage starts micro-batches before earlier ones are back: more of its work waits at the runtime.
-    pipelined = parallelism is not None and parallelism.degrees.pipeline > 1
-    return {
-        "NEURON_FUSE_SOFTMAX": "1",
-        "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _PIPELINE_INFLIGHT if pipelined else _ZERO1_INFLIGHT,
-        "MALLOC_ARENA_MAX": "128" if pipelined else "64",
-        **(parallelism.environment(job.storage or "") if parallelism is not None else {}),
-    }
