@@ -28,6 +28,7 @@ pytest_plugins = [
     "tests.fixtures.diagnostics",
     "tests.fixtures.preloaded",
     "tests.fixtures.old_stack",
+    "tests.fixtures.slurm",
 ]
 
 SHARING = {"test_worlds.py", "test_resume.py"}

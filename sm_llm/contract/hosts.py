@@ -33,7 +33,7 @@ class Hosts:
             return None
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            return cls(value["current_host"], tuple(sorted(value["hosts"], key=_numeric)))
+            return cls(value["current_host"], tuple(sorted(value["hosts"], key=numeric)))
         except (ValueError, KeyError, TypeError) as error:
             raise RunFailed(f"{path}: does not name current_host and hosts ({error})") from error
 
@@ -43,7 +43,8 @@ class Hosts:
         return self.names[0]
 
 
-def _numeric(name: str) -> list[tuple[int, str]]:
+def numeric(name: str) -> list[tuple[int, str]]:
+    """Key that sorts names of hosts by the numbers in them."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

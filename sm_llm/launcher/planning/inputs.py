@@ -146,7 +146,7 @@ def code_digest() -> str:
     from sm_llm.package import PACKAGE
 
     digest = hashlib.sha256()
-    for file in sorted(it for it in PACKAGE.rglob("*") if it.suffix in (".py", ".yaml")):
+    for file in sorted(it for it in PACKAGE.rglob("*") if it.suffix in (".py", ".yaml", ".j2")):
         body = file.read_bytes()
         digest.update(f"{file.relative_to(PACKAGE).as_posix()} {len(body)}\n".encode())
         digest.update(body)

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
+from sm_llm.spec.backends.slurm import SlurmOptions
 
 if TYPE_CHECKING:
     from sm_llm.spec.backends.base import BackendOptions
@@ -28,6 +29,7 @@ class Row:
 BACKENDS = {
     "local": Row(LocalOptions, "sm_llm.launcher.backends.local.backend:LocalBackend"),
     "sagemaker": Row(SageMakerOptions, "sm_llm.launcher.backends.sagemaker.backend:SageMakerBackend"),
+    "slurm": Row(SlurmOptions, "sm_llm.launcher.backends.slurm.backend:SlurmBackend"),
 }
 """Name -> row. The first is the default."""
 

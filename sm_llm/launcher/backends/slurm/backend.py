@@ -1,0 +1,113 @@
+"""The Slurm backend: one sbatch job per attempt, on HyperPod, ParallelCluster or any other cluster."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.launcher.backends.base import NativeJob, NativeState
+from sm_llm.launcher.backends.slurm.paths import HERE, native_id
+from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.states import RunState
+from sm_llm.spec.backends.slurm import SlurmOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backends.slurm.cluster import Cluster
+    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.planning.plan import Checks, Plan
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_record import RunRecord
+
+
+def _cluster(ssh_host: str | None) -> Cluster:
+    from sm_llm.launcher.backends.slurm.cluster import cluster
+
+    return cluster(ssh_host)
+
+
+@dataclass(frozen=True)
+class SlurmBackend:
+    """Renders and runs jobs of Slurm. ``connect`` is injected in tests."""
+
+    name: str = "slurm"
+    connect: Callable[[str | None], Cluster] = _cluster
+
+    def plan_checks(self, plan: Plan) -> Checks:
+        """Software, mounts, limits and restarts, and every fault of them."""
+        from sm_llm.launcher.backends.slurm.target import plan_checks
+
+        return plan_checks(plan)
+
+    def render(self, plan: Plan, job: JobFile) -> Submission:
+        """The sbatch script, the code bundle and job.json."""
+        from sm_llm.launcher.backends.slurm.render import render
+
+        return render(plan, job)
+
+    @contextmanager
+    def starting(self, home: RunHome, number: int, submission: Submission | None) -> Iterator[Attempt]:
+        """The cluster is asked whether it can run the job, and an earlier attempt whether it has ended."""
+        from sm_llm.launcher.backends.slurm.submit import check_cluster
+        from sm_llm.launcher.submission import assert_ended
+
+        assert_ended(self, home)
+        assert submission is not None
+        options = SlurmOptions.of(submission.job.spec)
+        check_cluster(options, self.connect(options.ssh_host))
+        yield Attempt.claim(number, request=RunPaths.request_key(number))
+
+    def submit(self, submission: Submission) -> str:
+        """Write the files and submit the job; the native id is ``PLACE/JOB``."""
+        from sm_llm.launcher.backends.slurm.submit import submit
+
+        options = SlurmOptions.of(submission.job.spec)
+        return native_id(options.ssh_host, submit(submission, self.connect(options.ssh_host)))
+
+    def describe(self, home: RunHome) -> NativeState:
+        """The state of the run's newest job. One that has ended is settled in the run's record."""
+        from sm_llm.launcher.backends.slurm import jobs
+
+        record = home.record()
+        if (end := recorded_end(record)) is not None:
+            return NativeState.of(end)
+        if not record.attempts:
+            return NativeState(RunState.PENDING, NEVER_STARTED)
+        is_claim = record.attempts[-1].is_claim
+        return (jobs.state_of_claim if is_claim else jobs.state_of)(home, record, self._cluster_of(record))
+
+    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+        """Wanted lines of all nodes, rank 0's node first, over all restarts; then new ones while ``still_running``."""
+        from sm_llm.launcher.backends.slurm.jobs import logs_of
+
+        record = home.record()
+        return logs_of(home, record, attempt, wanted, still_running, self._cluster_of(record))
+
+    def stop(self, home: RunHome, attempt: Attempt, *, now: bool = False) -> None:
+        """Ask the job to save and stop; one that waits, or with ``now`` any, is cancelled."""
+        from sm_llm.launcher.backends.slurm.jobs import stop_job
+
+        record = home.record()
+        stop_job(record, attempt, self._cluster_of(record), now=now)
+
+    def parse_native(self, text: str) -> NativeJob | None:
+        """``slurm://HOST/JOB``, or ``slurm://localhost/JOB`` on a login node."""
+        scheme, separator, native = text.partition("://")
+        place, slash, job_id = native.rpartition("/")
+        if not separator or scheme != self.name or not (slash and place and job_id.isascii() and job_id.isdigit()):
+            return None
+
+        def find_run() -> str | None:
+            row = self.connect(None if place == HERE else place).job(job_id)
+            return row.comment if row is not None and row.comment.startswith(("/", "s3://")) else None
+
+        return NativeJob(text, find_run)
+
+    def _cluster_of(self, record: RunRecord) -> Cluster:
+        return self.connect(record.spec["backend"].get("ssh_host"))

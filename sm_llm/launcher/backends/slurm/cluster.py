@@ -1,0 +1,198 @@
+"""A cluster's own commands: submit, list, cancel, and files on its shared file system."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.backends.slurm.shell import PUT, READ_ENDS, READ_LOGS, SUBMIT, UNPACK
+from sm_llm.launcher.backends.slurm.states import JobRow
+from sm_llm.launcher.backends.slurm.transport import NoAnswer, Transport, transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_FIELDS = ("JobID", "State", "Reason", "RestartCnt", "StartTime", "NodeList", "Comment", "WorkDir")
+_SEPARATOR = "\x1f"
+"""In no name of a node, and in no comment of ours."""
+_FRESH_SECONDS = 2.0
+_INVALID = "Invalid job id"
+_NO_ACCOUNTING = "accounting storage is disabled"
+_MOST_LOG_BYTES = 4 << 20
+"""Of one log in one answer; the rest comes with the next."""
+
+_LOG = re.compile(r"job\.log|node-[0-9]{1,6}\.log")
+_END = re.compile(r"(?P<kind>outcome|failure|stopped)-(?P<restart>[0-9]{1,9})(?:-(?P<node>[0-9]{1,6}))?(?:\.json)?")
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What the newest start of an attempt left in its folder."""
+
+    outcome: Mapping[str, Any] | None = None
+    """Exit code of the script and time; None where it did not come to its end."""
+    failures: Mapping[int, str] = field(default_factory=dict)
+    """Node -> its failure, in words."""
+    stopped: bool = False
+    """Whether the processes stopped in order."""
+    last_line: str = ""
+    """The last that Slurm or the script printed."""
+
+    @property
+    def last_words(self) -> str:
+        """Why the job failed, where nothing else states it."""
+        code = self.outcome.get("exit_code") if self.outcome else None
+        return ": ".join(it for it in (f"exit code {code}" if code else "", self.last_line) if it) or "the job failed"
+
+
+@dataclass
+class Cluster:
+    """One cluster, through its login node."""
+
+    transport: Transport
+    clock: Callable[[], float] = time.monotonic
+    _rows: dict[str, JobRow] = field(default_factory=dict)
+    _read_at: float = float("-inf")
+
+    @cached_property
+    def name(self) -> str:
+        """As the cluster calls itself. Raises ``SubmitError``."""
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._ask("scontrol", "show", "config"), re.MULTILINE)
+        if found is None:
+            raise SubmitError(f"scontrol on {self.transport.where} does not name its cluster")
+        return found[1]
+
+    def submit(self, folder: str, script: str) -> str:
+        """Submit ``script``, which works in ``folder``; returns the job's id. Raises ``SubmitError``."""
+        answer = self.transport.run(["sh", "-c", SUBMIT, "sh", folder, script])
+        job_id = answer.text.strip().partition(";")[0]
+        if answer.code or not job_id.isdigit():
+            raise SubmitError(f"sbatch on {self.transport.where} refused the job: {answer.words}")
+        return job_id
+
+    def job(self, job_id: str) -> JobRow | None:
+        """The job as ``squeue`` lists it, of all of this user's jobs at once; None once Slurm has forgotten it.
+
+        Raises ``NoAnswer`` where the controller does not answer: that states nothing of the job.
+        """
+        if self.clock() - self._read_at > _FRESH_SECONDS:
+            self._rows = {row.job_id: row for row in self._squeue("--me")}
+            self._read_at = self.clock()
+        if job_id not in self._rows:  # another user's, or forgotten
+            self._rows |= {row.job_id: row for row in self._squeue("--jobs", job_id)}
+        return self._rows.get(job_id)
+
+    def job_in(self, folder: str) -> JobRow | None:
+        """This user's job that works in ``folder``, as ``squeue`` lists it now."""
+        return next((row for row in self._squeue("--me") if row.folder == folder), None)
+
+    def _squeue(self, *which: str) -> list[JobRow]:
+        wanted = ",".join(f"{name}:{_SEPARATOR}" for name in _FIELDS)
+        answer = self.transport.run(["squeue", "--noheader", "--states=all", *which, "--Format", wanted])
+        if answer.code:
+            if _INVALID in answer.error:
+                return []
+            raise NoAnswer(f"squeue on {self.transport.where}: {answer.words}")
+        return [_row(line) for line in answer.text.splitlines() if line.count(_SEPARATOR) >= len(_FIELDS)]
+
+    def accounted(self, job_id: str) -> JobRow | None:
+        """The job's newest row in the accounting database; None where there is no database, or no such row."""
+        argv = ["sacct", "-X", "-D", "-P", "-n", "-j", job_id, "-o", "JobID,State,Submit,NodeList"]
+        answer = self.transport.run(argv)
+        if answer.code:
+            if _NO_ACCOUNTING in answer.error:
+                return None
+            raise NoAnswer(f"sacct on {self.transport.where}: {answer.words}")
+        rows = [line.split("|") for line in answer.text.splitlines() if line.startswith(f"{job_id}|")]
+        return JobRow(rows[-1][0], rows[-1][1], nodes=rows[-1][3]) if rows else None
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job; one that has ended is left alone. Raises ``SubmitError``."""
+        answer = self.transport.run(["scancel", job_id])
+        if answer.code and _INVALID not in answer.error:
+            raise SubmitError(f"scancel {job_id} on {self.transport.where}: {answer.words}")
+        self._read_at = float("-inf")
+
+    def put(self, path: str, body: bytes) -> None:
+        """Write a file on the shared file system, atomically, readable to this user alone. Raises ``SubmitError``."""
+        self._shell(f"write {path}", PUT, path, stdin=body)
+
+    def unpack(self, archive: bytes, digest: str, folder: str) -> None:
+        """Unpack a ``tar.gz`` whose tar has the SHA-256 ``digest`` into ``folder``, read-only; once for all jobs."""
+        if self.transport.run(["test", "-d", folder]).code:
+            self._shell(f"unpack the code bundle into {folder}", UNPACK, folder, digest, stdin=archive)
+
+    def logs(self, folder: str, offsets: Mapping[str, int]) -> dict[str, bytes]:
+        """What the attempt's logs hold beyond ``offsets``, by file name."""
+        known = [f"{name}={offset}" for name, offset in offsets.items()]
+        answer = self.transport.run(["sh", "-c", READ_LOGS, "sh", folder, str(_MOST_LOG_BYTES), *known])
+        return {name: body for name, body in _blocks(answer.output) if _LOG.fullmatch(name)}
+
+    def ends(self, folder: str) -> Ends:
+        """What the newest start of the attempt in ``folder`` left there about its end."""
+        answer = self.transport.run(["sh", "-c", READ_ENDS, "sh", folder])
+        files = list(_blocks(answer.output))
+        found = [(match, body) for name, body in files if (match := _END.fullmatch(name))]
+        newest = max((int(match["restart"]) for match, _ in found), default=0)
+        own = [(match, body) for match, body in found if int(match["restart"]) == newest]
+        return Ends(
+            next((_outcome(body) for match, body in own if match["kind"] == "outcome"), None),
+            {int(it["node"]): body.decode("utf-8", "replace").strip() for it, body in own if it["node"] is not None},
+            any(match["kind"] == "stopped" for match, _ in own),
+            next((body.decode("utf-8", "replace").strip() for name, body in files if name == "job.log"), ""),
+        )
+
+    def has_option(self, option: str) -> bool:
+        """Whether srun has a long option, which a plugin may add."""
+        return f"--{option}" in self._ask("srun", "--help")
+
+    def has_folder(self, path: str) -> bool:
+        """Whether the login node sees a folder."""
+        return self.transport.run(["test", "-d", path]).code == 0
+
+    def _ask(self, *argv: str) -> str:
+        answer = self.transport.run(argv)
+        if answer.code:
+            raise NoAnswer(f"{argv[0]} on {self.transport.where}: {answer.words}")
+        return answer.text
+
+    def _shell(self, action: str, script: str, *arguments: str, stdin: bytes) -> None:
+        answer = self.transport.run(["sh", "-c", script, "sh", *arguments], stdin=stdin)
+        if answer.code:
+            raise SubmitError(f"cannot {action} on {self.transport.where}: {answer.words}")
+
+
+def _row(line: str) -> JobRow:
+    job_id, state, reason, restarts, *texts = line.split(_SEPARATOR)[: len(_FIELDS)]
+    return JobRow(job_id, state, reason, int(restarts) if restarts.isdigit() else 0, *texts)
+
+
+def _blocks(output: bytes) -> Iterable[tuple[str, bytes]]:
+    """Files as the scripts above print them: name and size, a newline, then so many bytes. A cut answer ends them."""
+    position = 0
+    while (end := output.find(b"\n", position)) >= 0:
+        name, _, count = output[position:end].decode("utf-8", "replace").rpartition(" ")
+        if not count.isdigit():
+            return
+        position = end + 1 + int(count)
+        yield name, output[end + 1 : position]
+
+
+def _outcome(body: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return None
+    is_whole = isinstance(found, dict) and type(found.get("exit_code")) is int
+    return found if is_whole else None
+
+
+@cache
+def cluster(ssh_host: str | None) -> Cluster:
+    """The cluster behind a login node, made once: its connection and its list of jobs serve every run."""
+    return Cluster(transport(ssh_host))

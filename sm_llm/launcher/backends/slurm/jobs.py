@@ -1,0 +1,155 @@
+"""Jobs that exist: their state, how they ended, their logs, and how they are stopped."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backends.slurm.paths import ClusterPaths, native_id
+from sm_llm.launcher.backends.slurm.states import native_state
+from sm_llm.launcher.backends.slurm.transport import NoAnswer
+from sm_llm.launcher.observe.logs import read_logs
+from sm_llm.launcher.outcome import Evidence, failures_in_events, first_failure, judge, settle, stopped
+from sm_llm.owned import make_folders, opener
+from sm_llm.runs.events.events import read_events
+from sm_llm.runs.states import RunState
+from sm_llm.runs.stopped import StopRecord
+from sm_llm.terminal import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from sm_llm.launcher.backends.slurm.cluster import Cluster, Ends
+    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_paths import RunPaths
+    from sm_llm.runs.run_record import Attempt, RunRecord
+
+LOOK_SECONDS = 2.0
+"""Between two reads of the logs of a job that runs."""
+SUBMIT_SECONDS = 600.0
+"""After its claim a launcher may still be about to submit an attempt: all its commands take no longer."""
+
+
+def split_native(native_id: str) -> tuple[str, str]:
+    """``PLACE/JOB`` -> the place and the job's id. Raises ``SubmitError`` for anything else."""
+    place, slash, job_id = native_id.rpartition("/")
+    if not (place and slash and job_id.isascii() and job_id.isdigit()):
+        raise SubmitError(f"{native_id!r} is not the id of a Slurm job. Expected PLACE/NUMBER")
+    return place, job_id
+
+
+def attempt_folder(record: RunRecord, number: int) -> str:
+    """The folder of an attempt on the cluster."""
+    return ClusterPaths(str(record.spec["backend"]["shared_folder"])).attempt(record.run_id, number)
+
+
+def state_of(home: RunHome, record: RunRecord, cluster: Cluster) -> NativeState:
+    """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all.
+
+    Slurm itself is asked, then its accounting database, then what the job left. What none of them knows is unknown.
+    Raises ``NoAnswer``: nothing is known, and nothing was changed.
+    """
+    last = record.attempts[-1]
+    job_id = split_native(last.native_id)[1]
+    row = cluster.job(job_id) or cluster.accounted(job_id)
+    if row is not None and not (native := native_state(row)).state.is_final:
+        return native
+    folder = attempt_folder(record, last.number)
+    ends = cluster.ends(folder)
+    if row is None:
+        if ends.outcome is None or ends.outcome.get("requeued"):
+            return NativeState(
+                RunState.UNKNOWN, f"Slurm no longer knows job {job_id}, and it left no outcome in {folder}"
+            )
+        native = NativeState(RunState.FAILED if ends.outcome["exit_code"] else RunState.COMPLETED)
+    home.refresh(f"events/attempt-{last.number}-")
+    found = _evidence(home.paths, last.number, native, ends)
+    return NativeState.of(settle(home, last, judge(home, record.run_id, last.number, found)))
+
+
+def state_of_claim(home: RunHome, record: RunRecord, cluster: Cluster) -> NativeState:
+    """The state of an attempt whose launcher has not recorded its job: the job is found by its folder."""
+    last = record.attempts[-1]
+    row = cluster.job_in(attempt_folder(record, last.number))
+    if row is not None:
+        found = last.model_copy(update={"native_id": native_id(record.spec["backend"].get("ssh_host"), row.job_id)})
+        home.update(lambda held: held.with_attempt(found) if last.is_open_in(held) else held)
+        return native_state(row)
+    if abs(time.time() - last.started) < SUBMIT_SECONDS:
+        return NativeState(RunState.PENDING, "its job is being submitted")
+    return NativeState.of(settle(home, last, stopped(home, record.run_id, "its job was never submitted")))
+
+
+def _evidence(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> Evidence:
+    """What is known of an ended job. Its exit code alone states nothing: after a loss of a node it may be 0."""
+    events = (it for it in read_events(paths.events) if it["attempt"] == number and it["kind"] == "stopped")
+    last = next(reversed(list(events)), None) if ends.stopped else None
+    stop = StopRecord(**{name: last[name] for name in StopRecord.model_fields}).sentence if last is not None else None
+    state, detail = native.state, native.detail
+    if state is RunState.COMPLETED and ends.stopped:
+        state, detail = RunState.STOPPED, stop or "asked to stop"
+    if state is RunState.FAILED and not detail:
+        node, words = min(ends.failures.items(), default=(0, ""))
+        at = "" if words.startswith("node ") else f"node {node}: "
+        detail = f"{at}{words}" if words else ends.last_words
+    return Evidence(state, detail, None, first_failure(failures_in_events(paths, number)), stop)
+
+
+def stop_job(record: RunRecord, attempt: Attempt, cluster: Cluster, *, now: bool) -> None:
+    """Ask the processes to stop after their step; a job that waits, or with ``now`` any, is cancelled."""
+    job_id = split_native(attempt.native_id)[1]
+    row = cluster.job(job_id)
+    cluster.put(f"{attempt_folder(record, attempt.number)}/stop", b"")  # it holds for later restarts, too
+    if now or (row is not None and native_state(row).state in (RunState.PENDING, RunState.RESTARTING)):
+        cluster.cancel(job_id)
+
+
+def logs_of(
+    home: RunHome, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
+    cluster: Cluster,
+) -> Iterator[str]:  # fmt: skip
+    """Wanted lines of an attempt's nodes, rank 0's first; then new ones while ``still_running``, over all restarts."""
+    copy = LogCopy(cluster, attempt_folder(record, attempt), home.paths.logs(attempt))
+    trouble = ""
+
+    def look() -> bool:
+        nonlocal trouble
+        try:
+            alive = still_running()  # asked before the rest, so that the last lines are never missed
+            while copy.pull():
+                pass
+        except NoAnswer as error:
+            if not trouble:
+                say(f"{error}. The job continues; asking again", err=True)
+            trouble = str(error)
+            return True
+        trouble = ""
+        return alive
+
+    return read_logs(home.paths, attempt, wanted, still_running=look, poll=LOOK_SECONDS)
+
+
+class LogCopy:
+    """A copy of an attempt's logs in the run's folder on this machine, continued by offset."""
+
+    def __init__(self, cluster: Cluster, source: str, folder: Path) -> None:
+        self._cluster = cluster
+        self._source = source
+        self._folder = folder
+
+    def pull(self) -> bool:
+        """Append what is new; returns whether there was any. Raises ``NoAnswer``."""
+        make_folders(self._folder)
+        offsets = {path.name: path.stat().st_size for path in self._folder.glob("*.log")}
+        new = self._cluster.logs(self._source, offsets)
+        for name, body in new.items():
+            with open(self._folder / name, "ab", opener=opener) as log:
+                # Another reader of this machine may have appended the same meanwhile.
+                if os.fstat(log.fileno()).st_size == offsets.get(name, 0):
+                    log.write(body)
+        return any(new.values())

@@ -1,0 +1,138 @@
+"""Renders a plan as an sbatch script, with the code bundle and job.json that it needs on the shared file system."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.job_file import JOB_ENVIRONMENT
+from sm_llm.launcher.backends.base import Submission
+from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER, ClusterPaths
+from sm_llm.launcher.backends.slurm.script import Option, Script
+from sm_llm.launcher.backends.slurm.target import SlurmTarget
+from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
+from sm_llm.launcher.images.images import line_of, lock_text
+from sm_llm.spec.backends.slurm import SlurmOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.spec.job import JobSpec
+
+DEVICES_ENVIRONMENT = "SM_LLM_SLURM_DEVICES"
+"""Names the accelerators that each node must have."""
+END_SECONDS = 600
+"""How long nodes may end after one another: the first publishes what the others have finished."""
+
+
+def render(plan: Plan, job: JobFile) -> Submission:
+    """The script, the code bundle and job.json. Reads files of this machine, nothing else."""
+    target = plan.target
+    assert isinstance(target, SlurmTarget)
+    spec = job.spec
+    options = SlurmOptions.of(spec)
+    paths = ClusterPaths(options.shared_folder)
+    bundle = make_bundle(target.program, lock_text(line_of(spec)) if options.container_image is not None else None)
+    unpacked = paths.bundle(bundle.digest)
+    code = unpacked if options.container_image is None else IN_CONTAINER
+    inside = job.model_copy(update={"spec": _seen_by_nodes(spec, code, has_program=target.program is not None)})
+    script = _script(inside, options, target, paths, unpacked, code)
+    request = {
+        "host": options.ssh_host,
+        "shared_folder": options.shared_folder,
+        "bundle": bundle.digest,
+        "script": script.text(),
+    }
+    uploads = {
+        unpacked: bundle.archive,
+        paths.job_file(job.run_id, job.attempt): inside.model_dump_json(indent=2).encode() + b"\n",
+    }
+    return Submission("slurm", inside, request, uploads)
+
+
+def _seen_by_nodes(job: JobSpec, code: str, *, has_program: bool) -> JobSpec:
+    """The job as the workers read it: the user's program is in the bundle."""
+    if not has_program:
+        return job
+    task = {**job.task.model_dump(), "source": f"{code}/{SOURCE_FOLDER}"}
+    return job.model_copy(update={"task": type(job.task).model_validate(task)})
+
+
+def _script(
+    job: JobFile, options: SlurmOptions, target: SlurmTarget, paths: ClusterPaths, bundle: str, code: str
+) -> Script:
+    environment = _environment(job, target, paths, code)
+    is_container = options.container_image is not None
+    return Script(
+        run_id=job.run_id,
+        attempt=job.attempt,
+        options=_options(job, options, target, paths),
+        step_options=[
+            ("kill-on-bad-exit", "1"),
+            ("wait", str(END_SECONDS)),
+            ("cpu-bind", "none"),
+            *([("cpus-per-task", str(options.cpus_per_node))] if options.cpus_per_node is not None else []),
+            *(_container(options, target, bundle, [name for name, _ in environment]) if is_container else []),
+        ],
+        environment=environment,
+        code=code,
+        folder=paths.attempt(job.run_id, job.attempt),
+        python=target.python,
+        processes=target.processes,
+        entry=target.entry,
+        absent="the container was not started" if is_container else "the shared folder is not mounted on this node",
+        umask="027" if job.spec.storage_options.shared_with_group else "077",
+        requeues=target.max_requeues is not None,
+        time_limit=target.signal_seconds is not None,
+        auto_resume=options.retry == "auto-resume",
+        max_requeues=target.max_requeues,
+    )
+
+
+def _options(job: JobFile, options: SlurmOptions, target: SlurmTarget, paths: ClusterPaths) -> list[Option]:
+    """Those of sbatch, in the order in which people look for them."""
+    words = {name: getattr(options, name) for name in ("partition", "account", "qos", "reservation", "constraint")}
+    limit = options.time_limit_minutes
+    found: list[Option] = [
+        ("job-name", job.run_id),
+        ("comment", job.run_uri),
+        ("nodes", str(target.nodes)),
+        ("ntasks-per-node", "1"),
+        *((name, value) for name, value in words.items() if value is not None),
+    ]
+    if options.exclusive:
+        found += [("exclusive", None), ("mem", "0")]
+    if options.cpus_per_node is not None:
+        found.append(("cpus-per-task", str(options.cpus_per_node)))
+    if options.gpus_per_node is not None:
+        found.append(("gpus-per-node", str(options.gpus_per_node)))
+    if limit is not None:
+        found += [("time", str(limit)), ("signal", f"B:USR1@{target.signal_seconds}")]
+    found.append(("requeue" if target.max_requeues is not None else "no-requeue", None))
+    # Slurm replaces % and a letter in this name, and reads two as one.
+    log = paths.log(job.run_id, job.attempt).replace("%", "%%")
+    return [*found, ("output", log), ("open-mode", "append")]
+
+
+def _environment(job: JobFile, target: SlurmTarget, paths: ClusterPaths, code: str) -> list[tuple[str, str]]:
+    own = dict(job.spec.environment)
+    path = own.pop("PYTHONPATH", "")
+    ours = {
+        JOB_ENVIRONMENT: paths.job_file(job.run_id, job.attempt),
+        "PYTHONPATH": f"{code}:{path}" if path else code,  # first, so that the bundle is what runs
+    }
+    if target.devices:
+        ours[DEVICES_ENVIRONMENT] = target.devices
+    return [*{**ours, **dict(target.environment), **own}.items()]
+
+
+def _container(options: SlurmOptions, target: SlurmTarget, bundle: str, names: Sequence[str]) -> list[Option]:
+    """pyxis' options of srun. Of variables that the image sets as well, those in ``names`` win over it."""
+    mounts = [*(f"{it}:{it}" for it in target.mounts), f"{bundle}:{IN_CONTAINER}:ro", *options.container_mounts]
+    return [
+        ("container-image", options.container_image),
+        ("container-mounts", ",".join(mounts)),
+        ("container-env", ",".join(names)),
+        ("no-container-mount-home", None),
+    ]

@@ -1,0 +1,89 @@
+"""Submits an attempt: code, job.json and script are written to the shared file system, then sbatch is called once."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.job_file import job_home
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.backends.slurm.paths import ClusterPaths
+from sm_llm.launcher.backends.slurm.transport import NoAnswer
+from sm_llm.launcher.submission import MayRun
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.spec.backends.slurm import SlurmOptions
+from sm_llm.terminal import quoted, say
+
+if TYPE_CHECKING:
+    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backends.slurm.cluster import Cluster
+
+HYPERPOD = "/opt/sagemaker_cluster"
+"""Folder that HyperPod's nodes have, and no others."""
+
+
+def check_cluster(options: SlurmOptions, cluster: Cluster) -> None:
+    """Raise ``SubmitError`` for what the cluster lacks: pyxis, HyperPod's restarts, the shared folder."""
+    where = cluster.transport.where
+    if not cluster.has_folder(options.shared_folder):
+        raise SubmitError(
+            f"backend.shared_folder: {where} has no folder {options.shared_folder}. Make it there, on a file system "
+            "that all nodes mount at this path"
+        )
+    if options.container_image is not None and not cluster.has_option("container-image"):
+        raise SubmitError(
+            f"backend.container_image: srun on {where} has no --container-image, so pyxis is not installed or not "
+            "loaded. Install it, or use backend.virtual_environment"
+        )
+    if options.retry == "auto-resume" and not cluster.has_folder(HYPERPOD):
+        raise SubmitError(
+            f"backend.retry=auto-resume: {where} has no {HYPERPOD}, so it is not of a HyperPod cluster. Use "
+            "backend.retry=requeue"
+        )
+
+
+def _keep_request(submission: Submission) -> None:
+    """Store what is sent in the run's own storage, in place of what a try that was refused has left."""
+    store, key = job_home(submission.job).store, RunPaths.request_key(submission.job.attempt)
+    body = (json.dumps(submission.request, indent=2) + "\n").encode()
+    if not store.put_if_absent(key, body) and store.get(key) != body:
+        store.delete([key])
+        store.put_if_absent(key, body)
+
+
+def _submitted(cluster: Cluster, folder: str, script: str, uri: str) -> str:
+    """Submit the script once, also where the answer is lost. Raises ``MayRun`` if nobody knows whether it was."""
+    try:
+        return cluster.submit(folder, script)
+    except NoAnswer as error:
+        try:
+            found = cluster.job_in(folder)
+        except NoAnswer:
+            perhaps = f"A job may have been submitted all the same; check it with: sm-llm status {quoted(uri)}"
+            raise MayRun(f"{error}. {perhaps}") from error
+        if found is None:
+            raise
+        return found.job_id
+
+
+def submit(submission: Submission, cluster: Cluster) -> str:
+    """Submit a claimed attempt; returns the job's id. Raises ``SubmitError``."""
+    job = submission.job
+    options = SlurmOptions.of(job.spec)
+    paths = ClusterPaths(options.shared_folder)
+    bundle = paths.bundle(submission.request["bundle"])
+    for path, body in submission.uploads.items():
+        if path == bundle:
+            cluster.unpack(body, submission.request["bundle"], path)
+        else:
+            cluster.put(path, body)
+    _keep_request(submission)
+    script = paths.script(job.run_id, job.attempt)
+    cluster.put(script, submission.request["script"].encode())
+    job_id = _submitted(cluster, paths.attempt(job.run_id, job.attempt), script, job.run_uri)
+    say(
+        f"submitted job {job_id} ({job.spec.compute.instance_count} nodes) through {cluster.transport.where}",
+        f"its results will be in {job.run_uri}; follow it with: sm-llm logs -f {quoted(job.run_uri)}",
+        err=True,
+    )
+    return job_id

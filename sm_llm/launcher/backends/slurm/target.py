@@ -1,0 +1,235 @@
+"""What is decided for a job on Slurm before its script is written, and what stands against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import Issue, warning
+from sm_llm.launcher.bundle import local_source
+from sm_llm.launcher.planning.plan import Checks
+from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, program_warnings, source_issues
+from sm_llm.launcher.planning.removed_modules import import_warnings
+from sm_llm.spec.backends.slurm import SlurmOptions
+from sm_llm.spec.inputs import FileSystemInput, input_place
+from sm_llm.spec.loading.references import sources
+from sm_llm.spec.machines.gpus import network_environment
+from sm_llm.spec.machines.hardware import instance
+from sm_llm.spec.tasks import ScriptTask, starts_ranks
+from sm_llm.storage.uri import fill, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.source_tree import SourceTree
+    from sm_llm.spec.job import JobSpec
+
+SIGNAL_SECONDS = 180
+MAX_REQUEUES = 20
+_CORES_OF_DEVICE = {"trn1": 2, "trn1n": 2, "trn2": 4}
+"""NeuronCores of a Neuron device, as the runtime counts them."""
+_SEPARATORS = (":", ",", "\\")
+
+
+@dataclass(frozen=True)
+class SlurmTarget:
+    """The decisions for one job."""
+
+    nodes: int
+    processes: int
+    """Per node."""
+    python: str
+    mounts: tuple[str, ...]
+    """Folders that a container sees, each at its own path."""
+    environment: tuple[tuple[str, str], ...]
+    """By the facts of the instance type."""
+    devices: str
+    """``nvidia:8`` or ``neuron:16``: what every node must have; empty where that is not known."""
+    signal_seconds: int | None
+    """Before the time limit; None without a limit."""
+    max_requeues: int | None
+    """None where Slurm does not requeue the job."""
+    facts: dict[str, str]
+    """The decisions in words."""
+    entry: str
+    program: SourceTree | None = None
+    """The files of the user's program, where they are on this machine."""
+
+    @property
+    def command(self) -> tuple[tuple[str, ...], ...]:
+        """What runs on every node; the rendezvous follows from the nodes that Slurm gives."""
+        argv = ("torchrun", f"--nnodes={self.nodes}", f"--nproc-per-node={self.processes}")
+        return tuple((*argv, f"--node-rank={node}", self.entry) for node in range(self.nodes))
+
+
+def plan_checks(plan: Plan) -> Checks:
+    """What is decided for a job, and every issue of it. Contacts nothing."""
+    job = plan.job
+    options = SlurmOptions.of(job)
+    program = local_source(job.task.source) if isinstance(job.task, ScriptTask) else None
+    issues = [
+        *_environment_issues(options),
+        *_limit_issues(options),
+        *_effect_issues(options),
+        *_place_issues(job, options),
+        *_secret_issues(job),
+        *source_issues(job),
+        *program_issues(job, program, None),
+        *_warnings(job, options),
+        *program_warnings(job),
+    ]
+    if program is not None and isinstance(job.task, ScriptTask):
+        issues += [*import_warnings(program, None, job.task.entry), *module_warnings(job.task.entry, program)]
+    is_whole = all(issue.severity == "warning" for issue in issues)
+    return Checks(_decide(job, options, program) if is_whole else None, tuple(issues))
+
+
+def _decide(job: JobSpec, options: SlurmOptions, program: SourceTree | None) -> SlurmTarget:
+    venv = options.virtual_environment
+    return SlurmTarget(
+        nodes=job.compute.instance_count,
+        processes=job.compute.processes if starts_ranks(job.task) else 1,
+        python=f"{venv}/bin/python" if venv is not None else "python3",
+        mounts=_mounts(job, options) if options.container_image is not None else (),
+        environment=tuple(network_environment(job).items()),
+        devices=_devices(job, options),
+        signal_seconds=None if options.time_limit_minutes is None else options.signal_seconds or SIGNAL_SECONDS,
+        max_requeues=_max_requeues(options),
+        facts=_facts(options),
+        entry=f"{job.task.kind}.py",
+        program=program,
+    )
+
+
+def _max_requeues(options: SlurmOptions) -> int | None:
+    if options.retry != "requeue":
+        return None
+    return MAX_REQUEUES if options.max_requeues is None else options.max_requeues
+
+
+def _facts(options: SlurmOptions) -> dict[str, str]:
+    again = {
+        "requeue": f"Slurm requeues the job, {_max_requeues(options)} times at most",
+        "auto-resume": "HyperPod replaces faulty nodes and starts the step again",
+        "none": "nobody starts the job again",
+    }
+    limit = options.time_limit_minutes
+    return {
+        "cluster": f"through {options.ssh_host}" if options.ssh_host is not None else "of this machine",
+        "partition": options.partition or "the cluster's default",
+        "software": options.container_image or options.virtual_environment or "",
+        "code": f"{options.shared_folder}/bundles",
+        "time limit": "the partition's" if limit is None else f"{limit} minutes",
+        "after a fault": again[options.retry],
+    }
+
+
+def _devices(job: JobSpec, options: SlurmOptions) -> str:
+    row = instance(job.compute.instance_type)
+    if row is not None and row.is_neuron:
+        return f"neuron:{row.accelerators // _CORES_OF_DEVICE[row.family]}"
+    if row is not None and row.is_gpu and options.exclusive:
+        return f"nvidia:{row.accelerators}"
+    return ""
+
+
+def _mounts(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
+    """Every folder that the specification names, without those that lie below another."""
+    storage = parse(fill(job.storage, run_name=job.name)).path
+    named = [options.shared_folder, options.scratch_folder, *([str(storage)] if storage is not None else [])]
+    named += _folders(job)
+    paths = [PurePosixPath(it) for it in dict.fromkeys(named)]
+    return tuple(str(it) for it in paths if not any(other in it.parents for other in paths))
+
+
+def _folders(job: JobSpec) -> Iterator[str]:
+    """Folders and files of the cluster that the task reads, and inputs."""
+    for place in (*sources(job).values(), *(input_place(value) for value in job.inputs.values())):
+        if place.startswith("/"):
+            yield place.rpartition("@")[0] or place
+
+
+def _environment_issues(options: SlurmOptions) -> Iterator[Issue]:
+    if (options.container_image is None) == (options.virtual_environment is None):
+        both = options.container_image is not None
+        problem = "cannot be set beside backend.virtual_environment" if both else "is not set, and no environment is"
+        remedy = "Give one of them: an image for pyxis, or a virtual environment that all nodes see"
+        yield Issue("environment-not-one", "backend.container_image", problem, options.container_image, remedy)
+
+
+def _limit_issues(options: SlurmOptions) -> Iterator[Issue]:
+    limit, signal = options.time_limit_minutes, options.signal_seconds or SIGNAL_SECONDS
+    if limit is not None and signal > 30 * limit:
+        problem = f"must be at most half of the time limit, which is {60 * limit} s"
+        yield Issue("signal-too-early", "backend.signal_seconds", problem, signal, "Raise backend.time_limit_minutes")
+
+
+def _effect_issues(options: SlurmOptions) -> Iterator[Issue]:
+    """Options that are set and have no effect beside others."""
+    found = {
+        "container_mounts": ("backend.container_image", options.container_image is None),
+        "signal_seconds": ("backend.time_limit_minutes", options.time_limit_minutes is None),
+        "max_requeues": ("backend.retry=requeue", options.retry != "requeue"),
+        "gpus_per_node": ("backend.exclusive=false: whole nodes come with all their GPUs", options.exclusive),
+    }
+    for name, (needed, is_idle) in found.items():
+        if is_idle and (value := getattr(options, name)) not in (None, []):
+            problem = f"has no effect without {needed}"
+            yield Issue("slurm-option-without-effect", f"backend.{name}", problem, value, "Leave it out, or set both")
+
+
+def _place_issues(job: JobSpec, options: SlurmOptions) -> Iterator[Issue]:
+    """Places that the nodes do not see, or that pyxis cannot mount."""
+    storage = parse(fill(job.storage, run_name=job.name)).path
+    remedy = "Give the folder where it is mounted"
+    reached: list[tuple[str, str, str, str]] = [
+        (f"inputs.{name}", value.uri, "cannot be mounted by Slurm", remedy)
+        for name, value in job.inputs.items()
+        if isinstance(value, FileSystemInput)
+    ]
+    if options.ssh_host is not None:
+        if storage is not None:
+            remedy = "Use s3://bucket/folder, or run sm-llm on the login node"
+            reached.append(("storage", job.storage, "is a folder of this machine", remedy))
+        remedy = "Give its absolute path on the cluster, or its address in S3"
+        problem = f"is a folder of this machine, and the job runs on {options.ssh_host}"
+        reached += [(path, it, problem, remedy) for path, it in sources(job).items() if _is_of_this_machine(it)]
+    for path, place, problem, remedy in reached:
+        yield Issue("place-out-of-reach", path, problem, place, remedy)
+    if options.container_image is not None:
+        named = {**({"storage": str(storage)} if storage is not None else {}), **sources(job)}
+        yield from _mount_issues(named)
+
+
+def _mount_issues(places: Mapping[str, str]) -> Iterator[Issue]:
+    for path, place in places.items():
+        if place.startswith("/") and any(it in place for it in _SEPARATORS):
+            problem = "cannot be mounted into a container: pyxis separates paths by : and ,"
+            remedy = "Rename the folder, or use a virtual environment"
+            yield Issue("place-not-mountable", path, problem, place, remedy)
+
+
+def _secret_issues(job: JobSpec) -> Iterator[Issue]:
+    for name, reference in job.secrets.items():
+        if reference.startswith(("env:", "k8s:")):
+            problem = "cannot be read by a job: it gets nothing of the environment that submits it"
+            remedy = "Use secretsmanager:ARN, ssm:NAME or file:/PATH"
+            yield Issue("secret-out-of-reach", f"secrets.{name}", problem, reference, remedy)
+
+
+def _is_of_this_machine(place: str) -> bool:
+    return "://" not in place and not place.startswith(("/", "builtin:", "steps.", "inputs."))
+
+
+def _warnings(job: JobSpec, options: SlurmOptions) -> Iterator[Issue]:
+    if options.retry == "auto-resume" and options.gpus_per_node is not None:
+        message = "HyperPod's auto-resume does nothing for jobs that ask for GRES"
+        yield warning("auto-resume-beside-gres", "backend.gpus_per_node", message)
+    if options.retry == "none":
+        message = "after a fault of a node, or at the time limit, the run waits until fit is called again"
+        yield warning("nobody-retries", "backend.retry", message)
+    if job.compute.instance_type is None and starts_ranks(job.task) and job.compute.processes_per_instance is None:
+        message = "is not set, and no instance type: each node runs one process"
+        yield warning("one-process-of-a-node", "compute.processes_per_instance", message)

@@ -1,0 +1,125 @@
+"""Runs commands on a login node: on this machine, or over one SSH connection that all calls share."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from sm_llm.errors import SubmitError
+from sm_llm.owned import temporary_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMAND_SECONDS = 120.0
+_CONNECT_SECONDS = 30
+_PERSIST_SECONDS = 120
+_SSH_FAILED = 255
+_LONGEST_SOCKET = 100
+"""A Unix socket's path has 107 characters at most, and ssh adds some while it makes one."""
+
+
+class NoAnswer(SubmitError):
+    """The login node did not answer: nothing is known of the jobs, and nothing has happened to them."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and its exit code."""
+
+    code: int
+    output: bytes
+    error: str
+
+    @property
+    def text(self) -> str:
+        return self.output.decode("utf-8", "replace")
+
+    @property
+    def words(self) -> str:
+        """What went wrong, in the program's own words."""
+        return self.error.strip() or self.text.strip() or f"exit code {self.code}"
+
+
+class Transport(Protocol):
+    """Where Slurm's commands are."""
+
+    @property
+    def where(self) -> str:
+        """In words, for messages."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+        """Run one program. Raises ``NoAnswer`` where it cannot be started or does not end in time."""
+
+
+@dataclass(frozen=True)
+class LocalTransport:
+    """This machine is the login node."""
+
+    where: str = "this machine"
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+        """Run one program."""
+        try:
+            return _run(argv, stdin)
+        except FileNotFoundError:
+            raise NoAnswer(
+                f"{argv[0]} is not on this machine. Run sm-llm on a login node of the cluster, or name one: "
+                "backend.ssh_host=HOST"
+            ) from None
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NoAnswer(f"{argv[0]} on this machine: {error}") from error
+
+
+@dataclass(frozen=True)
+class SshTransport:
+    """A login node that ``ssh`` reaches with the user's own configuration and keys; its host key must be known."""
+
+    host: str
+    program: str = "ssh"
+
+    @property
+    def where(self) -> str:
+        return self.host
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+        """Run one program. The first call opens the connection, the others share it."""
+        command = [self.program, *self._options(), "--", self.host, shlex.join(argv)]
+        try:
+            answer = _run(command, stdin)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NoAnswer(f"{self.host}: {error}") from error
+        if answer.code == _SSH_FAILED:
+            raise NoAnswer(f"{self.host} does not answer over ssh: {answer.words}. {self._remedy(answer.error)}")
+        return answer
+
+    def _options(self) -> list[str]:
+        options = {
+            "BatchMode": "yes",  # a question for a password would wait for ever
+            "StrictHostKeyChecking": "yes",
+            "ConnectTimeout": str(_CONNECT_SECONDS),
+            "ServerAliveInterval": "15",
+            "ControlMaster": "auto",
+            "ControlPersist": str(_PERSIST_SECONDS),
+            "ControlPath": str(temporary_folder() / "ssh-%C"),
+        }
+        if len(options["ControlPath"]) + 40 > _LONGEST_SOCKET:  # %C is 40 digits
+            options = {name: value for name, value in options.items() if not name.startswith("Control")}
+        return [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+
+    def _remedy(self, error: str) -> str:
+        if "host key" in error.lower():
+            return f"Connect once by hand, compare the fingerprint and accept it: ssh {self.host}"
+        return f"Check that this works without a question: ssh {self.host} true"
+
+
+def _run(argv: Sequence[str], stdin: bytes) -> Answer:
+    found = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=COMMAND_SECONDS, check=False)
+    return Answer(found.returncode, found.stdout, found.stderr.decode("utf-8", "replace"))
+
+
+def transport(ssh_host: str | None) -> Transport:
+    """The transport to a login node; None is this machine."""
+    return LocalTransport() if ssh_host is None else SshTransport(ssh_host)

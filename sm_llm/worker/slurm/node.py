@@ -1,0 +1,225 @@
+"""One task of a Slurm job: checks its node, lays out the worker's folders, runs torchrun and stops it in order.
+
+``node.py PROCESSES ENTRY`` on every node. Where the rendezvous is follows from the nodes of this very step: a job that
+was requeued, or a step that HyperPod started again, has others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.hosts import numeric
+from sm_llm.parent import end_with_parent
+from sm_llm.worker.slurm.nodelist import expand
+from sm_llm.worker.slurm.preflight import Expected, node_issues
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import FrameType
+
+BAD_NODE = 78
+"""Exit code of a node that is unfit: EX_CONFIG of sysexits.h."""
+_FIRST_PORT, _PORTS = 10_000, 20_000
+"""Below the ports that kernels give to outgoing connections."""
+_LOOK_SECONDS = 0.5
+_STEPPED = ("train", "script")
+"""Tasks that look for a stop file between two steps; others end at once when they are asked."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """This node of the step, from Slurm's variables and job.json."""
+
+    environ: Mapping[str, str]
+    processes: int
+    entry: str
+
+    @cached_property
+    def names(self) -> list[str]:
+        """All nodes of this step; rank 0 runs on the first."""
+        listed = self.environ.get("SLURM_STEP_NODELIST") or self.environ["SLURM_JOB_NODELIST"]
+        return sorted(expand(listed), key=numeric)
+
+    @property
+    def name(self) -> str:
+        return self.environ["SLURMD_NODENAME"]
+
+    @property
+    def index(self) -> int:
+        return self.names.index(self.name)
+
+    @property
+    def restart(self) -> int:
+        """How often Slurm has started the job again."""
+        return int(self.environ.get("SLURM_RESTART_COUNT") or 0)
+
+    @property
+    def folder(self) -> Path:
+        """The attempt's folder on the shared file system."""
+        return Path(self.environ["SM_LLM_JOB_FILE"]).parent
+
+    @cached_property
+    def job(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "job.json").read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def base(self) -> Path:
+        """The worker's folders on a disk of this node, the same in all attempts of a run."""
+        disk = Path(str(self.job["spec"]["backend"]["scratch_folder"]))
+        return disk / f"sm-llm-{os.geteuid()}" / str(self.job["run_id"]) / f"node-{self.name}"
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the workers keep the files of the run."""
+        uri = str(self.job["run_uri"])
+        return self.base / "scratch" / "run" if "://" in uri else Path(uri)
+
+    @property
+    def rendezvous(self) -> tuple[str, int]:
+        """Id and port: of this start alone, so that no process of an earlier one can meet this one's."""
+        job, step = int(self.environ["SLURM_JOB_ID"]), self.environ.get("SLURM_STEP_ID", "0")
+        port = _FIRST_PORT + (job * 7 + self.restart) % _PORTS
+        return f"{job}-{self.restart}-{step}", port
+
+    def command(self) -> list[str]:
+        """What runs the processes of this node. Restarts are Slurm's business, so torchrun's stay 0."""
+        rendezvous, port = self.rendezvous
+        return [
+            sys.executable, "-P", "-m", "torch.distributed.run",
+            f"--nnodes={len(self.names)}", f"--nproc-per-node={self.processes}", f"--node-rank={self.index}",
+            "--rdzv-backend=static", f"--rdzv-id={rendezvous}",
+            f"--master-addr={self.names[0]}", f"--master-port={port}",
+            "--max-restarts=0", f"--log-dir={self.base / 'scratch' / 'torchrun'}",
+            *(["--tee=3"] if self.processes > 1 else []),  # one process prints into the node's log itself
+            str(Path(__file__).parents[3] / self.entry),
+        ]  # fmt: skip
+
+    def variables(self) -> dict[str, str]:
+        """The environment of torchrun."""
+        threads = max(1, int(self.environ.get("SLURM_CPUS_ON_NODE") or os.cpu_count() or 1) // self.processes)
+        backend = self.job["spec"]["backend"]
+        return {
+            "OMP_NUM_THREADS": str(threads),
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(backend["stop_seconds"])),
+            "PYTHONUNBUFFERED": "1",
+            **self.environ,
+            "SAGEMAKER_BASE_DIR": str(self.base),
+        }
+
+    def expected(self) -> Expected:
+        """What this node must have."""
+        uri, backend = str(self.job["run_uri"]), self.job["spec"]["backend"]
+        kept = [] if "://" in uri else [Path(uri)]
+        devices, _, count = self.environ.get("SM_LLM_SLURM_DEVICES", "").partition(":")
+        return Expected(
+            writable=[self.folder, *kept, self.base],
+            scratch=self.base,
+            mounted=[self.folder, *kept] if backend["container_image"] else [],
+            devices=devices,
+            device_count=int(count or 0),
+        )
+
+    def lay_out(self) -> None:
+        """Create the folders and files of the container contract; what an earlier start reported is removed."""
+        for folder in ("input/config", "input/data", "model", "output/data", "code", "scratch"):
+            (self.base / folder).mkdir(0o700, parents=True, exist_ok=True)
+        for report in ("failure", "stopped"):
+            (self.base / "output" / report).unlink(missing_ok=True)
+        hosts = {"current_host": self.name, "hosts": self.names, "network_interface_name": ""}
+        (self.base / "input/config/resourceconfig.json").write_text(json.dumps(hosts), encoding="utf-8")
+        (self.base / "input/config/hyperparameters.json").write_text("{}", encoding="utf-8")
+        if self.index == 0:
+            (self.run_folder / "stop").unlink(missing_ok=True)
+
+    def note(self, name: str, text: str = "") -> None:
+        """Leave a file for the launcher and for the job's script."""
+        with suppress(OSError):
+            (self.folder / name).write_text(text, encoding="utf-8")
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Run this node's processes; returns torchrun's exit code, 0 after a stop in order, ``BAD_NODE`` if it is unfit."""
+    node = Node(environ, int(arguments[0]), arguments[1])
+    _log_to(node.folder / f"node-{node.index}.log")
+    rendezvous, port = node.rendezvous
+    _say(
+        f"--- job {environ['SLURM_JOB_ID']}, restart {node.restart}: node {node.index} of {len(node.names)} is "
+        f"{node.name}; rendezvous {rendezvous} at {node.names[0]}:{port}; {time.strftime('%FT%TZ', time.gmtime())} ---"
+    )
+    if issues := node_issues(node.expected()):
+        text = f"node {node.name} is unfit: {'; '.join(issues)}"
+        _say(f"sm_llm: {text}")
+        node.note(f"failure-{node.restart}-{node.index}", text)
+        return BAD_NODE
+    node.lay_out()
+    code = _run(node)
+    if (node.base / "output" / "stopped").is_file():
+        if node.index == 0:
+            node.note(f"stopped-{node.restart}")
+        return 0
+    if code:
+        with suppress(OSError):
+            failure = (node.base / "output" / "failure").read_text(encoding="utf-8", errors="replace")
+            node.note(f"failure-{node.restart}-{node.index}", failure.strip())
+    return code
+
+
+def _run(node: Node) -> int:
+    """Run torchrun to its end. SIGTERM reaches it once, a request to stop by what the task understands."""
+    is_asked = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal is_asked
+        if not is_asked and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        is_asked = True
+
+    process = subprocess.Popen(
+        node.command(),
+        env=node.variables(),
+        cwd=node.base / "code",
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Slurm signals whole process groups, and a second SIGTERM would cut short the first
+        preexec_fn=partial(end_with_parent, os.getpid()),
+    )
+    signal.signal(signal.SIGTERM, stop)
+    requests = [node.folder / "stop", node.folder / f"yield-{node.restart}"]
+    while True:
+        try:
+            return process.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            if not is_asked and any(it.exists() for it in requests):
+                if node.job["spec"]["task"]["kind"] in _STEPPED:
+                    if node.index == 0:
+                        (node.run_folder / "stop").touch(0o600)
+                    requests = []
+                else:
+                    stop(signal.SIGTERM, None)
+
+
+def _log_to(path: Path) -> None:
+    """Write all further output of this process and its children to the end of ``path``."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+"""Slurm's compressed lists of nodes: ``a[01-03,7],b5``."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+_PART = re.compile(r"((?:\[[0-9,-]+\]|[^\[\],])+)(?:,|$)")
+_PIECE = re.compile(r"\[([0-9,-]+)\]|([^\[\]]+)")
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_MOST = 100_000
+
+
+def expand(text: str) -> list[str]:
+    """The names, in the order of the list. Raises ``ValueError`` for text that is not such a list."""
+    names: list[str] = []
+    position = 0
+    while position < len(text):
+        part = _PART.match(text, position)
+        if part is None:
+            raise ValueError(f"{text!r} is not a list of nodes")
+        pieces = [_values(ranges) if ranges else [plain] for ranges, plain in _PIECE.findall(part[1])]
+        names += ["".join(chosen) for chosen in product(*pieces)]
+        position = part.end()
+    if not names or len(names) > _MOST:
+        raise ValueError(f"{text!r} is not a list of nodes")
+    return names
+
+
+def _values(ranges: str) -> list[str]:
+    """Numbers keep their leading zeros: ``009-011`` is 009, 010, 011."""
+    found: list[str] = []
+    for text in ranges.split(","):
+        match = _RANGE.fullmatch(text)
+        if match is None or int(match[2] or match[1]) - int(match[1]) not in range(_MOST):
+            raise ValueError(f"[{ranges}] is not a range of numbers")
+        first, width = int(match[1]), len(match[1])
+        found += [f"{number:0{width}}" for number in range(first, int(match[2] or first) + 1)]
+    return found

@@ -1,0 +1,77 @@
+#!/bin/bash
+# llama-2-70b-smp-20261128-040000-ab12, attempt 1. Written by sm_llm from the run's specification.
+#SBATCH --job-name=llama-2-70b-smp-20261128-040000-ab12
+#SBATCH --comment=s3://bucket/runs/llama-2-70b-smp-20261128-040000-ab12
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=p4d
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --no-requeue
+#SBATCH --output=/fsx/sm_llm/jobs/llama-2-70b-smp-20261128-040000-ab12/attempt-1/job.log
+#SBATCH --open-mode=append
+
+set -u
+umask 077
+
+# Where all nodes find the code and the files of this attempt.
+code=/opt/sm_llm
+folder=/fsx/sm_llm/jobs/llama-2-70b-smp-20261128-040000-ab12/attempt-1
+python=python3
+restart=${SLURM_RESTART_COUNT:-0}
+
+# The environment of every process: our own, then by the facts of the instance type, then from the specification.
+export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-2-70b-smp-20261128-040000-ab12/attempt-1/job.json
+export PYTHONPATH=/opt/sm_llm
+export SM_LLM_SLURM_DEVICES=nvidia:8
+export FI_PROVIDER=efa
+# Names in the processes' common store hold it, so that no other job can write there.
+SM_LLM_STORE_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export SM_LLM_STORE_SECRET
+
+# Slurm forgets a job soon after its end; this file stays.
+# shellcheck disable=SC2317  # the trap calls it
+record_outcome() {
+  printf '{"job_id": "%s", "restart": %d, "exit_code": %d, "requeued": %s, "time": %d}\n' \
+    "$SLURM_JOB_ID" "$restart" "$1" "$2" "$(date +%s)" > "$folder/outcome.new"
+  mv -f "$folder/outcome.new" "$folder/outcome-$restart.json"
+}
+trap 'record_outcome "$?" false' EXIT
+# Slurm sends TERM to the processes as well; they may save a checkpoint before it kills them.
+trap 'echo "sm_llm: the job is asked to end"' TERM
+
+echo "--- $SLURM_JOB_NAME: job $SLURM_JOB_ID, restart $restart, on $SLURM_JOB_NODELIST, $(date -u +%FT%TZ) ---"
+if [ -e "$folder/stop" ]; then
+  echo "sm_llm: the run was asked to stop before this start"
+  exit 0
+fi
+
+# HyperPod replaces a faulty node and starts the step again. Other clusters do not have the option.
+if [ -d /opt/sagemaker_cluster ]; then
+  set -- --auto-resume=1
+fi
+
+# One task per node: it checks the node and runs torchrun. In the background, since bash runs traps only in between.
+# shellcheck disable=SC2016  # the step's own bash expands these
+srun "$@" \
+  --kill-on-bad-exit=1 \
+  --wait=600 \
+  --cpu-bind=none \
+  --container-image="658645717510.dkr.ecr.us-west-2.amazonaws.com#smdistributed-modelparallel:2.5.1-gpu-py311-cu124" \
+  --container-mounts=/fsx/sm_llm:/fsx/sm_llm,/opt/dlami/nvme:/opt/dlami/nvme,/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000:/opt/sm_llm:ro \
+  --container-env=SM_LLM_JOB_FILE,PYTHONPATH,SM_LLM_SLURM_DEVICES,FI_PROVIDER \
+  --no-container-mount-home \
+  bash -c 'if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
+    echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
+    exit 78
+  fi
+  exec "$2" -P "$1/sm_llm/worker/slurm/node.py" 8 "$3"' \
+  step "$code" "$python" train.py "the container was not started" "$folder/failure-$restart" &
+step=$!
+wait "$step"
+status=$?
+while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
+  wait "$step"
+  status=$?
+done
+exit "$status"

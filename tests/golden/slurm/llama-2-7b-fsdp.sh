@@ -1,0 +1,85 @@
+#!/bin/bash
+# llama-2-7b-fsdp-20261128-040000-ab12, attempt 1. Written by sm_llm from the run's specification.
+#SBATCH --job-name=llama-2-7b-fsdp-20261128-040000-ab12
+#SBATCH --comment=/fsx/runs/llama-2-7b-fsdp-20261128-040000-ab12
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --account=research
+#SBATCH --qos=normal
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=2880
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --output=/fsx/sm_llm/jobs/llama-2-7b-fsdp-20261128-040000-ab12/attempt-1/job.log
+#SBATCH --open-mode=append
+
+set -u
+umask 077
+
+# Where all nodes find the code and the files of this attempt.
+code=/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000
+folder=/fsx/sm_llm/jobs/llama-2-7b-fsdp-20261128-040000-ab12/attempt-1
+python=/fsx/envs/fsdp/bin/python
+restart=${SLURM_RESTART_COUNT:-0}
+
+# The environment of every process: our own, then by the facts of the instance type, then from the specification.
+export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-2-7b-fsdp-20261128-040000-ab12/attempt-1/job.json
+export PYTHONPATH=/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000
+export SM_LLM_SLURM_DEVICES=nvidia:8
+export FI_PROVIDER=efa
+export NCCL_DEBUG=INFO
+export NOTE="two words"
+# Names in the processes' common store hold it, so that no other job can write there.
+SM_LLM_STORE_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export SM_LLM_STORE_SECRET
+
+# Slurm forgets a job soon after its end; this file stays.
+# shellcheck disable=SC2317  # the trap calls it
+record_outcome() {
+  printf '{"job_id": "%s", "restart": %d, "exit_code": %d, "requeued": %s, "time": %d}\n' \
+    "$SLURM_JOB_ID" "$restart" "$1" "$2" "$(date +%s)" > "$folder/outcome.new"
+  mv -f "$folder/outcome.new" "$folder/outcome-$restart.json"
+}
+trap 'record_outcome "$?" false' EXIT
+# Slurm sends TERM to the processes as well; they may save a checkpoint before it kills them.
+trap 'echo "sm_llm: the job is asked to end"' TERM
+
+echo "--- $SLURM_JOB_NAME: job $SLURM_JOB_ID, restart $restart, on $SLURM_JOB_NODELIST, $(date -u +%FT%TZ) ---"
+if [ -e "$folder/stop" ]; then
+  echo "sm_llm: the run was asked to stop before this start"
+  exit 0
+fi
+if [ "$restart" -gt 10 ]; then
+  echo "sm_llm: restart $restart is not allowed: backend.max_requeues is 10" >&2
+  exit 1
+fi
+# Slurm sends USR1 before the time limit: the processes save a checkpoint and stop.
+trap 'echo "sm_llm: the time limit is near"; touch "$folder/yield-$restart"' USR1
+
+# One task per node: it checks the node and runs torchrun. In the background, since bash runs traps only in between.
+# shellcheck disable=SC2016  # the step's own bash expands these
+srun \
+  --kill-on-bad-exit=1 \
+  --wait=600 \
+  --cpu-bind=none \
+  bash -c 'if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
+    echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
+    exit 78
+  fi
+  exec "$2" -P "$1/sm_llm/worker/slurm/node.py" 8 "$3"' \
+  step "$code" "$python" train.py "the shared folder is not mounted on this node" "$folder/failure-$restart" &
+step=$!
+wait "$step"
+status=$?
+while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
+  wait "$step"
+  status=$?
+done
+if [ -e "$folder/stopped-$restart" ] && [ -e "$folder/yield-$restart" ] && [ ! -e "$folder/stop" ]; then
+  record_outcome "$status" true
+  trap - EXIT
+  echo "sm_llm: stopped before the time limit; the job is requeued"
+  exec scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

@@ -1,0 +1,37 @@
+"""Plans and scripts for Slurm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sm_llm
+from sm_llm.contract.job_file import JobFile
+from sm_llm.launcher.backends.slurm.backend import SlurmBackend
+from sm_llm.storage.uri import join
+
+if TYPE_CHECKING:
+    from sm_llm.launcher.backends.base import Submission
+
+VENV = {"name": "slurm", "shared_folder": "/fsx/sm_llm", "virtual_environment": "/fsx/venv"}
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "task": {
+        "kind": "train",
+        "model": {"preset": "tiny"},
+        "data": {"format": "synthetic", "seq_length": 64, "rows": 100},
+        "max_steps": 2,
+    },
+    "compute": {"instance_count": 2, "processes_per_instance": 1},
+    "storage": "/fsx/runs",
+    "backend": VENV,
+}
+
+
+def render(source: Any, attempt: int = 1, **fields: Any) -> Submission:
+    """What would be submitted for a job whose run has a fixed id."""
+    [plan] = sm_llm.plan(source, **fields)
+    run_id = f"{plan.job.name}-20261128-040000-ab12"
+    job = JobFile(
+        run_id=run_id, attempt=attempt, run_uri=join(plan.job.storage, run_id), spec=plan.job, spec_digest=plan.digest
+    )
+    return SlurmBackend().render(plan, job)

@@ -1,0 +1,225 @@
+"""How jobs ended, with and without Slurm's own answer, and what a cluster lacks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sm_llm
+from sm_llm.errors import RunFailed, SubmitError
+from sm_llm.launcher.backends.slurm import jobs, submit
+from sm_llm.launcher.backends.slurm.cluster import Cluster
+from sm_llm.launcher.backends.slurm.paths import ClusterPaths
+from sm_llm.launcher.backends.slurm.transport import Answer, LocalTransport, NoAnswer, SshTransport
+from sm_llm.launcher.submission import MayRun
+from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_record import Attempt, RunRecord
+from sm_llm.runs.states import RunState
+from tests.launcher.slurm.conftest import TINY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm_llm.runs.run_home import RunHome
+    from tests.fixtures.slurm import SlurmCluster, SlurmOverSsh
+
+
+def a_run(folder: Path, job_id: str = "4000000") -> tuple[RunHome, RunRecord]:
+    """A run whose only attempt is this job."""
+    spec = {"backend": {"name": "slurm", "shared_folder": str(folder)}, "task": {"kind": "train"}}
+    attempt = Attempt(number=1, native_id=f"localhost/{job_id}", started=1.0)
+    record = RunRecord(run_id="tiny-1", name="tiny", created=1.0, spec=spec, spec_digest="d", attempts=(attempt,))
+    home = home_of(folder / "tiny-1")
+    home.create(record)
+    return home, record
+
+
+def left(folder: Path, **files: str) -> None:
+    """What the job left in its folder."""
+    place = Path(ClusterPaths(str(folder)).attempt("tiny-1", 1))
+    place.mkdir(parents=True)
+    for name, text in files.items():
+        (place / name.replace("__", ".").replace("_", "-")).write_text(text)
+
+
+@dataclass
+class Scripted:
+    """A login node whose squeue gives one answer; files are those of this machine."""
+
+    squeue: Answer
+    where: str = "login"
+    asked: list[Sequence[str]] = field(default_factory=list)
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+        self.asked.append(argv)
+        if argv[0] == "sacct":
+            return Answer(1, b"", "Slurm accounting storage is disabled")
+        if argv[0] == "scancel":
+            return Answer(0, b"", "")
+        return self.squeue if argv[0] == "squeue" else LocalTransport().run(argv, stdin=stdin)
+
+
+def listed(state: str, reason: str = "None", restarts: int = 0) -> Answer:
+    fields = ("7", state, reason, str(restarts), "N/A", "node[1-2]", "", "/jobs/tiny-1/attempt-1")
+    return Answer(0, "".join(f"{it}\x1f" for it in fields).encode() + b"\n", "")
+
+
+FORGOTTEN = Answer(1, b"", "slurm_load_jobs error: Invalid job id specified")
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "reason"),
+    [
+        ({"outcome_0__json": '{"exit_code": 1}', "job__log": "a\nsrun: error: task 1\n"}, RunState.FAILED,
+         "exit code 1: srun: error: task 1"),
+        ({"outcome_0__json": '{"exit_code": 78}', "failure_0_2": "node n3 is unfit: no disk"}, RunState.FAILED,
+         "node n3 is unfit: no disk"),
+        ({"outcome_0__json": '{"exit_code": 0}'}, RunState.COMPLETED_UNPUBLISHED, "ended without an error"),
+        ({"outcome_0__json": '{"exit_code": 0}', "stopped_0": ""}, RunState.STOPPED, "asked to stop"),
+        ({"outcome_0__json": '{"exit_code": 0, "requeued": true}'}, RunState.UNKNOWN, "no longer knows job 7"),
+        ({"outcome_0__json": '{"exit_'}, RunState.UNKNOWN, "no longer knows job 7"),
+        ({}, RunState.UNKNOWN, "no longer knows job 7"),
+    ],
+    ids=["failed", "unfit", "completed", "stopped", "requeued", "damaged", "nothing"],
+)  # fmt: skip
+def test_a_job_that_slurm_has_forgotten(files: dict[str, str], state: RunState, reason: str, tmp_path: Path) -> None:
+    home, record = a_run(tmp_path, "7")
+    left(tmp_path, **files)
+    native = jobs.state_of(home, record, Cluster(Scripted(FORGOTTEN)))
+    assert native.state is state
+    assert reason in native.detail
+    assert (home.record().attempts[0].state is None) == (state is RunState.UNKNOWN), "nothing is guessed"
+
+
+@pytest.mark.parametrize(
+    ("native", "state"),
+    [
+        ("NODE_FAIL", RunState.FAILED),
+        ("CANCELLED", RunState.STOPPED),
+        ("TIMEOUT", RunState.STOPPED),
+        ("COMPLETED", RunState.COMPLETED_UNPUBLISHED),
+    ],
+)
+def test_the_state_decides_and_not_exit_code_0(native: str, state: RunState, tmp_path: Path) -> None:
+    home, record = a_run(tmp_path, "7")
+    left(tmp_path, outcome_0__json='{"exit_code": 0}')
+    assert jobs.state_of(home, record, Cluster(Scripted(listed(native)))).state is state
+    assert home.record().attempts[0].state is state
+
+
+@pytest.mark.parametrize("native", ["PREEMPTED", "REQUEUED", "COMPLETING", "BRAND_NEW"])
+def test_what_is_not_an_end_settles_nothing(native: str, tmp_path: Path) -> None:
+    home, record = a_run(tmp_path, "7")
+    assert not jobs.state_of(home, record, Cluster(Scripted(listed(native)))).state.is_final
+    assert home.record() == record
+
+
+@pytest.mark.parametrize("error", ["Unable to contact slurm controller", "Socket timed out on send/recv operation"])
+def test_a_query_that_fails_is_no_failure_of_the_run(error: str, tmp_path: Path) -> None:
+    home, record = a_run(tmp_path, "7")
+    with pytest.raises(NoAnswer, match=error):
+        jobs.state_of(home, record, Cluster(Scripted(Answer(1, b"", error))))
+    assert home.record() == record
+
+
+def test_one_question_serves_all_jobs() -> None:
+    login = Scripted(Answer(0, listed("RUNNING").output + listed("PENDING").output.replace(b"7", b"8", 1), ""))
+    cluster = Cluster(login)
+    assert [cluster.job(it).state for it in ("7", "8", "7")] == ["RUNNING", "PENDING", "RUNNING"]  # type: ignore[union-attr]
+    assert len(login.asked) == 1
+
+
+@dataclass
+class Lost(Scripted):
+    """A connection that ends before sbatch has answered."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+        if argv[:2] == ["sh", "-c"] and "sbatch" in argv[2]:
+            raise NoAnswer("login does not answer over ssh")
+        return super().run(argv, stdin=stdin)
+
+
+def test_a_lost_answer_of_sbatch_is_looked_up() -> None:
+    submitted = submit._submitted
+    cluster = Cluster(Lost(listed("PENDING")))
+    assert submitted(cluster, "/jobs/tiny-1/attempt-1", "job.sh", "/runs/tiny-1") == "7"
+    with pytest.raises(NoAnswer):
+        submitted(cluster, "/jobs/tiny-1/attempt-2", "job.sh", "/runs/tiny-1")
+    with pytest.raises(MayRun, match="A job may have been submitted all the same"):
+        submitted(Cluster(Lost(Answer(1, b"", "no controller"))), "/jobs/tiny-1/attempt-1", "job.sh", "/runs/tiny-1")
+
+
+@pytest.mark.parametrize("age", [0, 10_000])
+def test_a_job_that_no_launcher_recorded_is_found_by_its_folder(age: float, tmp_path: Path) -> None:
+    home, record = a_run(tmp_path)
+    claim = record.attempts[0].model_copy(update={"native_id": "", "started": time.time() - age})
+    record = home.update(lambda held: held.with_attempt(claim))
+    nothing = jobs.state_of_claim(home, record, Cluster(Scripted(Answer(0, b"", ""))))
+    if age:
+        assert (nothing.state, nothing.detail) == (RunState.STOPPED, "its job was never submitted")
+        return
+    assert (nothing.state, nothing.detail) == (RunState.PENDING, "its job is being submitted")
+    row = listed("RUNNING").output.replace(b"/jobs/tiny-1/attempt-1", str(jobs.attempt_folder(record, 1)).encode())
+    assert jobs.state_of_claim(home, record, Cluster(Scripted(Answer(0, row, "")))).state is RunState.RUNNING
+    assert home.record().attempts[0].native_id == "localhost/7"
+
+
+def test_a_stop_of_a_waiting_job_cancels_it(tmp_path: Path) -> None:
+    _, record = a_run(tmp_path, "7")
+    for native, cancels in (("RUNNING", False), ("PENDING", True)):
+        login = Scripted(listed(native))
+        jobs.stop_job(record, record.attempts[0], Cluster(login), now=False)
+        assert (Path(ClusterPaths(str(tmp_path)).attempt("tiny-1", 1)) / "stop").is_file()
+        assert any(argv[0] == "scancel" for argv in login.asked) == cancels
+
+
+@pytest.mark.integration
+def test_a_real_job_that_slurm_has_forgotten(slurm: SlurmCluster, tmp_path: Path) -> None:
+    home, record = a_run(tmp_path)
+    left(tmp_path, outcome_2__json='{"exit_code": 1}', failure_2_0="out of memory")
+    native = jobs.state_of(home, record, Cluster(LocalTransport()))
+    assert (native.state, native.detail) == (RunState.FAILED, "node 0: out of memory")
+
+
+@pytest.mark.integration
+def test_a_cluster_without_pyxis_is_named_before_anything_is_submitted(
+    bare_slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    backend = {"name": "slurm", "shared_folder": str(tmp_path), "container_image": "/fsx/x.sqsh"}
+    with pytest.raises(SubmitError, match="srun on this machine has no --container-image, so pyxis is not installed"):
+        sm_llm.launch({**TINY, "backend": backend, "storage": str(tmp_path / "runs")})
+    assert bare_slurm.run("squeue", "-h", "-t", "all") == ""
+    backend = {"name": "slurm", "shared_folder": str(tmp_path), "virtual_environment": "/venv", "retry": "auto-resume"}
+    with pytest.raises(SubmitError, match="it is not of a HyperPod cluster"):
+        sm_llm.launch({**TINY, "backend": backend, "storage": str(tmp_path / "runs")}, new=True)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+def test_a_container_that_is_silently_ignored_is_noticed(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """aws-samples/sample-physical-ai-scaffolding-kit#5: the job ran on the bare host."""
+    backend = {
+        "name": "slurm", "shared_folder": str(tmp_path), "container_image": "/fsx/x.sqsh",
+        "scratch_folder": str(tmp_path),
+    }  # fmt: skip
+    with pytest.raises(RunFailed, match=r"node node\d: /opt/sm_llm is not there: the container was not started"):
+        sm_llm.launch({**TINY, "backend": backend, "storage": str(tmp_path / "runs")}, wait=True)
+
+
+@pytest.mark.integration
+def test_ssh_has_one_connection_and_checks_host_keys(slurm_over_ssh: SlurmOverSsh) -> None:
+    transport = SshTransport(slurm_over_ssh.host)
+    for word in ("two words", "$HOME `id`", "é"):
+        assert transport.run(["printf", "%s", word]).text == word
+    log = (slurm_over_ssh.ssh_folder / "log").read_text()
+    assert log.count("Accepted publickey") == 1
+    assert Cluster(transport).name == "local"
+
+    slurm_over_ssh.disconnect()
+    (slurm_over_ssh.ssh_folder / "known_hosts").write_text("")
+    with pytest.raises(NoAnswer, match="compare the fingerprint and accept it: ssh login"):
+        transport.run(["true"])

@@ -1,0 +1,169 @@
+"""Scripts as values, against golden files, and what lies beside them on the shared file system."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm_llm.errors import PlanError, SpecError
+from tests.launcher.slurm.conftest import TINY, VENV, render
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
+IMAGE = "658645717510.dkr.ecr.us-west-2.amazonaws.com#smdistributed-modelparallel:2.5.1-gpu-py311-cu124"
+NAMES: dict[str, dict[str, Any]] = {
+    "llama-2-70b-smp": {
+        "backend": {
+            "name": "slurm",
+            "shared_folder": "/fsx/sm_llm",
+            "container_image": IMAGE,
+            "scratch_folder": "/opt/dlami/nvme",
+            "retry": "auto-resume",
+            "partition": "p4d",
+        },
+        "compute": {"instance_type": "ml.p4d.24xlarge", "instance_count": 8},
+        "task": {"parallelism": {"hybrid_shard_degree": 32}},
+        "storage": "s3://bucket/runs",
+    },
+    "llama-2-7b-fsdp": {
+        "backend": {
+            "name": "slurm",
+            "shared_folder": "/fsx/sm_llm",
+            "virtual_environment": "/fsx/envs/fsdp",
+            "account": "research",
+            "qos": "normal",
+            "time_limit_minutes": 2880,
+            "max_requeues": 10,
+        },
+        "compute": {"instance_type": "ml.p5.48xlarge", "instance_count": 2},
+        "storage": "/fsx/runs",
+        "environment": {"NCCL_DEBUG": "INFO", "NOTE": "two words"},
+    },
+}
+
+
+def script(name: str) -> str:
+    text = render(name, **NAMES[name]).request["script"]
+    return re.sub(r"bundles/[0-9a-f]{64}", f"bundles/{'0' * 64}", text)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_script_is_the_golden_one(name: str) -> None:
+    assert script(name) == (GOLDEN / f"{name}.sh").read_text()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", NAMES)
+def test_shellcheck_finds_nothing(name: str) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("needs shellcheck")
+    done = subprocess.run(["shellcheck", "--shell=bash", str(GOLDEN / f"{name}.sh")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_equal_jobs_give_equal_submissions() -> None:
+    first, second = render(TINY), render(TINY)
+    assert first.request == second.request
+    assert dict(first.uploads) == dict(second.uploads)
+
+
+def test_job_json_is_what_the_nodes_read() -> None:
+    submission = render(TINY, attempt=3)
+    folder = "/fsx/sm_llm/jobs/tiny-20261128-040000-ab12/attempt-3"
+    body = submission.uploads[f"{folder}/job.json"]
+    assert json.loads(body) == json.loads(submission.job.model_dump_json())
+    assert f"export SM_LLM_JOB_FILE={folder}/job.json" in submission.request["script"]
+
+
+def test_a_program_travels_in_the_bundle(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    task = {"kind": "script", "entry": "train.py", "source": str(tmp_path)}
+    submission = render({**TINY, "task": task})
+    assert submission.job.spec.task.source == f"/fsx/sm_llm/bundles/{submission.request['bundle']}/source"
+    inside = render({**TINY, "task": task, "backend": container()})
+    assert inside.job.spec.task.source == "/opt/sm_llm/source"
+
+
+ROWS = {"format": "rows", "train": "rows/train", "seq_length": 64}
+
+
+def container(**options: Any) -> dict[str, Any]:
+    return {"name": "slurm", "shared_folder": "/fsx/sm_llm", "container_image": "/fsx/x.sqsh", **options}
+
+
+def test_a_container_sees_every_folder_that_the_specification_names(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    task = {"kind": "script", "entry": "train.py", "args": ["inputs.rows/a"]}
+    backend = container(container_mounts=["/opt/own:/own:ro"])
+    submission = render({**TINY, "task": task, "inputs": {"rows": "/data/rows"}, "backend": backend})
+    mounts = re.search(r"--container-mounts=(\S+)", submission.request["script"])
+    assert mounts is not None
+    bundle = f"/fsx/sm_llm/bundles/{submission.request['bundle']}:/opt/sm_llm:ro"
+    expected = ["/fsx/sm_llm", "/tmp", "/fsx/runs", "/data/rows"]
+    assert mounts[1].split(",") == [*(f"{it}:{it}" for it in expected), bundle, "/opt/own:/own:ro"]
+
+
+def test_a_path_of_the_user_comes_after_the_bundle() -> None:
+    submission = render({**TINY, "environment": {"PYTHONPATH": "/own"}})
+    bundle = f"/fsx/sm_llm/bundles/{submission.request['bundle']}"
+    assert f"export PYTHONPATH={bundle}:/own\n" in submission.request["script"]
+
+
+def refusal(job: dict[str, Any]) -> str:
+    with pytest.raises((PlanError, SpecError)) as refused:
+        render(job)
+    return str(refused.value).replace(" (Python)", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "issue"),
+    [
+        ({"virtual_environment": None}, "backend.container_image: is not set"),
+        ({"container_image": "/fsx/x.sqsh"}, "backend.container_image: cannot be set beside"),
+        ({"container_mounts": ["/data"]}, "backend.container_mounts: has no effect without backend.container_image"),
+        ({"signal_seconds": 90}, "backend.signal_seconds: has no effect without backend.time_limit_minutes"),
+        ({"time_limit_minutes": 5}, "backend.signal_seconds: must be at most half of the time limit"),
+        ({"retry": "none", "max_requeues": 3}, "backend.max_requeues: has no effect without backend.retry=requeue"),
+        ({"gpus_per_node": 8}, "backend.gpus_per_node: has no effect without backend.exclusive=false"),
+        ({"ssh_host": "login"}, "storage: is a folder of this machine"),
+        ({"container_image": "123.dkr.ecr.us-west-2.amazonaws.com/repo:tag"}, "must have # between registry"),
+        ({"container_image": "/fsx/x.tar"}, r"must end with \.sqsh"),
+        ({"signal_seconds": 59, "time_limit_minutes": 60}, "backend.signal_seconds"),
+        ({"partition": "two words"}, "backend.partition"),
+        ({"ssh_host": "-oProxyCommand=x"}, "backend.ssh_host"),
+        ({"shared_folder": "relative"}, "backend.shared_folder: .*absolute path"),
+        ({"shared_folder": "/fsx/a\nb"}, "backend.shared_folder"),
+        ({"shared_folder": "/fsx/a:b"}, "backend.shared_folder"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_or_has_no_effect_is_refused(options: dict[str, Any], issue: str) -> None:
+    assert re.search(issue, refusal({**TINY, "backend": {**VENV, **options}}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "issue"),
+    [
+        ({"secrets": {"HF_TOKEN": "env:HF_TOKEN"}}, "secrets.HF_TOKEN: cannot be read by a job"),
+        ({"backend": {**VENV, "ssh_host": "login"}, "task": {**TINY["task"], "data": ROWS}},
+         "task.data.train: is a folder of this machine, and the job runs on login"),
+        ({"backend": container(), "storage": "/fsx/a,b"}, "storage: cannot be mounted into a container"),
+    ],
+    ids=["secret", "relative", "comma"],
+)  # fmt: skip
+def test_places_that_the_nodes_do_not_see_are_refused(fields: dict[str, Any], issue: str) -> None:
+    assert re.search(issue, refusal({**TINY, **fields}))
+
+
+def test_auto_resume_with_GRES_is_warned_of() -> None:
+    """DL32: HyperPod's auto-resume does nothing for jobs that ask for GRES."""
+    import sm_llm
+
+    backend = {**VENV, "exclusive": False, "gpus_per_node": 8, "retry": "auto-resume"}
+    [plan] = sm_llm.plan({**TINY, "backend": backend})
+    assert any("auto-resume does nothing for jobs that ask for GRES" in str(it) for it in plan.issues)

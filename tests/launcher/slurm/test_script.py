@@ -1,0 +1,156 @@
+"""The sbatch script: one quoting that bash and Slurm read alike, whatever a value holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sm_llm.launcher.backends.slurm.script import Script, quoted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+HOSTILE = "a b'c\"d $HOME `id` $(id) \\ \\\\ é 日本 # ; & | > * ? [x] ~ {a,b} ! %j \t end\\"
+SCRIPT = Script(
+    run_id="run-1",
+    attempt=1,
+    options=[("job-name", "run-1")],
+    step_options=[("kill-on-bad-exit", "1")],
+    environment=[("NAME", "value")],
+    code="/shared/code",
+    folder="/shared/jobs/run-1/attempt-1",
+    python="/venv/bin/python",
+    processes=8,
+    entry="train.py",
+    absent="it is not there",
+)
+
+
+def bash(script: str, *arguments: str) -> str:
+    done = subprocess.run(["bash", "-c", script, "bash", *arguments], capture_output=True, check=True, timeout=30)
+    return done.stdout.decode("utf-8")
+
+
+@given(st.lists(TEXT, min_size=1, max_size=30))
+def test_bash_reads_back_what_was_quoted(values: list[str]) -> None:
+    words = " ".join(quoted(value) for value in values)
+    assert bash(f"printf '%s\\0' {words}").split("\0")[:-1] == values
+
+
+def test_NUL_is_refused() -> None:
+    with pytest.raises(ValueError, match="NUL"):
+        quoted("a\0b")
+
+
+@given(TEXT.filter(str.isprintable))
+def test_slurms_reading_is_that_of_bash(value: str) -> None:
+    assert slurm_word(quoted(value)) == value
+
+
+def slurm_word(text: str) -> str:
+    """How sbatch 22.05 reads the value of an option: ``test_cluster`` compares it with sbatch itself."""
+    found, quote, escaped = "", "", False
+    for character in text:
+        if escaped:
+            found, escaped = found + character, False
+        elif character == "\\":
+            escaped = True
+        elif quote == character:
+            quote = ""
+        elif not quote and character in "\"'":
+            quote = character
+        elif not quote and character.isspace():
+            break
+        else:
+            found += character
+    return found
+
+
+@pytest.fixture
+def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that gets what the script's srun was given."""
+    programs, spied = tmp_path / "bin", tmp_path / "spied"
+    programs.mkdir()
+    spied.mkdir()
+    (programs / "srun").write_text(
+        f"#!/bin/bash\nprintf '%s\\0' \"$@\" > {spied}/argv\nprintf '%s' \"$NAME\" > {spied}/name\nexit 7\n"
+    )
+    (programs / "scontrol").write_text(f"#!/bin/bash\nprintf '%s ' \"$@\" > {spied}/scontrol\n")
+    for program in programs.iterdir():
+        program.chmod(0o700)
+    variables = {"SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "run-1", "SLURM_JOB_NODELIST": "node[1-2]"}
+    for name, value in {**variables, "PATH": f"{programs}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    return spied
+
+
+def run(script: Script, folder: Path) -> subprocess.CompletedProcess[bytes]:
+    (folder / "job.sh").write_text(script.text(), encoding="utf-8")
+    return subprocess.run(["bash", folder / "job.sh"], capture_output=True, timeout=60, check=False)
+
+
+def test_hostile_values_stay_values(stubs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / HOSTILE
+    folder.mkdir()
+    lines = f"{HOSTILE}\n$(touch {tmp_path}/executed)"
+    hostile = replace(
+        SCRIPT, options=[("comment", HOSTILE.replace("\t", ""))], step_options=[("container-mounts", lines)],
+        environment=[("NAME", lines)], code=lines, folder=str(folder), python=lines, entry=lines, absent=lines,
+        run_id=lines, auto_resume=True, requeues=True, time_limit=True, max_requeues=3,
+    )  # fmt: skip
+    done = run(hostile, tmp_path)
+    assert done.returncode == 7, done.stderr
+    argv = (stubs / "argv").read_bytes().decode().split("\0")
+    assert argv[0] == f"--container-mounts={lines}"
+    assert argv[-7:-1] == ["step", lines, lines, lines, lines, f"{folder}/failure-0"]
+    assert (stubs / "name").read_bytes().decode() == lines
+    assert json.loads((folder / "outcome-0.json").read_text())["exit_code"] == 7
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_job_that_yielded_is_requeued_and_no_other(stubs: Path, tmp_path: Path) -> None:
+    script = replace(SCRIPT, folder=str(tmp_path), requeues=True, time_limit=True)
+    assert run(script, tmp_path).returncode == 7
+    (tmp_path / "stopped-0").touch()
+    assert run(script, tmp_path).returncode == 7
+    assert not (stubs / "scontrol").exists()
+    (tmp_path / "yield-0").touch()
+    assert run(script, tmp_path).returncode == 0
+    assert (stubs / "scontrol").read_text() == "requeue 5 "
+    assert json.loads((tmp_path / "outcome-0.json").read_text())["requeued"] is True
+    (tmp_path / "stop").touch()
+    (stubs / "argv").unlink()
+    assert run(script, tmp_path).returncode == 0
+    assert not (stubs / "argv").exists(), "a run that was asked to stop does not start again"
+
+
+def test_requeues_are_bounded(stubs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    script = replace(SCRIPT, folder=str(tmp_path), requeues=True, max_requeues=2)
+    done = run(script, tmp_path)
+    assert done.returncode == 1
+    assert b"restart 3 is not allowed: backend.max_requeues is 2" in done.stderr
+    assert not (stubs / "argv").exists()
+
+
+def test_auto_resume_is_left_out_where_no_hyperpod_is(stubs: Path, tmp_path: Path) -> None:
+    script = replace(SCRIPT, folder=str(tmp_path), auto_resume=True)
+    run(script, tmp_path)
+    assert b"--auto-resume" not in (stubs / "argv").read_bytes()
+    text = script.text().replace("/opt/sagemaker_cluster", str(tmp_path))
+    (tmp_path / "on-hyperpod.sh").write_text(text)
+    subprocess.run(["bash", tmp_path / "on-hyperpod.sh"], capture_output=True, timeout=60, check=False)
+    assert (stubs / "argv").read_bytes().startswith(b"--auto-resume=1\0")
+
+
+def test_a_line_of_options_holds_no_newline() -> None:
+    with pytest.raises(ValueError, match="--comment cannot hold"):
+        replace(SCRIPT, options=[("comment", "a\n#SBATCH --partition=other")]).text()

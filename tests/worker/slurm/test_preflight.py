@@ -1,0 +1,70 @@
+"""The checks of a node before training starts on it: each fault by itself, and none on a node that is fit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sm_llm.worker.slurm import preflight
+from sm_llm.worker.slurm.preflight import Expected, node_issues
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """``dev`` and ``proc`` of a node with two GPUs and a shared file system at /fsx data."""
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "1 0 0:1 / / rw - overlay overlay rw\n2 1 0:2 / /fsx\\040data rw - lustre fsx rw\n"
+    )
+    return tmp_path
+
+
+def expected(folder: Path, **more: object) -> Expected:
+    fields = {"writable": [folder], "scratch": folder, "devices": "nvidia", "device_count": 2, **more}
+    return Expected(**fields)  # type: ignore[arg-type]
+
+
+def test_a_fit_node(machine: Path, tmp_path: Path) -> None:
+    assert node_issues(expected(tmp_path), root=machine) == []
+
+
+def test_accelerators_that_are_not_visible(machine: Path, tmp_path: Path) -> None:
+    (machine / "dev/nvidia1").unlink()
+    assert node_issues(expected(tmp_path), root=machine) == ["1 nvidia devices are visible, and 2 are expected"]
+
+
+def test_a_clock_that_is_off(machine: Path, tmp_path: Path) -> None:
+    [issue] = node_issues(expected(tmp_path), root=machine, clock=lambda: time.time() - 1000)
+    assert re.match(r"the clock is (1000|999) s behind that of", issue)
+
+
+def test_a_full_disk(machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**29))
+    [issue] = node_issues(expected(tmp_path), root=machine)
+    assert issue == f"{tmp_path} has 0.50 GiB left, and at least 1 GiB are needed"
+
+
+def test_a_folder_that_cannot_be_written(machine: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    [issue] = node_issues(expected(tmp_path, writable=[tmp_path / "file" / "below"]), root=machine)
+    assert "cannot be written" in issue
+
+
+def test_a_folder_that_ends_with_the_container(machine: Path, tmp_path: Path) -> None:
+    assert node_issues(expected(tmp_path, mounted=[Path("/fsx data/jobs")]), root=machine) == []
+    [issue] = node_issues(expected(tmp_path, mounted=[Path("/fsx/jobs")]), root=machine)
+    assert issue == "/fsx/jobs is not on a mount: what is written there is lost with the container"
+
+
+def test_everything_at_once(machine: Path, tmp_path: Path) -> None:
+    bad = expected(tmp_path, device_count=8, mounted=[machine / "elsewhere"])
+    assert len(node_issues(bad, root=machine)) == 2
+    assert preflight.CLOCK_SECONDS < 900, "S3 refuses requests that are 15 minutes off"
