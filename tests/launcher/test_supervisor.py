@@ -59,7 +59,7 @@ def test_a_run_completes_and_says_so_everywhere(fakes: Fakes) -> None:
 
 def test_the_supervisor_leads_a_session_of_its_own_and_outlives_its_launcher(fakes: Fakes) -> None:
     """A terminal that goes away sends SIGHUP to its session: the run is in none of it."""
-    program = "import sys, json; from sm_llm.launcher import api\n"
+    program = "from sm_llm.launcher.find_runs import attach\n"
     fakes.use(SLEEP)
     run = fakes.launch()
     pid = int(run.attempts[-1].native_id)
