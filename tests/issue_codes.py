@@ -34,8 +34,8 @@ class Constructed:
 
 
 def codes() -> list[Constructed]:
-    """Those with a code of their own, in the order of the code; the others are helpers, which are given one."""
-    return sorted((it for it in constructed() if CODE.fullmatch(it.code)), key=lambda it: it.code)
+    """All of them in the order of the code."""
+    return sorted(constructed(), key=lambda it: it.code)
 
 
 @cache
@@ -61,11 +61,14 @@ def _is_inside(inner: ast.FunctionDef, outer: ast.FunctionDef) -> bool:
 
 
 def _makes_issue(call: ast.Call) -> bool:
-    """A call of the type, of ``warning``, or of a helper of a single module, which is given the code first."""
+    """A call of the type, of ``warning``, or of a helper of a single module, which is given the code first.
+
+    The helper itself hands on its ``code``.
+    """
     name, method = getattr(call.func, "id", ""), getattr(call.func, "attr", "")
-    if name in ("Issue", "warning"):
-        return True
     first = call.args[0] if call.args else None
+    if name in ("Issue", "warning"):
+        return not (isinstance(first, ast.Name) and first.id == "code")
     return (name == "_error" or method == "_issue") and isinstance(first, ast.Constant) and isinstance(first.value, str)
 
 
