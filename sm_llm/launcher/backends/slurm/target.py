@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.planning.plan import Checks
-from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, program_warnings, source_issues
+from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
 from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
@@ -17,6 +17,7 @@ from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.gpus import network_environment
 from sm_llm.spec.machines.hardware import instance
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
+from sm_llm.spec.validation.runner import errors_of, run
 from sm_llm.storage.uri import fill, parse
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
+    from sm_llm.spec.validation.runner import Checker
 
 SIGNAL_SECONDS = 180
 MAX_REQUEUES = 20
@@ -69,21 +71,8 @@ def plan_checks(plan: Plan) -> Checks:
     job = plan.job
     options = SlurmOptions.of(job)
     program = local_source(job.task.source) if isinstance(job.task, ScriptTask) else None
-    issues = [
-        *_environment_issues(options),
-        *_limit_issues(options),
-        *_effect_issues(options),
-        *_place_issues(job, options),
-        *_secret_issues(job),
-        *source_issues(job),
-        *program_issues(job, program, None),
-        *_warnings(job, options),
-        *program_warnings(job),
-    ]
-    if program is not None and isinstance(job.task, ScriptTask):
-        issues += [*import_warnings(program, None, job.task.entry), *module_warnings(job.task.entry, program)]
-    is_whole = all(issue.severity == "warning" for issue in issues)
-    return Checks(_decide(job, options, program) if is_whole else None, tuple(issues))
+    issues = run(BACKEND_CHECKERS, Asked(job, options, program))
+    return Checks(None if errors_of(issues) else _decide(job, options, program), tuple(issues))
 
 
 def _decide(job: JobSpec, options: SlurmOptions, program: SourceTree | None) -> SlurmTarget:
@@ -151,7 +140,19 @@ def _folders(job: JobSpec) -> Iterator[str]:
             yield place.rpartition("@")[0] or place
 
 
-def _environment_issues(options: SlurmOptions) -> Iterator[Issue]:
+@dataclass(frozen=True)
+class Asked:
+    """A job, and what it asks of the cluster."""
+
+    job: JobSpec
+    options: SlurmOptions
+    program: SourceTree | None
+    """The files of the user's program, where they are on this machine."""
+
+
+def check_environment(asked: Asked) -> Iterator[Issue]:
+    """Either an image or a virtual environment."""
+    options = asked.options
     if (options.container_image is None) == (options.virtual_environment is None):
         both = options.container_image is not None
         problem = "cannot be set beside backend.virtual_environment" if both else "is not set, and no environment is"
@@ -159,15 +160,18 @@ def _environment_issues(options: SlurmOptions) -> Iterator[Issue]:
         yield Issue("environment-not-one", "backend.container_image", problem, options.container_image, remedy)
 
 
-def _limit_issues(options: SlurmOptions) -> Iterator[Issue]:
+def check_limits(asked: Asked) -> Iterator[Issue]:
+    """A signal that leaves no time to train."""
+    options = asked.options
     limit, signal = options.time_limit_minutes, options.signal_seconds or SIGNAL_SECONDS
     if limit is not None and signal > 30 * limit:
         problem = f"must be at most half of the time limit, which is {60 * limit} s"
         yield Issue("signal-too-early", "backend.signal_seconds", problem, signal, "Raise backend.time_limit_minutes")
 
 
-def _effect_issues(options: SlurmOptions) -> Iterator[Issue]:
+def check_effects(asked: Asked) -> Iterator[Issue]:
     """Options that are set and have no effect beside others."""
+    options = asked.options
     found = {
         "container_mounts": ("backend.container_image", options.container_image is None),
         "signal_seconds": ("backend.time_limit_minutes", options.time_limit_minutes is None),
@@ -180,8 +184,9 @@ def _effect_issues(options: SlurmOptions) -> Iterator[Issue]:
             yield Issue("slurm-option-without-effect", f"backend.{name}", problem, value, "Leave it out, or set both")
 
 
-def _place_issues(job: JobSpec, options: SlurmOptions) -> Iterator[Issue]:
+def check_places(asked: Asked) -> Iterator[Issue]:
     """Places that the nodes do not see, or that pyxis cannot mount."""
+    job, options = asked.job, asked.options
     storage = parse(fill(job.storage, run_name=job.name)).path
     remedy = "Give the folder where it is mounted"
     reached: list[tuple[str, str, str, str]] = [
@@ -211,7 +216,9 @@ def _mount_issues(places: Mapping[str, str]) -> Iterator[Issue]:
             yield Issue("place-not-mountable", path, problem, place, remedy)
 
 
-def _secret_issues(job: JobSpec) -> Iterator[Issue]:
+def check_secrets(asked: Asked) -> Iterator[Issue]:
+    """Secrets of the environment that submits the job, which it does not get."""
+    job = asked.job
     for name, reference in job.secrets.items():
         if reference.startswith(("env:", "k8s:")):
             problem = "cannot be read by a job: it gets nothing of the environment that submits it"
@@ -223,7 +230,9 @@ def _is_of_this_machine(place: str) -> bool:
     return "://" not in place and not place.startswith(("/", "builtin:", "steps.", "inputs."))
 
 
-def _warnings(job: JobSpec, options: SlurmOptions) -> Iterator[Issue]:
+def check_use(asked: Asked) -> Iterator[Issue]:
+    """What works, but is probably not meant."""
+    job, options = asked.job, asked.options
     if options.retry == "auto-resume" and options.gpus_per_node is not None:
         message = "HyperPod's auto-resume does nothing for jobs that ask for GRES"
         yield warning("auto-resume-beside-gres", "backend.gpus_per_node", message)
@@ -233,3 +242,27 @@ def _warnings(job: JobSpec, options: SlurmOptions) -> Iterator[Issue]:
     if job.compute.instance_type is None and starts_ranks(job.task) and job.compute.processes_per_instance is None:
         message = "is not set, and no instance type: each node runs one process"
         yield warning("one-process-of-a-node", "compute.processes_per_instance", message)
+
+
+def check_program(asked: Asked) -> Iterator[Issue]:
+    """The user's program: its entry, requirements and files."""
+    yield from (*source_issues(asked.job), *program_issues(asked.job, asked.program, None))
+
+
+def check_imports(asked: Asked) -> Iterator[Issue]:
+    """Modules that the program imports and that are not there."""
+    task, program = asked.job.task, asked.program
+    if program is not None and isinstance(task, ScriptTask):
+        yield from (*import_warnings(program, None, task.entry), *module_warnings(task.entry, program))
+
+
+BACKEND_CHECKERS: tuple[Checker[Asked], ...] = (
+    check_environment,
+    check_limits,
+    check_effects,
+    check_places,
+    check_secrets,
+    check_program,
+    check_use,
+    check_imports,
+)
