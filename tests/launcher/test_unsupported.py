@@ -102,6 +102,15 @@ def test_the_record_of_a_plan_holds_it_only_where_there_is_something(job: tuple[
     assert "unsupported" not in plan("smoke")[0].to_json()
 
 
+def test_a_local_job_for_neuron_cores_is_refused_by_the_same_gate() -> None:
+    here = {**NXD, "compute": {"processes_per_instance": 32}}
+    spec = {"name": "job", **here, "backend": {"name": "local"}, "storage": "./runs"}
+    (issue,) = plan(spec)[0].unsupported
+    assert (issue.code, issue.path) == ("local-strategy-unsupported", "task.parallelism.strategy")
+    with pytest.raises(PlanError, match="does not start NeuronCores"):
+        launch(spec, new=True)
+
+
 def test_a_local_job_whose_packages_are_missing_is_refused_by_the_same_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     from sm_llm import optional
 

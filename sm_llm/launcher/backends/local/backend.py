@@ -25,7 +25,7 @@ from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.machine import Machine, this_machine
-from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks
+from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks, training_of
 from sm_llm.spec.validation.runner import run
 from sm_llm.storage.uri import is_s3, join
 from sm_llm.terminal import quoted
@@ -79,7 +79,9 @@ class LocalBackend:
         installed, a pod's secrets."""
         cloud, cloud_issues = _emulated(plan) if is_rehearsed(plan.job) else (None, ())
         issues = run(BACKEND_CHECKERS, Here(plan, self.machine, cloud_issues))
-        return Checks(self._target(plan, cloud), tuple(issues), unsupported=tuple(_missing_packages(plan)))
+        return Checks(
+            self._target(plan, cloud), tuple(issues), unsupported=(*_missing_packages(plan), *_missing_cores(plan))
+        )
 
     def _target(self, plan: Plan, cloud: SageMakerTarget | None) -> LocalTarget:
         job, paths = plan.job, RunPaths(Path("<run>"))
@@ -225,6 +227,16 @@ def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Issue, ...]]:
 
     decided = decide(replace(plan, job=as_training_job(plan.job)))
     return decided.target, decided.issues
+
+
+def _missing_cores(plan: Plan) -> Iterator[Issue]:
+    """An engine for NeuronCores: their runtime's variables and the cache of compiled graphs are a managed job's."""
+    training = training_of(plan.job.task)
+    if training is not None and training.parallelism.image_stack == "neuron":
+        prefix, strategy = f"steps.{plan.step}." if plan.step else "", training.parallelism.strategy
+        problem = "a local run does not start NeuronCores"
+        path, remedy = f"{prefix}task.parallelism.strategy", "Use backend.name=sagemaker, or strategy fsdp here"
+        yield Issue("local-strategy-unsupported", path, problem, strategy, remedy)
 
 
 def _missing_packages(plan: Plan) -> Iterator[Issue]:
