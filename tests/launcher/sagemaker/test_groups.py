@@ -22,7 +22,7 @@ LARGE: dict[str, Any] = {
     **TINY["task"],
     "model": {"preset": "llama-3-8b"},
     "data": {"format": "synthetic", "seq_length": 4096},
-    "micro_batch_size": 2,
+    "micro_batch_size": 4,
     "max_steps": 10_000,
 }
 

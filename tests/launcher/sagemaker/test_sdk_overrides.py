@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sagemaker.instance_group import InstanceGroup
 
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.sagemaker.sdk import sdk_overrides
@@ -38,12 +39,6 @@ class Variable:
         raise TypeError("no text, as in the SDK")
 
 
-class Group:
-    """An instance group of the SDK."""
-
-    instance_group_name, instance_type, instance_count = "a", "ml.p5.48xlarge", 3
-
-
 def test_arguments_that_have_a_field_become_it_and_the_rest_stays() -> None:
     tags = [{"Key": "a", "Value": "1"}]
     fields, rest = as_fields(Special, {"role": "r", "tags": tags, "container_log_level": 10, "instance_count": None})
@@ -53,7 +48,7 @@ def test_arguments_that_have_a_field_become_it_and_the_rest_stays() -> None:
 
 def test_groups_bring_their_number_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk_overrides, "_parameters", lambda kind: ["instance_groups"])
-    fields, _ = as_fields(Special, {"instance_groups": [Group()]})
+    fields, _ = as_fields(Special, {"instance_groups": [InstanceGroup("a", "ml.p5.48xlarge", 3)]})
     assert fields["compute.instance_count"] == 3
     assert fields["backend.instance_groups"][0]["name"] == "a"
 

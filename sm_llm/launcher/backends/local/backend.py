@@ -292,6 +292,8 @@ def check_packages(here: Here) -> Iterator[Issue]:
     needed: dict[str, tuple[str, ...]] = {f"task.logging.sinks.{name}": (name,) for name in wanted}
     if job.task.kind == "train" and job.task.data.format == "stream":
         needed["task.data.format"] = ("datasets",)
+    if job.task.kind == "train" and job.task.precision.compute == "fp8":
+        needed["task.precision.compute"] = ("torchao",)
     places = {"storage": job.storage, **{f"inputs.{name}": input_place(it) for name, it in job.inputs.items()}}
     needed |= {path: ("boto3", "botocore") for path, place in {**places, **sources(job)}.items() if is_s3(place)}
     for path, modules in needed.items():

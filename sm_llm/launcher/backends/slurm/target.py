@@ -14,8 +14,7 @@ from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.loading.references import sources
-from sm_llm.spec.machines.gpus import network_environment
-from sm_llm.spec.machines.hardware import instance
+from sm_llm.spec.machines.gpus import machines, network_environment
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.spec.validation.runner import errors_of, run
 from sm_llm.storage.uri import fill, parse
@@ -116,7 +115,7 @@ def _facts(options: SlurmOptions) -> dict[str, str]:
 
 
 def _devices(job: JobSpec, options: SlurmOptions) -> str:
-    row = instance(job.compute.instance_type)
+    row = next(iter(machines(job)), None)
     if row is not None and row.is_neuron:
         return f"neuron:{row.accelerators // _CORES_OF_DEVICE[row.family]}"
     if row is not None and row.is_gpu and options.exclusive:
