@@ -82,6 +82,7 @@ def _files(data: DataSpec) -> list[Path]:
     if isinstance(data, RowsData):
         return data_files(Path(data.train))
     if isinstance(data, JsonRowsData):
+        # Imported here, because it needs numpy and pyarrow, which other data do not.
         from sm_llm.data.json_rows import line_files
 
         return line_files(Path(data.train))
@@ -94,4 +95,5 @@ def _files(data: DataSpec) -> list[Path]:
 def _matching(pattern: str) -> list[Path]:
     from glob import glob
 
+    # Sorted, because the order of a listing differs between file systems.
     return [path for path in map(Path, sorted(glob(pattern, recursive=True))) if path.is_file()]

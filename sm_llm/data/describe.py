@@ -97,11 +97,13 @@ def _own_facts(path: Path) -> RowsInfo:
 def _from_datasets(info: dict[str, Any]) -> RowsInfo:
     features = info.get("features") or {}
     ids = features.get("input_ids")
+    # datasets writes -1 for lists of any length.
     length = ids.get("length", -1) if isinstance(ids, dict) else -1
     splits = info.get("splits") or {}
     counts = [split.get("num_examples") for split in splits.values() if isinstance(split, dict)]
     return RowsInfo(
         seq_length=length if isinstance(length, int) and length > 0 else None,
+        # Several counts are those of the dataset's splits, and nothing names the one in this folder.
         rows=counts[0] if len(counts) == 1 else None,
         columns=tuple(features),
     )

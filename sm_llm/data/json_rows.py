@@ -55,7 +55,9 @@ def convert(folder: Path, seq_length: int, vocab_size: int, scratch: Path | None
     except PermissionError as error:
         raise DataError(f"{folder}: cannot be converted: {error}. Set TMPDIR to a folder of your own") from None
     scratch.mkdir(parents=True, exist_ok=True)
+    # The name holds everything that the rows depend on: changed files get another folder, never an outdated one.
     target = scratch / f"json-rows-{_digest(folder, files, seq_length, vocab_size)}"
+    # All processes of a node arrive here at once: one converts, the others wait for the lock and find its folder.
     with _locked(target.with_suffix(".lock")):
         if not is_dataset(target):
             _write(folder, files, target, seq_length, vocab_size)
@@ -67,6 +69,7 @@ def ragged_to_rows(values: Ids, lengths: Ids, seq_length: int, fill: int) -> tup
 
     A longer sequence takes several rows, an empty one none. Returns the rows and which of their places are real.
     """
+    # For every row: the sequence that it belongs to, and its number among the rows of that sequence.
     pieces = -(-lengths // seq_length)
     begins = np.cumsum(lengths) - lengths
     of_sequence = np.repeat(np.arange(len(lengths)), pieces)
@@ -75,6 +78,7 @@ def ragged_to_rows(values: Ids, lengths: Ids, seq_length: int, fill: int) -> tup
     left = lengths[of_sequence] - start
     places = np.arange(seq_length)
     real = places[None, :] < left[:, None]
+    # Places that are not real read index 0; ``fill`` replaces what they find there.
     index = np.where(real, (begins[of_sequence] + start)[:, None] + places, 0)
     rows = np.where(real, values[index], fill) if len(values) else np.empty((0, seq_length), np.int64)
     return rows, real
@@ -125,6 +129,7 @@ class Places:
             for number, line in enumerate(block.split(b"\n"), first_line):
                 if line.strip():
                     ids, mask = _values(json.loads(line))
+                    # As many rows as ``_file_rows`` made of this line.
                     rest -= max(-(-sum(mask) // self._seq_length), min(1, len(ids)))
                     if rest < 0:
                         return f"{self._folder / name}:{number}"
@@ -146,6 +151,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(folder: Path, files: list[Path], target: Path, seq_length: int, vocab_size: int) -> None:
+    # A process that was killed while it converted left this; we hold the lock, so nobody writes it now.
     temporary = target.with_suffix(".tmp")
     if temporary.is_dir():
         shutil.rmtree(temporary)
@@ -161,11 +167,14 @@ def _write(folder: Path, files: list[Path], target: Path, seq_length: int, vocab
             raise DataError(f"{folder}: {len(files)} files hold no rows")
         write_json(temporary / _FILES, {"files": firsts, "without_targets": empty})
         writer.finish("train", padded)
+    # Only the rename makes the conversion exist: the other processes see all of it or nothing.
     temporary.replace(target)
 
 
 def _file_rows(path: Path, seq_length: int, vocab_size: int) -> Iterator[tuple[Ids, npt.NDArray[np.bool_]]]:
     for first_line, block in _blocks(path):
+        # Arrow parses nearly every block. What it refuses, or what a check refuses, is parsed again line by line:
+        # slower, but with the number of the line that is wrong.
         parsed = _parse(block)
         if parsed is None or not _is_sound(*parsed, vocab_size):
             parsed = _parse_slowly(path, first_line, block, vocab_size)
@@ -176,6 +185,7 @@ def _file_rows(path: Path, seq_length: int, vocab_size: int) -> Iterator[tuple[I
         # Where a long line is cut, what follows its last real token holds nothing.
         pieces = -(-lengths // seq_length)
         wanted = np.asarray(real.any(axis=1))
+        # A line keeps its first row even if nothing in it is real: ``Places.place`` counts rows by the same rule.
         wanted[(np.cumsum(pieces) - pieces)[pieces > 0]] = True
         yield rows[wanted], real[wanted]
 
@@ -185,6 +195,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     with whole_gzip(path) as reached, path.open("rb") as raw:
         stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw)) if path.name.endswith(".gz") else raw
         while block := stream.read(BLOCK_BYTES):
+            # The block may have ended inside a line: the rest of that line belongs to it.
             block += stream.readline()
             first_line = reached.number + 1
             lines = block.count(b"\n")
@@ -200,6 +211,7 @@ def _parse(block: bytes) -> tuple[Ids, Ids, Ids] | None:
     if not _OBJECT.match(block):  # arrow 26 dies of a block that begins with null
         return None
     try:
+        # One block of arrow's for all lines: a line that is longer than a block is an error there.
         table = pa.json.read_json(
             pa.BufferReader(block),
             pa.json.ReadOptions(block_size=len(block) + 1),
@@ -208,6 +220,7 @@ def _parse(block: bytes) -> tuple[Ids, Ids, Ids] | None:
     except pa.ArrowException:
         return None
     (ids, lengths), (given, given_lengths) = (_ragged(table.column(name).combine_chunks()) for name in _SCHEMA.names)
+    # A missing list has length -1: a line may lack the mask, but not the ids.
     has_mask = given_lengths >= 0
     if (lengths < 0).any() or (lengths != given_lengths)[has_mask].any():
         return None
@@ -265,6 +278,7 @@ def _problem(row: Any, vocab_size: int) -> str:
     if not isinstance(row, dict):
         return f"a JSON object is expected, found {type(row).__name__}"
     ids = row.get("input_ids")
+    # ``type`` and not ``isinstance``: true is an int for Python.
     if not isinstance(ids, list) or not all(type(item) is int for item in ids):
         return f"input_ids must be a list of whole numbers; fields found: {', '.join(row) or 'none'}"
     mask = row.get("attention_mask")

@@ -71,6 +71,7 @@ def _synthetic(data: SyntheticData, split: Split, vocab_size: int, seed: int) ->
         return SyntheticSource(data.rows, data.seq_length, vocab_size, seed, data.shuffle)
     if data.validation_rows == 0:
         return None
+    # ``part`` gives validation a key of its own: its rows are not those of the training split.
     return SyntheticSource(data.validation_rows, data.seq_length, vocab_size, seed, shuffle=False, part=1)
 
 
@@ -79,6 +80,7 @@ def _rows(
 ) -> Source:
     from sm_llm.data.rows import RowsFolder, RowsSource
 
+    # Validation is the same rows in the same order at every evaluation.
     shuffle = data.shuffle and split == "train"
     if isinstance(data, JsonRowsData):
         from sm_llm.data.json_rows import Places, convert, left_out
@@ -88,6 +90,7 @@ def _rows(
         notices = [*left_out(folder), *places.notices]
         return RowsSource(RowsFolder.open(converted), vocab_size, seed, shuffle, locate=places.place, notices=notices)
     source = RowsSource(RowsFolder.open(folder), vocab_size, seed, shuffle)
+    # Line files were just cut to the length asked for; saved rows keep the length that they were packed with.
     if source.seq_length != data.seq_length:
         raise DataError(
             f"data.seq_length: rows in {folder} hold {source.seq_length} tokens, the job asks for {data.seq_length}. "
@@ -157,6 +160,8 @@ class Batches:
         return self
 
     def __next__(self) -> list[Batch]:
+        # The position comes with its batches: the thread is ahead, and its own position would pass over batches that
+        # were fetched but not trained on.
         batches, self._state = next(self._prefetcher)
         return batches
 
@@ -172,11 +177,13 @@ class Batches:
 
     def _steps(self, source: AnySource, start: int) -> _Steps:
         steps = self._streamed(source) if isinstance(source, StreamSource) else self._indexed(source, start)
+        # The prefetcher closes this generator, and with it the stream and its thread.
         with closing(steps):
             for _ in itertools.count(start) if self._end is None else range(start, self._end):
                 yield next(steps)
 
     def _indexed(self, source: Source, start: int) -> _Steps:
+        # Sample numbers of this rank inside one global batch, [accumulation_steps, micro_batch_size].
         micro_batches = self._micro * (self._rank + self._degree * np.arange(self._accumulation, dtype=np.int64))
         of_rank = micro_batches[:, None] + np.arange(self._micro)
         for step in itertools.count(start):

@@ -52,6 +52,8 @@ def _permute(position: _Words, rows: int, keys: _Words) -> _Words:
     """Walk each position through the network until it lands inside ``[0, rows)``; on average under two rounds."""
     bits = max(_MIN_BITS, (rows - 1).bit_length())
     value = _feistel(position, keys, bits)
+    # The network permutes [0, 2**bits), so a walk that starts inside comes back inside, at the latest at its start: the
+    # loop ends, and no two positions meet in one row.
     while (outside := value >= rows).any():
         value[outside] = _feistel(value[outside], keys[outside], bits)
     return value

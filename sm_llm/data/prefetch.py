@@ -42,6 +42,7 @@ class Prefetcher(Generic[T]):
         if self._ended is not None:
             raise self._ended
         began = time.perf_counter()
+        # No timeout: whatever ends the thread, its last item is the end or the error.
         item, self._ended = self._items.get()
         self.wait_seconds += time.perf_counter() - began
         if self._ended is not None:
@@ -51,6 +52,7 @@ class Prefetcher(Generic[T]):
     def close(self) -> None:
         """Stop the thread and wait for it, at most ``CLOSE_SECONDS``; what was fetched ahead is thrown away."""
         self._closed.set()
+        # After ``close`` the consumer gets the end, not what is still in the queue.
         self._ended = self._ended or StopIteration()
         self._thread.join(CLOSE_SECONDS)
 
@@ -63,12 +65,14 @@ class Prefetcher(Generic[T]):
         except BaseException as error:  # whatever went wrong belongs to the consumer
             self._offer(_END, error)
         finally:
+            # Here and not in ``close``: a generator that runs in one thread cannot be closed from another.
             if isinstance(self._source, Generator):
                 self._source.close()
 
     def _offer(self, item: T, error: BaseException | None) -> bool:
         while not self._closed.is_set():
             try:
+                # Wakes up to see ``close``: a consumer that left never makes room in the queue.
                 self._items.put((item, error), timeout=0.1)
                 return True
             except queue.Full:

@@ -67,8 +67,10 @@ class RowsFolder:
 
     def take(self, indices: Ints) -> dict[str, Array]:
         """Columns of these rows, in this order: arrays [len(indices), seq_length] in the stored integer type."""
+        # side="right": an index that equals a start belongs to the chunk that begins there.
         where = np.searchsorted(self._starts, indices, side="right") - 1
         taken = {name: np.empty((len(indices), self.seq_length), view.dtype) for name, view in self._first.items()}
+        # One indexed read for each chunk and column instead of one for each row.
         for number in np.unique(where):
             chosen = where == number
             local = indices[chosen] - self._starts[number]
@@ -105,10 +107,12 @@ class RowsSource:
         self._locate = locate
         self.count = len(folder)
         self.seq_length = folder.seq_length
+        # A foreign folder does not state it: there, every further column may mask labels.
         self.padded = folder.info.padded if folder.info.padded is not None else len(folder.columns) > 1
         self.seed = seed
         self.shuffle = shuffle
         self._folder = folder
+        # Our writer stores the largest id, so wrong rows are refused at once; foreign rows are checked batch by batch.
         highest = folder.info.max_id
         if highest is not None and highest >= vocab_size:
             raise DataError(
@@ -156,12 +160,14 @@ class RowsSource:
 
 def _open_file(path: Path) -> list[_Chunk]:
     try:
+        # Of a mapped file this makes views: no row is read yet.
         table = pa.ipc.open_stream(pa.memory_map(str(path), "r")).read_all()
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path}: not a readable Arrow stream file ({error}). Fetch or prepare it again") from error
     if "input_ids" not in table.column_names:
         raise DataError(f"{path}: has no column input_ids (columns: {', '.join(table.column_names)})")
     names = [name for name in ("input_ids", "labels", "attention_mask") if name in table.column_names]
+    # A batch without rows has no row length, and ``_view`` divides by its number of rows.
     batches = [batch for batch in table.to_batches() if batch.num_rows]
     return [_Chunk(path.name, {name: _view(batch.column(name), name, path) for name in names}) for batch in batches]
 
@@ -170,18 +176,22 @@ def _view(column: pa.Array, name: str, path: Path) -> Array:
     """A list column as a 2-D view of its values buffer, or ``DataError`` if that is not what it is."""
     if not (pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)):
         raise DataError(f"{path}: column {name} holds {column.type}, not lists of integers")
+    # Not ``column.values``, which ignores the offset of a sliced column.
     values = column.flatten()
+    # Arrow packs booleans into bits, which numpy cannot view.
     if name == "attention_mask" and pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     if not pa.types.is_integer(values.type) or column.null_count or values.null_count:
         raise DataError(f"{path}: column {name} must hold lists of integers without nulls, found {column.type}")
     length, remainder = divmod(len(values), len(column))
     if pa.types.is_list(column.type):
+        # A total that divides evenly does not prove that all rows are equally long.
         lengths = np.diff(column.offsets.to_numpy())
         if (lengths != lengths[0]).any():
             raise DataError(f"{path}: rows of {lengths.min()} to {lengths.max()} tokens; all must be equally long")
     if remainder or length == 0:
         raise DataError(f"{path}: column {name} holds rows of no fixed length")
+    # zero_copy_only raises where arrow would copy a whole file into memory.
     return np.asarray(values.to_numpy(zero_copy_only=True).reshape(len(column), length))
 
 

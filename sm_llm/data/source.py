@@ -89,6 +89,7 @@ class SyntheticSource:
         first = indices[:, None] * self.seq_length
         positions = (first + np.arange(self.seq_length)).astype(np.uint64)
         words = mix(self._key + mix(positions))
+        # The modulo favours small ids by at most vocab_size / 2**64, which no statistic of a training run can show.
         ids = (words % np.uint64(self._vocab_size)).astype(np.int64)
         return Batch(ids, ids)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.training import StreamData
 
 ENCODE_DOCUMENTS = 64
+# What decides which token comes at which position: a saved position is only valid where all of it is equal.
 _IDENTITY = ("dataset", "config_name", "data_files", "split", "text_field", "seq_length", "shuffle", "shuffle_buffer")
 
 
@@ -47,6 +48,7 @@ class TextStream:
         block_size = self._data.shuffle_buffer if self._data.shuffle else 0
         dataset = open_dataset(self._data, self._data.split, rank, degree)
         blocks = TextBlocks(dataset, self._data.text_field, max(block_size, ENCODE_DOCUMENTS))
+        # A buffer of one document has nothing to permute.
         order = (self._seed, rank) if block_size > 1 else None
         return TextRows(blocks, self._tokenizer, self.seq_length, order, identity, position)
 
@@ -92,6 +94,8 @@ class TextRows:
         self._marks: deque[tuple[int, Place, int]] = deque()  # tokens fetched before, block, documents emitted of it
         self._blocks = Prefetcher(blocks.read(start.place), depth=1, name="sm-llm-text")
         self._groups = self._all_groups(start.emitted)
+        # A position is the start of a group of documents: the group is encoded again, and its trained tokens are
+        # dropped.
         self._drop(start.skip)
 
     def take(self, rows: int) -> Batch:
@@ -104,6 +108,7 @@ class TextRows:
 
     def state(self) -> dict[str, Any]:
         """See ``RowStream.state``."""
+        # The newest mark at or before the position is the one to resume from; older ones are not needed again.
         while len(self._marks) > 1 and self._marks[1][0] <= self._consumed:
             self._marks.popleft()
         if not self._marks:
@@ -137,11 +142,13 @@ class TextRows:
                 joined = with_end_tokens(ids, offsets, self._tokenizer.end_id)
                 self._fetched += len(joined)
                 yield joined
+            # Only the first block after a resume starts in its middle.
             emitted = 0
 
     def _permuted(self, block: Block) -> list[str]:
         if self._order is None:
             return block.texts
+        # A block's own start is part of the key, so that a resumed run permutes it in the same way.
         key = [*self._order, block.place.epoch, block.place.documents]
         seed = int(stream_key(*key)[0])
         order = np.random.Generator(np.random.Philox(seed)).permutation(len(block.texts))
@@ -157,8 +164,10 @@ def validation_rows(data: StreamData, tokenizer: Path, vocab_size: int) -> Array
         return None
     checked = _checked_tokenizer(tokenizer, vocab_size)
     wanted = data.validation_rows * data.seq_length
+    # Rank 0 of 1: every rank reads the same rows here, and ``evaluation_batches`` divides them.
     blocks = TextBlocks(open_dataset(data, data.validation_split, 0, 1), data.text_field, ENCODE_DOCUMENTS)
     parts: list[Tokens] = []
+    # The reader repeats the split for ever; validation takes one pass at most.
     first_epoch = itertools.takewhile(lambda block: block.place.epoch == 0, blocks.read(Place()))
     while sum(map(len, parts)) < wanted and (block := next(first_epoch, None)):
         ids, offsets = checked.reference().encode(block.texts)

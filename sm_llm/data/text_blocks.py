@@ -79,6 +79,7 @@ class TextBlocks:
             for block in self._epoch(place):
                 found = True
                 yield block
+            # Only an epoch from its start proves this: a resumed one may begin behind the last document.
             if not found and place.documents == 0:
                 raise DataError("task.data: the stream holds no document with text for this rank")
             place = Place(place.epoch + 1)
@@ -86,6 +87,7 @@ class TextBlocks:
     def _epoch(self, place: Place) -> Iterator[Block]:
         cursor = _Cursor(self._dataset, place)
         while True:
+            # Before the first read: the place of a block is where its first document is.
             begins = cursor.place()
             texts = list(itertools.islice(self._texts(cursor), self._size))
             if not texts:
@@ -100,6 +102,7 @@ class TextBlocks:
                     f"fields found: {', '.join(map(str, row))}"
                 )
             text = row[self._text_field]
+            # Documents without text are counted by the cursor all the same, as the library's own position does.
             if usable(text)[1] is None:
                 yield text
 

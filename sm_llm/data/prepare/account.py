@@ -61,6 +61,7 @@ class PrepareAccount:
             "tokenizer": self.tokenizer,
             "documents": self._documents(used),
             "text_bytes": self.text_bytes,
+            # Without the one end token of each document, which stands for no text.
             "bytes_per_token": self.text_bytes / (tokens - used) if tokens > used else None,
             "tokens_in": tokens,
             "tokens_kept": sum(split.tokens_kept for split in self.splits.values()),

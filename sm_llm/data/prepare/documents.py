@@ -67,6 +67,7 @@ class Collector:
     def add(self, line: int, value: Any, fraction: float) -> Documents | None:
         """Take one value of the text field; returns a batch when one is full."""
         self._field_seen = True
+        # A long text is the only document of its file, so no gathered batch has to come before it.
         if isinstance(value, LongText):
             return Documents([], [], self._file, [line], fraction, value)
         size, reason = usable(value)
@@ -126,6 +127,7 @@ def is_held_out(text: str | Iterable[str], seed: int, fraction: float) -> bool:
     side."""
     if fraction <= 0:
         return False
+    # Keyed with the seed: another seed holds out other documents.
     hashed = hashlib.blake2b(digest_size=8, key=seed.to_bytes(16, "little"))
     for part in [text] if isinstance(text, str) else text:
         hashed.update(part.encode("utf-8"))

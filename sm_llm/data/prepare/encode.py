@@ -144,6 +144,7 @@ class _Reference:
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         parts = [np.array(encoding.ids, np.int32) for encoding in self._encode(texts, add_special_tokens=False)]
         offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        # The empty array, because concatenate refuses an empty list.
         return np.concatenate([np.empty(0, np.int32), *parts]), offsets
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sm_llm.data.prepare.documents import Documents, Rejections
 
 BUILTIN_PREFIX = "builtin:"
+# Longest first, in case that one suffix is the end of another.
 SUFFIXES = tuple(sorted((kind for kind in READERS if kind.startswith(".")), key=len, reverse=True))
 
 
@@ -35,6 +36,7 @@ class SourceFile:
         for line, value, fraction in READERS[self.kind](self.path, text_field, collector):
             if batch := collector.add(line, value, fraction):
                 yield batch
+        # Only behind the last row: before it, a later row could still have the field.
         collector.check_field(text_field)
         if last := collector.flush(1.0):
             yield last
@@ -64,6 +66,7 @@ def _builtin(source: str) -> SourceFile:
     if source not in READERS:
         known = ", ".join(kind for kind in READERS if kind.startswith(BUILTIN_PREFIX))
         raise DataError(f"{source}: no such built-in text; there is {known}")
+    # The size of the text is only needed for progress: an estimate.
     return SourceFile(Path(source), source, 465_000)
 
 

@@ -49,15 +49,18 @@ def encode_long(encoder: Encoder, parts: Iterable[str]) -> Iterator[Tokens]:
 
 
 def _ids(encoder: Encoder, lead: str, text: str) -> Tokens:
+    # In one call: the ids of the lead alone are counted, and as many are dropped from the front.
     ids, offsets = encoder.encode([lead + text, lead])
     return ids[offsets[2] - offsets[1] : offsets[1]]
 
 
 def _find_cut(encoder: Encoder, text: str) -> int | None:
     """The last good place for a cut in the second half of the newest piece."""
+    # The last _CONTEXT characters are no candidates: what follows them is not read yet.
     begin, end = len(text) - PIECE // 2, len(text) - _CONTEXT
     for kind in _CUTS:
         places = [match.start() for match in kind.finditer(text, max(begin, 1), max(end, 1))]
+        # From the last place backwards; few are tried, because each costs four encodings.
         for cut in places[: -_TRIES - 1 : -1]:
             if _changes_nothing(encoder, text[max(cut - _CONTEXT, 0) : cut], text[cut : cut + _CONTEXT]):
                 return cut
@@ -67,6 +70,7 @@ def _find_cut(encoder: Encoder, text: str) -> int | None:
 def _changes_nothing(encoder: Encoder, left: str, right: str) -> bool:
     lead = left[-1]
     ids, offsets = encoder.encode([left + right, left, lead + right, lead])
+    # The lead must keep its ids in front of the right half, and both halves together must give the ids of the whole.
     whole, first, second, dropped = (ids[offsets[at] : offsets[at + 1]] for at in range(4))
     rest = second[len(dropped) :]
     return np.array_equal(second[: len(dropped)], dropped) and np.array_equal(whole, np.concatenate([first, rest]))

@@ -16,6 +16,7 @@ def with_end_tokens(ids: Tokens, offsets: npt.NDArray[np.int64], end_id: int) ->
     ends. Returns int32 [n + documents].
     """
     documents = len(offsets) - 1
+    # The end of a document moves by one place for each end token in front of it.
     ends = offsets[1:] + np.arange(documents)
     is_text = np.ones(len(ids) + documents, np.bool_)
     is_text[ends] = False

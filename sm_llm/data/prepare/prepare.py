@@ -52,6 +52,7 @@ def prepare(task: PrepareTask, output: Path, progress: Report) -> dict[str, Any]
     notices: list[str] = []
     files = find_files(task.sources, notices.append)
     _clear(output)
+    # After clearing: the space of an earlier result counts as free.
     _check_space(task, files, output)
     try:
         tokenizer = obtain_tokenizer(task, files, output / "tokenizer", progress, notices)
@@ -60,6 +61,7 @@ def prepare(task: PrepareTask, output: Path, progress: Report) -> dict[str, Any]
         if error.errno == errno.ENOSPC:
             raise DataError(f"{output}: the disk is full. Free space, or write to a larger disk") from error
         raise
+    # Last: a folder with an account is a finished preparation.
     write_json(output / ACCOUNT, account)
     return account
 
@@ -70,6 +72,8 @@ def _encode(
     """All text with the fast encoder; all of it again with the reference if that is caught erring, or divided by rows
     if there are too few documents to divide."""
     encoder, boundary = choose_encoder(tokenizer), None
+    # Three passes at most: the reference encoder never mismatches, and a boundary is never found to be too few
+    # documents.
     while True:
         try:
             return _Run(task, files, tokenizer, encoder, output, progress, notices, boundary).account()
@@ -142,6 +146,7 @@ class _Run:
                 open_files.enter_context(split.writer)
             for documents in _read(self._files, self._task.text_field, self._rejections, "prepare", self._progress):
                 self._add(documents)
+            # Before the division is checked, which divides by the number of tokens.
             if sum(split.documents for split in self._splits) == 0:
                 raise DataError(no_documents(self._task.sources, self._rejections))
             if self._boundary is None and len(self._splits) > 1:
@@ -168,6 +173,7 @@ class _Run:
     def _add(self, documents: Documents) -> None:
         if documents.long is not None:
             self._add_long(documents.long.parts, documents.long.size)
+        # A long line of a JSON file is in memory already; encoded in pieces, its ids are not as well.
         elif len(documents.texts) == 1 and documents.sizes[0] > LONG_BYTES:
             self._add_long(lambda: iter(documents.texts), documents.sizes[0])
         else:
@@ -178,6 +184,7 @@ class _Run:
         self._text_bytes += sum(documents.sizes)
         seed, fraction = self._task.seed, self._task.validation_fraction
         held_out = np.array([is_held_out(text, seed, fraction) for text in documents.texts])
+        # + 1 for the end token of each document.
         lengths = np.diff(offsets) + 1
         self._deal(with_end_tokens(ids, offsets, self._tokenizer.end_id), np.cumsum(lengths), held_out)
 
@@ -186,6 +193,7 @@ class _Run:
         self._text_bytes += size
         held_out = np.array([is_held_out(parts(), self._task.seed, self._task.validation_fraction)])
         for ids in encode_long(self._encoder, parts()):
+            # No document ends in a piece: its end token follows the last one.
             self._deal(ids, np.empty(0, np.int64), held_out)
         self._deal(np.array([self._tokenizer.end_id], np.int32), np.array([1]), held_out)
 
@@ -195,9 +203,11 @@ class _Run:
         if self._boundary is not None:
             cut = min(max(self._boundary - self._seen, 0), len(tokens))
             self._seen += len(tokens)
+            # A document belongs to the split that it ends in.
             before = int((ends <= cut).sum())
             first.add(tokens[:cut], before)
             last.add(tokens[cut:], len(ends) - before)
+        # Most often all documents go to one split, and no mask over the tokens is needed.
         elif held_out.all() or not held_out.any():
             (last if held_out.all() else first).add(tokens, len(ends))
         else:
@@ -241,6 +251,7 @@ class _Split:
         tail = self._packer.tail
         padding = 0
         if self._task.tail == "pad" and len(tail):
+            # Padding is masked, so any id of the vocabulary serves; many tokenizers have no padding token.
             row, mask = self._packer.padded_tail(self._tokenizer.end_id)
             self.writer.write(row, mask)
             padding = self._task.seq_length - len(tail)
@@ -272,6 +283,7 @@ def _read(
     total = float(sum(file.size for file in files))
     before, reported = 0, 0.0
     for file in files:
+        # After the yield, when the caller has encoded this batch.
         for documents in file.documents(text_field, rejections):
             yield documents
             if (now := time.monotonic()) - reported >= _REPORT_SECONDS:
@@ -297,6 +309,7 @@ def _remove(*folders: Path) -> None:
 def _check_space(task: PrepareTask, files: list[SourceFile], output: Path) -> None:
     """Refuse now what would certainly fill the disk in an hour."""
     columns = 2 if task.tail == "pad" or "labels" in task.columns else 1
+    # 4 bytes for each id and label. An attention mask is left out: this is a lower bound.
     needed = sum(file.size for file in files) * _MIN_TOKENS_PER_BYTE * 4 * columns
     free = shutil.disk_usage(output).free
     if needed > free:

@@ -38,6 +38,8 @@ def _read_text(path: Path, text_field: str, collector: Collector) -> Iterator[tu
         if path.stat().st_size <= LONG_BYTES:
             yield 1, path.read_text(encoding="utf-8-sig"), 1.0
             return
+        # The whole file is decoded once before it is used: a document with an error in its last part is rejected as a
+        # whole.
         size, is_blank = 0, True
         for part in _text_parts(path):
             size += len(part.encode("utf-8"))
@@ -87,6 +89,8 @@ def _json_lines(
         elif text_field not in row:
             collector.missing_field(number, list(row))
         else:
+            # ``raw`` and not ``stream``: the position in the compressed file, as ``size`` is that of the compressed
+            # file.
             yield number, row[text_field], raw.tell() / size
 
 
@@ -114,6 +118,7 @@ def _read_dataset(path: Path, text_field: str, collector: Collector) -> Iterator
             stream = pa.ipc.open_stream(pa.memory_map(str(file), "r"))
             _check_column(file, stream.schema, text_field)
             for value in _column_values(batch.select([text_field]) for batch in stream):
+                # An Arrow stream does not state its number of rows: all of a file counts as its middle.
                 yield next(rows), value, (number + 0.5) / len(files)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{file}: not a readable Arrow stream file ({error})") from error
@@ -132,6 +137,7 @@ def _check_column(path: Path, schema: Any, text_field: str) -> None:
             "Set task.text_field to the one that holds the text"
         )
     found = str(schema.field(text_field).type)
+    # A column in which every value is null has this type; its rows are rejected one by one.
     if found not in ("string", "large_string", "string_view", "null"):
         raise DataError(f"{path}: column {text_field!r} holds {found}, not text")
 

@@ -85,6 +85,7 @@ class RowsWriter:
         )
         write_json(self._folder / ROWS_INFO, info.to_json())
         write_json(self._folder / DATASET_INFO, self._dataset_info(split))
+        # ``is_dataset`` asks for this file, so it comes last: a killed writer leaves no folder that can be opened.
         write_json(self._folder / STATE, _state(names, split, f"{self._crc:08x}{self.rows % 2**32:08x}"))
         return info
 
@@ -94,6 +95,7 @@ class RowsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Not ``finish``: after an error the folder must stay unreadable.
         self._close_shard()
 
     def _type(self, name: str) -> pa.DataType:
@@ -110,6 +112,7 @@ class RowsWriter:
 
     def _cuts(self, count: int) -> list[tuple[int, int, bool]]:
         """(begin, end, starts a shard) for ``count`` more rows."""
+        # The distance to the next shard's start, then one bound for each shard.
         bounds = [0, *range(-self.rows % self._rows_per_shard, count, self._rows_per_shard), count]
         starts = sorted(set(bounds))
         pairs = itertools.pairwise(starts)
@@ -135,6 +138,7 @@ class RowsWriter:
         self._stream = pa.ipc.new_stream(self._sink, self._schema)
 
     def _close_shard(self) -> None:
+        # The stream first: closing it writes its end mark into the sink.
         for closable in (self._stream, self._sink):
             if closable is not None:
                 closable.close()

@@ -40,6 +40,7 @@ def obtain_tokenizer(
         return _copy(Path(task.tokenizer), folder)
     rejections = Rejections()
     texts = _training_texts(task, files, rejections)
+    # One text is read ahead: without any text the error must name the reasons, which the trainer does not know.
     first = next(texts, None)
     if first is None and _HELD_OUT in rejections.counts:
         # So few documents that all are held out: then rows are, and the tokenizer learns from all text.

@@ -26,6 +26,7 @@ def train_tokenizer(texts: Iterator[str], folder: Path, vocab_size: int, end_tok
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[end_token],
+        # All 256 bytes, also those that the text does not contain: no later text is unknown.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
