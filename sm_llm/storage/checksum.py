@@ -67,6 +67,7 @@ def crc64_file(path: Path, *, from_disk: bool = False) -> str:
     ``from_disk`` first asks the kernel to forget its cached pages, so that the bytes come from the device (as far
     as the file system allows). Raises ``OSError``.
     """
+    # Unbuffered: ``readinto`` fills our own buffer, and a second copy of the bytes would cost time.
     with path.open("rb", buffering=0) as stream:
         if from_disk:
             drop_cache(stream.fileno())
@@ -98,4 +99,5 @@ def _read_piece(stream: FileIO) -> tuple[int, int]:
 def _join(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
     from awscrt.checksums import combine_crc64nvme
 
+    # The CRC of a whole follows from those of its pieces and the length of the second: no byte is read again.
     return combine_crc64nvme(first[0], second[0], second[1]), first[1] + second[1]

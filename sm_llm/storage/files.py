@@ -50,8 +50,10 @@ def link_tree(source: Path, target: Path) -> None:
             if origin.is_symlink() and not origin.exists():
                 continue
             try:
+                # Resolved, because a hard link to a symbolic link is a symbolic link again.
                 os.link(origin.resolve(), there / name)
             except OSError:
+                # Another file system, or one without hard links.
                 shutil.copy2(origin, there / name)
 
 
@@ -80,9 +82,11 @@ def read_regular(path: Path, most: int) -> bytes:
 
     Raises ``OSError``, also for a pipe or a device, which could keep a reader waiting for ever, and for a larger file.
     """
+    # Without ``O_NONBLOCK``, opening a pipe that nobody writes to would wait for ever.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         if not stat.S_ISREG(mode := os.fstat(stream.fileno()).st_mode):
             raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "it is not a regular file", str(path))
+        # The size that ``fstat`` reports may be out of date: one byte too many shows that the file has grown.
         body = stream.read(most + 1)
     if len(body) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, which are too many to be read", str(path))

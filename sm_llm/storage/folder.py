@@ -42,6 +42,7 @@ class FolderStore:
         """Write aside, flush, and hard-link to the final name, which fails if the name is taken."""
         target = self._path(key)
         with self._told("create", key):
+            # Below the root, because a hard link cannot cross file systems.
             aside = self.root / _TEMPORARY / temporary_name(target).name
             make_folders(aside.parent)
             try:
@@ -161,9 +162,11 @@ class FolderStore:
         while folder != self.root:
             try:
                 folder.rmdir()
+            # Another process has pruned it first.
             except FileNotFoundError:
                 pass
             except OSError as error:
+                # POSIX allows either error for a folder that is not empty.
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
                 break
@@ -200,6 +203,7 @@ def _in_its_folder(target: Path, create: Callable[[], _Result]) -> _Result:
         try:
             return create()
         except FileNotFoundError:
+            # Its folder is there, so something else is missing, such as the source.
             if target.parent.is_dir():
                 raise
     raise FileNotFoundError(errno.ENOENT, "its folder keeps disappearing", str(target.parent))
@@ -218,6 +222,7 @@ def _make_folders(folder: Path) -> None:
 def _copy(source: Path, target: Path) -> str:
     """Copy to a new file and flush it; returns the CRC64NVME of the bytes sent."""
     crc = Crc64()
+    # Created exclusively: no data key is ever written twice, so an existing file is an error.
     with source.open("rb", buffering=0) as reader, open(target, "xb", opener=opener) as writer:
         try:
             while chunk := reader.read(CHUNK_BYTES):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
+# The cache is what remembers reported problems; its size bounds the memory of a long run.
 @lru_cache(maxsize=4096)
 def report_once(place: str, problem: str) -> None:
     """Warn of ``problem`` at an address, unless this process has done so before."""

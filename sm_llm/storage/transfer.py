@@ -25,6 +25,7 @@ def default_transfer(store: Store) -> Transfer:
     """What moves files where nobody chose: the engines for S3, plain copies for everything else."""
     if not is_s3(store.uri):
         return CopyTransfer()
+    # Imported here: the engines need the SDK, which an installation for folders alone may lack.
     from sm_llm.storage.engines.auto import EngineTransfer
 
     return EngineTransfer()
@@ -99,5 +100,6 @@ class CopyTransfer:
             try:
                 return [future.result() for future in futures]
             except BaseException:
+                # Leaving the block waits for the copies that have begun; this only keeps the others from beginning.
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

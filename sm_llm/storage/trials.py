@@ -65,6 +65,7 @@ class Trials:
             raise StorageError("a fresh name is reported to exist already")
 
     def _create_again(self) -> None:
+        # Without an object to collide with, a second creation succeeds rightly and proves nothing.
         if self._store.get(self._key) is None:
             raise StorageError("could not be tried, for the object could not be created or read")
         if self._store.put_if_absent(self._key, b"another body"):

@@ -123,6 +123,7 @@ def join(uri: str | Path, *parts: str) -> str:
     """The address below ``uri``; parts are relative, with "/". Raises ``StorageError`` for a part that climbs out."""
     location = parse(uri)
     below = PurePosixPath(*parts)
+    # An absolute part would replace everything before it, the run's address included.
     if below.is_absolute() or ".." in below.parts:
         raise StorageError(f"storage address: {str(below)!r} does not stay below {location.uri!r}")
     if location.path is not None:

@@ -76,10 +76,13 @@ class EngineTransfer:
             raise
         except StorageError as error:
             _raise_if_full(error, group)
+            # The last resort for downloads.
             if name == "ranges":
                 raise
             left = [copy for copy in group if not _has_arrived(copy)]
             counted.correct(_size(group) - _size(left))
+            # The same engine continues only if expired credentials stopped it and it has made progress, which also
+            # bounds this recursion.
             other = name if _renewed(store, error) and len(left) < len(group) else "ranges"
             self._announce(f"{name} failed ({error}); {other} continues with {len(left)} files")
             return self._download(store, other, left, progress)
@@ -90,6 +93,7 @@ class EngineTransfer:
         try:
             for name, group in self._groups(copies, lambda copy: self._for_upload(where, copy)).items():
                 self._upload(where, name, group, progress, results)
+        # An interruption, too: parts of an unfinished upload are invisible, and are billed until they are aborted.
         except BaseException:
             abort_own_uploads(where, [copy for copy in copies if copy.key not in results])
             raise
@@ -109,10 +113,12 @@ class EngineTransfer:
         try:
             results |= {it.key: it for it in self._build(name).upload(store, group, counted)}
         except StorageError as error:
+            # The last resort for uploads; it gets one more try with fresh credentials.
             if name == "boto3" and (renewed or not is_expired(error)):
                 raise
             expired = _renewed(store, error)
             abort_own_uploads(store, group)
+            # An engine fails as a whole. What it stored before that only the store knows.
             results |= {copy.key: found for copy in group if (found := _stored_already(store, copy))}
             left = [copy for copy in group if copy.key not in results]
             counted.correct(_size(group) - _size(left))
@@ -130,6 +136,7 @@ class EngineTransfer:
         return groups
 
     def _for_download(self, store: S3Objects, copy: Copy) -> str:
+        # Only ``ranges`` keeps to a cap, leaves a file that can be continued, and continues one.
         wants_ranges = self._max_bandwidth is not None or (self._resume and copy.size > RESUME_BYTES)
         if wants_ranges or is_half_fetched(copy.path):
             return "ranges"

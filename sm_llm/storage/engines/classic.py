@@ -69,6 +69,7 @@ class ClassicTransfer:
                     except RetriesExceededError as error:
                         problem = f"{store.uri}: cannot {action} {copy.key!r}: {error.last_exception}"
                         raise StorageError(problem) from error
+                    # The SDK wraps errors of the connection, so what is left is the local disk's.
                     except OSError as error:
                         raise DiskError(f"{store.uri}: cannot {action} {copy.key!r} ({copy.path}): {error}") from error
 

@@ -87,6 +87,7 @@ def abort_own_uploads(store: S3Objects, copies: Sequence[Copy]) -> None:
     """
     for copy in copies:
         try:
+            # The store's clock may be ahead of this machine's. Everything below this key is ours, whenever it began.
             store.abort_unfinished(time.time() + _CLOCK_SLACK, copy.key)
         except StorageError:
             return

@@ -89,6 +89,7 @@ class CrtTransfer:
                 manager.shutdown()  # what has arrived gets its name before anybody looks which files did
             raise
         except BaseException:
+            # Without ``shutdown``, which waits for every transfer without a limit.
             settle(listener.futures, lambda: [future.cancel() for future in running])
             raise
         return listener.checksums

@@ -57,9 +57,12 @@ class RangesTransfer:
                 futures += [pool.submit(session.fetch_range, files[-1], start) for start in files[-1].missing]
             _raise_first(futures)
         finally:
+            # Threads that read a body end with their next chunk.
             session.stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             for file in files:
+                # Only now, when no thread writes any more: the number of a closed descriptor may belong to another
+                # file.
                 os.close(file.descriptor)
         return session.checksums
 
@@ -88,6 +91,7 @@ class _File:
 
     def note(self, start: int) -> None:
         """Write down that a range is in the file."""
+        # Not flushed. After a power failure the journal may claim too much; the checksum of the whole file decides.
         with self.lock, journal_of(self.copy.path).open("a", encoding="utf-8") as stream:
             stream.write(f"{start}\n")
 
@@ -109,6 +113,7 @@ class _Session:
             raise WrongContentError(f"{self.store.uri}: {copy.key!r} has {found.size} bytes instead of {copy.size}")
         if found.crc64nvme:
             self.checksums[copy.key] = found.crc64nvme
+        # What a journal must agree with to be continued: the same ranges, of the same object.
         identity = json.dumps([RANGE_BYTES, copy.size, found.tag, found.crc64nvme or copy.crc64nvme])
         try:
             done = _finished(copy, identity)
@@ -136,6 +141,7 @@ class _Session:
 
     def fetch_range(self, file: _File, start: int) -> None:
         end = file.end(start)
+        # ``IfMatch``: an object that is replaced meanwhile answers 412, and never as a mixture of two.
         request = {"Range": f"bytes={start}-{end - 1}"} | ({"IfMatch": file.tag} if file.tag else {})
         self._insist(file.copy, file.descriptor, start, end, request)
         file.note(start)
@@ -159,6 +165,7 @@ class _Session:
 
         answer = self._ask(copy, request)
         length = header(answer, "ContentLength", int)
+        # A server that ignores ``Range`` answers with the whole object, which must not be written at ``start``.
         if length != end - start:
             place = f"{self.store.uri}: {copy.key!r}"
             raise WrongContentError(f"{place} is answered with {length:,} bytes instead of {end - start:,}")
@@ -173,6 +180,7 @@ class _Session:
                 self.progress(len(chunk))
             if position != end:
                 raise StorageError(f"{self.store.uri}: {copy.key!r} broke off after {position} of {copy.size} bytes")
+        # The bytes of a request that fails come again, so they are subtracted from the progress.
         except FlexibleChecksumError as error:
             self.progress(start - position)
             raise WrongContentError(f"{self.store.uri}: {copy.key!r} arrives damaged: {error}") from error
@@ -198,6 +206,8 @@ class _Session:
         view = memoryview(chunk)
         try:
             while view:
+                # Without a shared position, so that threads can write to one descriptor. It may write less than it is
+                # given.
                 written = os.pwrite(descriptor, view, position)
                 view, position = view[written:], position + written
         except OSError as error:
@@ -222,6 +232,7 @@ class _Limiter:
             now = time.monotonic()
             self._free_at = max(self._free_at, now) + count / self._rate
             pause = self._free_at - now
+        # The time is reserved under the lock and waited for outside of it, so that other threads can reserve theirs.
         time.sleep(pause)
 
 
@@ -232,6 +243,7 @@ def _open(copy: Copy, flags: int) -> int:
 
 def _is_final(error: StorageError) -> bool:
     status = status_of(error.__cause__)
+    # 408 and 429 ask for another try; any other refusal would only repeat itself.
     refused = 400 <= status < 500 and status not in (408, 429)
     return isinstance(error, DiskError | MissingObjectError) or (refused and not is_expired(error))
 
@@ -245,4 +257,5 @@ def _finished(copy: Copy, identity: str) -> set[int]:
         return set()
     starts = {int(line) for line in lines[:-1] if line.isdigit()}
     size = copy.path.stat().st_size
+    # Of a file that was cut the journal still lists ranges that are gone.
     return {start for start in starts if min(start + RANGE_BYTES, copy.size) <= size}

@@ -61,6 +61,7 @@ class S5cmdTransfer:
         where = s3(store)
         for folder in {copy.path.parent for copy in copies}:
             folder.mkdir(parents=True, exist_ok=True)
+        # ``--raw``: a key may contain ``*`` or ``?``, which s5cmd would expand.
         commands = [["cp", "--raw", _address(where, it), str(it.path)] for it in copies]
         self._run(where, copies, commands, progress)
         for copy in copies:
@@ -116,6 +117,7 @@ def _watch(
         text=True,
         preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),  # or it would continue to write
     )
+    # The loop below reads until the child closes its output, so only a timer can end one that stalls.
     alarm = threading.Timer(seconds, child.kill)
     alarm.daemon = True
     alarm.start()
@@ -127,6 +129,7 @@ def _watch(
                 progress(int(report.get("object", {}).get("size", 0)))
             elif line.strip():
                 faults.append(_problem(report, line))
+        # A child that the kernel killed for memory ends the same way, but leaves the timer running.
         if (code := child.wait()) == -signal.SIGKILL and not alarm.is_alive():
             faults.insert(0, f"it was not done within {seconds:,.0f} s")
         return code, reports, faults
@@ -184,6 +187,7 @@ def _environment(store: S3Objects) -> dict[str, str]:
         return environment
     frozen = credentials.get_frozen_credentials()
     environment |= {"AWS_ACCESS_KEY_ID": frozen.access_key, "AWS_SECRET_ACCESS_KEY": frozen.secret_key}
+    # A token that belongs to other credentials would make these invalid.
     environment.pop("AWS_SESSION_TOKEN", None)
     if frozen.token:
         environment["AWS_SESSION_TOKEN"] = frozen.token

@@ -103,6 +103,7 @@ def look_up(address: HubAddress) -> HubSnapshot:
     def ask() -> HubSnapshot:
         api = hub.HfApi(endpoint=endpoint())
         info = api.repo_info(address.repository, revision=address.revision, repo_type=address.kind)
+        # Of the commit just found, and not of the revision: a branch may move between the two requests.
         tree = api.list_repo_tree(
             address.repository, recursive=True, revision=info.sha, repo_type=address.kind
         )  # fmt: skip
@@ -207,6 +208,8 @@ def _reason(address: HubAddress, error: Exception) -> str:
         return _reason(address, error.__cause__)  # it reports that its cache does not have it, either
     if "OfflineModeIsEnabled" in names:
         return "the hub is not asked because HF_HUB_OFFLINE is set. Unset it, or name a folder or s3:// that holds it"
+    # The order matters: a gated repository's error is a kind of ``RepositoryNotFoundError``, and a missing revision or
+    # file has the status 404 of a missing repository.
     if "RevisionNotFoundError" in names:
         return f"there is no revision {address.revision or 'main'!r}. Its branches and tags: {address.page}/tree/main"
     if "GatedRepoError" in names or status == 403:

@@ -49,11 +49,13 @@ def _continue(snapshot: HubSnapshot, file: HubFile, part: Path, length: _Length)
     url = hub.hf_hub_url(
         address.repository, file.path, repo_type=address.kind, revision=snapshot.commit, endpoint=endpoint()
     )
+    # Longer than the whole file, so it is not a beginning of it.
     if part.is_file() and part.stat().st_size > file.size:
         part.unlink()
     with _Part(part, length, file) as stream:
         held = stream.tell()
         if held < file.size or not held:
+            # ``identity``: positions in a compressed answer are not positions in the file.
             headers = {**hub.utils.build_hf_headers(), "Accept-Encoding": "identity"}
             hub.file_download.http_get(url, stream, resume_size=held, headers=headers)
 

@@ -35,6 +35,7 @@ class Ledger:
         """
         key = f"{self.prefix}{_PIN}"
         whole = replace(address, path="")
+        # Read back even after it was created: of several processes that ask at once, the first answer counts for all.
         if (body := self.store.get(key)) is None:
             self.store.put_if_absent(key, _encode(look_up(whole)))
             body = self.store.get(key)

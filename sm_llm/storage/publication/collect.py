@@ -60,8 +60,10 @@ def collect_garbage(
     doomed = [it for it in found if _is_doomed(it, kept, valid)]
     if doomed and (refused := _recheck(store, run_id, valid, kept, keep_last)):
         return Collected(refused=refused)
+    # As late as possible: a branch may have pinned a checkpoint since this call began.
     wanted = pinned(store, now) if doomed else set()
     doomed = [it for it in doomed if it.slot.step not in wanted]
+    # All commits before any data: a crash in between leaves garbage, and never a commit without its data.
     for item in doomed:
         store.delete([item.key])
     sizes = [_delete_save(store, item) for item in doomed]
@@ -72,6 +74,7 @@ def collect_garbage(
 
 
 def _store_time(store: Store) -> float:
+    # Rank 0 collects right after a commit, so the youngest commit's time stands for now.
     commits = (it for it in store.list(COMMITS) if slot_of_commit(it.key) is not None)
     return max((it.modified or 0.0 for it in commits), default=0.0)
 
@@ -115,16 +118,20 @@ def _delete_save(store: Store, item: Examined) -> int:
 def _delete_orphans(
     store: Store, run_id: str, live: Collection[str], min_age_seconds: float, now: float
 ) -> tuple[tuple[str, ...], int]:
+    # Examined anew: the commits deleted above name their saves no longer, and a new one may have come.
     found = _examine_all(store, run_id)
     final = examine(store, FINAL.commit_key, FINAL, run_id)
     found += [final] if final is not None else []
+    # Such a commit may name any save of its slot.
     untouchable = {it.slot for it in found if it.commit is None or it.foreign}
     named = {it.commit.save_id for it in found if it.commit is not None}
     newest = max((it.slot.step for it in found if it.fault is None and it.slot.step is not None), default=-1)
     has_final = final is not None and final.fault is None
 
     def is_orphan(slot: Slot, save_id: str, objects: Sequence[StoredObject]) -> bool:
+        # A save of a slot beyond the newest valid commit may still be committed.
         passed = has_final if slot.step is None else slot.step <= newest
+        # An object without a time counts as new.
         age = now - max(it.modified or now for it in objects)
         unknown = slot not in untouchable and save_id not in named and save_id not in live
         return passed and unknown and age > min_age_seconds

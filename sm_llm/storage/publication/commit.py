@@ -41,6 +41,7 @@ def seal(working: Path, sealed: Path) -> Path:
         raise StorageError(f"{sealed}: is sealed already")
     _files(working)
     try:
+        # Flushed before the rename: after a crash, whatever has the sealed name must be whole.
         fsync_tree(working)
         sealed.parent.mkdir(parents=True, exist_ok=True)
         working.rename(sealed)
@@ -55,6 +56,7 @@ def _files(folder: Path) -> list[Path]:
     found: list[Path] = []
     for current, folders, names in os.walk(folder, onerror=_raise_unreadable):
         paths = [Path(current, name) for name in names]
+        # What a link points at may change after the folder was sealed.
         odd = [Path(current, name) for name in (*folders, *names) if Path(current, name).is_symlink()]
         odd += [path for path in paths if not path.is_file()]
         if odd:
@@ -118,6 +120,7 @@ def _put_and_read_back(store: Store, key: str, body: bytes) -> bytes:
     """
     failure: StorageError | None = None
     for attempt in range(_TRIES):
+        # A pause only after an error. If the key existed and is gone again, it can be created at once.
         if failure is not None:
             time.sleep(random.uniform(0, 0.05 * 2**attempt))
         try:
@@ -126,6 +129,7 @@ def _put_and_read_back(store: Store, key: str, body: bytes) -> bytes:
             held = store.get(key)
         except StorageError as error:
             failure = error
+            # Only the answer may be lost: the object may be stored all the same.
             held = _get_quietly(store, key)
         if held is not None:
             return held
@@ -159,6 +163,7 @@ def commit(
     Losing the slot to another writer is a result, not an error. Raises ``StorageError`` when a part is missing or
     contradicts the save, when stored data differ from the parts, or when the store does not answer.
     """
+    # Read from the store, and not taken from the nodes' own reports: a restore will have nothing else.
     files = _merge(_read_parts(store, save))
     _compare_listing(store, save, files)
     ours = CommitManifest(
@@ -168,6 +173,7 @@ def commit(
     try:
         found = decode(held, CommitManifest)
     except ValueError as error:
+        # Our own commit can be decoded, so this one is another writer's.
         return Published(False, None, f"{save.slot} has a commit that cannot be used: {error}")
     if found.nonce == ours.nonce:
         return Published(True, found)
@@ -202,6 +208,7 @@ def _merge(parts: Sequence[PartManifest]) -> list[FileEntry]:
 
 def _compare_listing(store: Store, save: Save, files: Sequence[FileEntry]) -> None:
     prefix = save.data_prefix
+    # Names and sizes are enough: each node compared the checksums of its files when it stored them.
     listed = {it.key[len(prefix) :]: it.size for it in store.list(prefix)}
     expected = {entry.path: entry.size for entry in files}
     if listed != expected:
@@ -218,6 +225,7 @@ def discard(store: Store, save: Save) -> None:
     Only for the process that would have written the commit: nobody else knows that there is none.
     """
     try:
+        # Failure is harmless: the collection finds saves without a commit by their age.
         store.delete(usable((it.key for it in store.list(save.slot.save_prefix(save.save_id))), store.uri))
     except StorageError:
         return

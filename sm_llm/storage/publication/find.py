@@ -93,6 +93,8 @@ def examine(store: Store, key: str, slot: Slot, run_id: str | None = None, *, de
             if store.get(key) == body:
                 raise
             continue
+        # A fault counts only while the commit is there. The collection deletes a commit before its data, so a commit
+        # that is gone by now explains missing files.
         if found.fault is None or store.get(key) == body:
             return found
     return Examined(key, slot, None, f"its commit was another one at each of {_LOOKS} reads")
@@ -103,6 +105,7 @@ def _judge(store: Store, key: str, slot: Slot, body: bytes, run_id: str | None, 
         commit = decode(body, CommitManifest)
     except ValueError as error:
         return Examined(key, slot, None, f"its commit cannot be used: {error}")
+    # Before its data are listed: another run's commit counts for nothing, whatever its state.
     if run_id is not None and commit.run_id != run_id:
         return Examined(key, slot, commit, f"it belongs to run {commit.run_id!r}", foreign=True)
     if commit.step != slot.step:
@@ -142,6 +145,7 @@ def find_newest(store: Store, *, run_id: str | None = None, allow_step: Callable
         if newest.commit is not None:
             return newest
         refuse_if_all_rejected(store, newest.rejected)
+        # Commits that were deleted between listing and reading were replaced by newer ones: list again.
         if not gone:
             return newest
     # Collection always leaves the newest checkpoint, so one listing may be outdated, but not every one.
@@ -157,6 +161,7 @@ def _newest_listed(
     """The newest valid checkpoint of one listing, and the keys of commits that were gone when they were read."""
     rejected: list[Rejected] = []
     gone: list[str] = []
+    # Newest first, up to the first valid one: to examine all would list the data of every checkpoint.
     for slot, key in reversed(commit_keys(store)):
         if allow_step is not None and not allow_step(slot.step or 0):
             continue

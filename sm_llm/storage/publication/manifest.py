@@ -40,6 +40,7 @@ class FileEntry(_Manifest):
     """One published file: ``path`` below the save's data folder, size in bytes, CRC64NVME as 16 hex digits."""
 
     path: Annotated[str, AfterValidator(_plain_path)]
+    # Strict: otherwise ``true`` and ``"5"`` would pass for numbers.
     size: int = Field(ge=0, le=LARGEST_BYTES, strict=True)
     crc64nvme: str = Field(pattern=r"^[0-9a-f]{16}$")
 
@@ -140,6 +141,7 @@ def _decode(body: bytes, kind: type[_AnyManifest]) -> _AnyManifest:
         raise ValueError(f"it is not whole JSON ({error})") from error
     if not isinstance(record, dict):
         raise ValueError("it is not a JSON object")
+    # The version comes first: another one may compute its checksum, and name its fields, in another way.
     if type(record.get("version")) is not int or record["version"] != VERSION:
         raise ValueError(f"its version {record.get('version')!r} is not known to this release (which writes {VERSION})")
     if record.pop(_SELF, None) != _checksum(record):

@@ -48,4 +48,5 @@ def pinned(store: Store, now: float) -> set[int]:
     oldest = now - PIN_DAYS * 86400
     found = [(it, _PIN.fullmatch(it.key)) for it in store.list("ckpt/wanted/")]
     report_unknown(store.uri, (it.key for it, match in found if match is None))
+    # A pin without a time counts as new: to keep a checkpoint for too long does no harm.
     return {int(match[1]) for it, match in found if match and (it.modified or now) >= oldest}

@@ -85,14 +85,19 @@ def publish(
     deleted at once.
     """
     _, part_error = _guarded(lambda: _bring_part(store, save, sealed, node, upload, progress) if sealed else None)
+    # Round 1: rank 0 must not commit before every part is stored.
     part_errors = gather(_told(part_error))
+    # No commit was tried, so none can turn up later: what is stored is garbage.
     if leader and any(part_errors):
         discard(store, save)
     _raise_first(save, part_errors, part_error)
     result, commit_error = _guarded(lambda: commit(store, save, meta) if leader else None)
+    # Round 2: a sealed folder may be deleted only once its process knows how the commit ended.
     outcomes: list[tuple[Published | None, str | None]] = list(gather((result, _told(commit_error))))
+    # Nothing is deleted on this path: a commit that was not answered may still turn up and name these files.
     _raise_first(save, [error for _, error in outcomes], commit_error)
     published = next(published for published, _ in outcomes if published is not None)
+    # Another save holds the slot. If its commit cannot be read (None), it might name our files, so they stay.
     if leader and published.commit is not None and published.commit.save_id != save.save_id:
         discard(store, save)
     return published

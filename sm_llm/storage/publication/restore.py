@@ -85,6 +85,7 @@ def _fetch_once(
     copies = [Copy(prefix + it.path, part_of(target / it.path), it.size, it.crc64nvme) for it in entries]
     try:
         wrong = download_and_settle(transfer, store, copies, progress, settle)
+    # Proof that this commit is damaged, for which all nodes fall back. Any other error of the store proves nothing.
     except (MissingObjectError, WrongContentError) as error:
         raise CheckpointError(f"{Slot(commit.step)}: {error}") from error
     except OSError as error:
@@ -96,6 +97,7 @@ def _matches(path: Path, entry: FileEntry, verified: Verified) -> bool:
     if verified.holds(path, entry.crc64nvme):
         return True
     try:
+        # From the device: the page cache could hide what the disk has lost.
         return path.stat().st_size == entry.size and crc64_file(path, from_disk=True) == entry.crc64nvme
     except FileNotFoundError:
         return False
@@ -133,6 +135,7 @@ def restore(
     bring = bring or partial(fetch, store)
     rejected: list[Rejected] = []
     while True:
+        # A commit whose listing is right, but whose bytes arrived wrong on a node, would be chosen again.
         allowed = _without({it.step for it in rejected}, allow_step)
         newest = _decide(partial(find_newest, store, run_id=run_id, allow_step=allowed) if leader else None, gather)
         rejected += newest.rejected
@@ -156,6 +159,7 @@ def _decide(look: Callable[[], Newest] | None, gather: Gather) -> Newest:
     error: CheckpointError | StorageError | None = None
     try:
         found = look() if look is not None else None
+    # Raised after ``gather``, on all processes: a leader that left now would let the others wait in vain.
     except (CheckpointError, StorageError) as caught:
         error = caught
     told: list[tuple[Newest | None, CheckpointError | StorageError | None]] = list(gather((found, error)))
@@ -177,6 +181,7 @@ def _fetch_together(bring: Callable[[], object] | None, commit: CommitManifest, 
     except StorageError as error:
         unanswered = str(error)
     outcomes: list[tuple[str | None, str | None]] = list(gather((damaged, unanswered)))
+    # Before any damage: a node that could not read has not judged this commit, and to fall back would cost steps.
     for process, (_, failure) in enumerate(outcomes):
         if failure is not None:
             raise StorageError(f"restoring {Slot(commit.step)} failed: process {process}: {failure}")

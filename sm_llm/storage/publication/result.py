@@ -97,6 +97,7 @@ def pointed(folder: Path) -> str | None:
     try:
         found = json.loads((folder / POINTER).read_text(encoding="utf-8"))
         address = str(found["result"]) if {"result", "run_id", "digest"} <= set(found) else ""
+    # Whoever fills a channel may have a file of this name: whatever is not a pointer of ours is data.
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     return address if address.endswith(f"/{RESULT}") else None

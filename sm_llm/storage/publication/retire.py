@@ -77,5 +77,6 @@ def bring_back(store: Store, *, label: str) -> None:
 def _retire(store: Store, key: str, label: str) -> None:
     body = store.get(key)
     if body is not None:
+        # Copied first. A call that repeats one that crashed finds the copy there and deletes the commit.
         store.put_if_absent(f"{RETIRED}{label}/{key.removeprefix(COMMITS)}", body)
     store.delete([key])

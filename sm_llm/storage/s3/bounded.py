@@ -31,9 +31,12 @@ def within(seconds: float, action: Callable[[], _Result], endpoint: str) -> _Res
     def run() -> None:
         try:
             results.append(action())
+        # Kept for the caller's thread: an exception in any other thread is only printed.
         except BaseException as error:
             errors.append(error)
 
+    # A new thread does not inherit context variables, which the SDK and this package both use. It is a daemon because a
+    # store that never answers must not keep this process from ending.
     thread = threading.Thread(target=copy_context().run, args=(run,), name="s3-answer", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -64,8 +67,10 @@ class BoundedSession:
 
     def send(self, request: Any) -> Any:
         """The answer to a prepared request."""
+        # The body is a file: how long it takes depends on its size, so only the SDK's timeouts between bytes apply.
         if not isinstance(request.body, bytes | bytearray | str | None):
             return self._session.send(request)
+        # Streamed in any case, so that the body is read here, in bounded pieces, and not by the SDK as a whole.
         is_streamed, request.stream_output = request.stream_output, True
         return within(self._seconds, lambda: self._answer(request, is_streamed), request.url)
 

@@ -49,6 +49,7 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
         yield page
         if not page["IsTruncated"]:
             return
+        # A store that repeats a page under a new token would list its keys twice.
         held.update(_keys(page))
         seen.add(page["NextContinuationToken"])
         asked = {**asked, "ContinuationToken": page["NextContinuationToken"]}
@@ -96,6 +97,7 @@ def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, 
             time.sleep(random.uniform(0.5, 1) * _FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
             page = ask()
+            # The raw text is checked first (``note_fault``): once parsed, a foreign body looks like an empty listing.
             fault = page[FAULT] or fault_of(page)
         except ResponseParserError as error:
             fault = f"it is not XML ({str(error)[:200]})"
@@ -126,6 +128,7 @@ def _objects_fault(
     token = page.get("NextContinuationToken")
     if page["IsTruncated"] and (not token or token in seen):
         return "it is truncated, and does not name where it continues"
+    # A contradiction: to believe the flag could hide the remaining keys.
     if token and not page["IsTruncated"]:
         return "it is complete, and names where it continues"
     contents, folders = page.get("Contents") or (), page.get("CommonPrefixes") or ()

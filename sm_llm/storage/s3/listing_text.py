@@ -68,6 +68,7 @@ def text_fault(body: bytes, root: str) -> str:
     """Why ``body`` is not a whole answer with the element ``root``; "" if it is one."""
     try:
         tree = ElementTree.fromstring(body)
+    # ``LookupError`` is raised for an encoding that Python does not know.
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         return f"it is not XML ({error})"
     namespace, _, name = tree.tag.rpartition("}")
@@ -75,6 +76,7 @@ def text_fault(body: bytes, root: str) -> str:
         return f"it is a {tree.tag!r}, expected a {root}"
     if fault := _twice(tree) or _odd_text(tree) or _odd_elements(tree):
         return fault
+    # In quiet mode a ``DeleteResult`` holds errors alone, which the caller reads.
     if root == ROOTS["DeleteObjects"]:
         return ""
     if _texts(tree).get("IsTruncated") is None:
@@ -84,6 +86,7 @@ def text_fault(body: bytes, root: str) -> str:
     items = [it for it in tree if _name(it) in _ITEMS]
     if fault := next((fault for it in items if (fault := _item_fault(it))), ""):
         return fault
+    # One key may have several unfinished uploads: only key and id together are unique.
     names = Counter((it.get("Key"), it.get("UploadId")) for it in map(_texts, items))
     return next((f"it holds {key!r} twice" for (key, _), count in names.items() if count > 1), "")
 

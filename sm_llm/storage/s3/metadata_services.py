@@ -33,6 +33,7 @@ def refuse_metadata(endpoint: str) -> None:
     left to the connection, whose error names the reason.
     """
     host = unquote(urlsplit(endpoint).hostname or "").rstrip(".").lower()
+    # Nobody but AWS can let these names resolve to anything else.
     if host.endswith(_OF_AWS):
         return
     if host in _NAMES or any(_is_metadata(it) for address in _resolved(host) for it in _unfolded(address)):
@@ -45,6 +46,7 @@ def _resolved(host: str) -> Iterator[Address]:
     except (OSError, UnicodeError):
         return
     for *_, place in found:
+        # Link-local IPv6 addresses carry their interface behind a "%".
         yield ipaddress.ip_address(str(place[0]).partition("%")[0])
 
 

@@ -74,6 +74,7 @@ class S3Objects:
     def below(self, folder: str) -> Self:
         """The store of a folder in this one, over the same connection."""
         store = type(self)(self.bucket, self.full_key(folder), self.options, self._config)
+        # A listing of runs makes one store per run; a client for each would cost more than its requests.
         store._connected = self._connect()
         return store
 
@@ -116,12 +117,14 @@ class S3Objects:
                         return False
                     if status_of(error) != 409 and not (status_of(error) == 404 and code_of(error) == "NoSuchKey"):
                         raise
+                # Full jitter: writers that have collided once must not try again in step.
                 time.sleep(random.uniform(0, 0.1 * 2**attempt))
         raise StorageError(f"{self.uri}: cannot create {key!r}: other writers were in the way {_CONFLICT_TRIES} times")
 
     def put(self, key: str, body: bytes, **condition: str) -> str:
         """One PUT under a condition, whose answer is checked; returns the entity tag. Errors are the SDK's."""
         checksum = to_base64(crc64_bytes(body))
+        # ``at`` passes the owner already, and a keyword given twice is a ``TypeError``.
         writing = {name: value for name, value in self.options.writing.items() if name not in self.options.owner}
         answer = self.client.put_object(
             **self.at(key), **writing, **condition, Body=body, ChecksumCRC64NVME=checksum
@@ -136,6 +139,7 @@ class S3Objects:
                 answer = self.client.get_object(**self.at(key))
                 return small_body(answer, self.uri, key)
             except ClientError as error:
+                # Only this code: a 404 of a missing bucket, or of a proxy, must not pass for a missing object.
                 if code_of(error) == "NoSuchKey":
                     return None
                 raise
@@ -189,6 +193,8 @@ class S3Objects:
         with told(self.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{self.bucket}"):
             pages = object_pages(self.client, self.bucket, self.prefix + prefix, **self.options.owner)
             for item in (it for page in pages for it in page.get("Contents") or ()):
+                # The S3 console creates empty objects with a closing "/" where a user asks for a folder: they are not
+                # files.
                 if (size := item["Size"]) or not item["Key"].endswith("/"):
                     key, modified = item["Key"][len(self.prefix) :], item["LastModified"].timestamp()
                     found.append(StoredObject(key, size, None, modified, item.get("ETag", "").strip('"')))
@@ -209,8 +215,10 @@ class S3Objects:
                     Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
                     **self.options.owner,
                 )
+                # Status 200 proves nothing here: only a whole ``DeleteResult`` shows that the keys are gone.
                 if fault := answer[FAULT]:
                     raise AnswerError(fault)
+            # S3 refuses single keys inside an answer with status 200; the SDK raises nothing for them.
             if faults := answer.get("Errors"):
                 first = faults[0]
                 raise StorageError(
@@ -235,6 +243,7 @@ class S3Objects:
         try:
             self.client.abort_multipart_upload(Bucket=self.bucket, Key=full_key, UploadId=upload, **self.options.owner)
         except ClientError as error:
+            # Another process, or the bucket's lifecycle rule, may have aborted it since it was listed.
             if code_of(error) != "NoSuchUpload":
                 raise
             return False
@@ -254,6 +263,7 @@ def whole_checksum(answer: Mapping[str, Any]) -> str | None:
     try:
         found = from_base64(text)
     except ValueError:
+        # Fails the check of the length below, so that both kinds of nonsense raise one error.
         found = ""
     if len(found) != 16:
         raise AnswerError(f"the answer has the checksum {text!r}, which is not a CRC64NVME")
@@ -263,6 +273,7 @@ def whole_checksum(answer: Mapping[str, Any]) -> str | None:
 def _md5(answer: Mapping[str, Any]) -> str | None:
     """The MD5 of an object: its entity tag, unless it came in parts or is encrypted with a key of KMS or ours."""
     tag: str = answer["ETag"].strip('"')
+    # S3 documents the entity tag as an MD5 only for objects stored in one piece, unencrypted or with SSE-S3.
     opaque = answer.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in answer
     return tag if _MD5.fullmatch(tag) and not opaque else None
 

@@ -26,6 +26,7 @@ _CONFIG: dict[str, Any] = {
     "read_timeout": 60,
     "max_pool_connections": 32,
     "tcp_keepalive": True,
+    # ``adaptive``: beside repeating, the SDK lowers its own rate when S3 answers "503 Slow Down".
     "retries": {"mode": "adaptive", "total_max_attempts": 8},
     # Whole files are checked against our own manifests, on disk; some stores answer ranges with the checksum of the
     # whole object, which the SDK would take for damage.
@@ -75,6 +76,7 @@ def connect(options: S3Options, config: Mapping[str, Any] | None = None) -> tupl
     shared = _SHARED.get()
     if shared is None:
         return _connected(options, config)
+    # Text, because ``config`` is a mapping and cannot be hashed. Only its identity distinguishes a session.
     way = repr((options, config, id(_GIVEN.get())))
     if way not in shared:
         shared[way] = _connected(options, config)
@@ -100,8 +102,11 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
         )
     except (BotoCoreError, ValueError) as error:
         raise StorageError(f"S3 cannot be reached with these settings: {error}") from error
+    # The client's endpoint and not the option: AWS's own configuration and variables may name one, too.
     refuse_metadata(client.meta.endpoint_url)
+    # botocore has no public hook around one whole answer, and its timeouts begin anew with every byte.
     client._endpoint.http_session = BoundedSession(client._endpoint.http_session, answer_seconds(client))
+    # First, because the SDK's own handler turns a 200 with a foreign body into a server error before it is parsed.
     for operation in ROOTS:
         client.meta.events.register_first(f"before-parse.s3.{operation}", note_fault)
     client.meta.events.register("before-call.s3.HeadBucket", _follow_once)
@@ -141,6 +146,7 @@ def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None
 
     try:
         yield
+    # It is a ``StorageError`` already, but one that names neither the place nor the key.
     except AnswerError as error:
         raise StorageError(f"{uri}: cannot {action} {key!r}: {error}") from error
     except (ResponseParserError, *NONSENSE) as error:
@@ -154,6 +160,7 @@ def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None
 def header(answer: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
     """A field of an answer. Raises ``AnswerError`` if it is missing or of another kind."""
     value = answer.get(name)
+    # An empty text is as good as none; a size of 0 is a size.
     if not value and not isinstance(value, int):
         value = None
     if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value <= LARGEST_BYTES):
@@ -187,6 +194,7 @@ def small_body(answer: Mapping[str, Any], uri: str, key: str) -> bytes:
     size = header(answer, "ContentLength", int)
     if size > SMALL_BYTES:
         raise TooLargeError(f"{uri}: {key!r} has {size:,} bytes; of such an object at most {SMALL_BYTES:,} are read")
+    # One byte more than stated, so that a longer body is noticed and yet not read as a whole.
     body: bytes = answer["Body"].read(size + 1)
     if len(body) != size:
         raise AnswerError(f"{len(body):,} of {size:,} bytes arrived")
@@ -212,6 +220,7 @@ def _response(error: BaseException | None) -> Mapping[str, Any]:
 def is_expired(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, reports that the credentials have expired."""
     while error is not None:
+        # Engines that are not the SDK report it in the text of their errors alone.
         if code_of(error) in EXPIRED or "ExpiredToken" in str(error):
             return True
         error = error.__cause__

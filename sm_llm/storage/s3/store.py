@@ -41,4 +41,5 @@ class S3Store(S3Objects):
             raise StorageError(f"{self.uri}: cannot copy {key!r} to {target}: {error}") from error
         finally:
             aside.unlink(missing_ok=True)
+            # The name is random, so no later call could continue from this journal.
             journal_of(aside).unlink(missing_ok=True)

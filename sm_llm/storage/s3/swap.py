@@ -58,6 +58,7 @@ def swap(store: S3Store, key: str, body: bytes, tag: str | None) -> str | None:
             # 412: changed or there already; 409: two writers at once; 404: gone, so nothing has that tag.
             if status_of(error) not in (404, 409, 412) or code_of(error) == "NoSuchBucket":
                 raise
+    # The SDK repeats a request whose answer was lost. The repetition is then refused because of our own first write.
     found = read_tagged(store, key)
     return found.tag if found.body == body else None
 

@@ -48,6 +48,7 @@ def accept(copy: Copy, final: Path, checksum: str) -> bool:
         fsync_path(final.parent)
     else:
         copy.path.unlink()
+    # The journal goes last: without its file it counts for nothing (``is_half_fetched``).
     journal_of(copy.path).unlink(missing_ok=True)
     return right
 
@@ -60,5 +61,6 @@ def clear_leftovers(parts: Iterable[Path]) -> None:
     for folder, wanted in names.items():
         for path in folder.iterdir() if folder.is_dir() else ():
             match = _ENGINE_LEFTOVER.fullmatch(path.name)
+            # The pattern fits the name of a journal as well, which belongs to a file that can be continued.
             if match and match[1] in wanted and path.suffix != ".ranges":
                 path.unlink(missing_ok=True)

@@ -68,6 +68,7 @@ def _clear_half_fetched(target: Path, memory: SyncMemory) -> None:
                 journal_of(part).unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"{target}: half-fetched files cannot be removed: {error}") from error
+        # Folders that were made for these files alone; one that holds anything else stays.
         for folder in {above for part in parts for above in part.relative_to(target).parents[:-1]}:
             with suppress(OSError):
                 (target / folder).rmdir()
@@ -82,10 +83,12 @@ def _fetch(store: Store, items: Sequence[StoredObject], target: Path, memory: Sy
             left = _fetch_once(store, left, target, memory, settings, meter)
             if not left:
                 return
+            # These bytes come again.
             meter(-_size(left))
     except OSError as error:
         raise StorageError(f"cannot fetch to {target}: {error}") from error
     finally:
+        # After an error, too: the next sync need not read again what this one has verified.
         memory.save()
     raise StorageError(f"{store.uri}: {left[0].key!r} arrives with other content than it has there, three times")
 
@@ -104,6 +107,7 @@ def _fetch_once(
 
     def settle(copy: Copy, told: str | None) -> bool:
         item = items_by_key[copy.key]
+        # A HEAD only where neither the transfer nor an earlier sync brought a checksum.
         known = item if told or copy.crc64nvme else _known(store, item)
         checksum, final = told or copy.crc64nvme or known.crc64nvme or "", target / item.key
         if not checksum and known.md5 and not _has_md5(copy.path, known.md5):
@@ -180,6 +184,7 @@ def _require_space(target: Path, items: Sequence[StoredObject]) -> None:
     held: dict[str, int] = defaultdict(int)
     for item in items:
         part = part_of(target / item.key)
+        # Blocks and not the size: ranges are written in any order, so such a file has holes.
         held[item.key] = part.stat().st_blocks * 512 if part.is_file() else 0
     needed = sum(max(it.size - held[it.key], 0) for it in items)
     free = shutil.disk_usage(place).free

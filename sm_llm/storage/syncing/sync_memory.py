@@ -67,6 +67,7 @@ class SyncMemory:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
             locked = True
         except OSError:
+            # Also where locks do not work: then nobody is ever alone, and leftovers stay.
             locked = False
         try:
             yield locked
