@@ -95,6 +95,7 @@ class Checkpointer:
         once.
         """
         began = time.perf_counter()
+        # The last step can be due twice: by its interval, and as the end or stop. One slot has one commit.
         if step == self._last_saved:
             self.finish()
             return time.perf_counter() - began
@@ -108,7 +109,9 @@ class Checkpointer:
                 self._context.job.run_id, step, world_size=place.world_size, node_count=place.node_count
             )
         )
+        # From here on the save counts as unpublished, however far it comes.
         self._freshness.saved(step)
+        # From here on training may change parameters again: the writer only sees the copies.
         staged = self._staging.stage(state)
         waits = required or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began
@@ -124,6 +127,8 @@ class Checkpointer:
             self._context.emit(alarm)
         if not self._control.any(self._failure is not None):
             return
+        # Threads of the other processes learn of a failure moments later. This process's own error explains more than
+        # "another process failed", so it is worth a short wait.
         deadline = time.monotonic() + _ECHO_SECONDS
         while self._failure is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -160,6 +165,7 @@ class Checkpointer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Publish what is left, unless training failed: then other ranks may never join the collectives."""
+        # In an error only this process comes here, so no collective may follow.
         if kind is None:
             self.finish()
         self._writer.close(wait=kind is None)
@@ -168,6 +174,7 @@ class Checkpointer:
     def _make_room(self, required: bool) -> bool:
         """Wait until the save before this one is on disk, within the bound; all ranks get the same answer."""
         if self._writing is not None:
+            # Staging has one set of buffers, which the save before still reads while it is written.
             wait_for([self._writing], timeout=None if required else self._spec.max_blocking_seconds)
         busy = self._writing is not None and not self._writing.done()
         if self._control.any(busy):
@@ -182,11 +189,14 @@ class Checkpointer:
         deadline = min(limits, default=None)
         if self._writing is None:
             return True
+        # Only words an alarm: whether training continues or waits.
         self._publisher.is_awaited = True
         done = _is_done(self._writing, deadline) and _is_done(self._writing.result().done, deadline)
         self._publisher.is_awaited = False
         if done:
+            # Raises what the publication ended with. A save that a newer one replaced ends with None.
             self._writing.result().done.result()
+        # Without a deadline every process waits to the end, and there is nothing to agree on. All have one or none.
         return deadline is None or not self._control.any(not done)
 
     def _announce(self, sealed: Sealed, published: Published) -> None:
@@ -197,6 +207,7 @@ class Checkpointer:
             self._context.notice(f"checkpoint of step {step} dropped: {published.reason}", "warning")
         if commit is None or commit.run_id != self._context.job.run_id:
             return
+        # Also where another attempt won: its commit holds this step of this run, which is safe then.
         left_out = self._freshness.published(step)
         if is_leader and published.won:
             seconds = time.perf_counter() - sealed.began

@@ -34,6 +34,7 @@ def own_identity(context: WorkerContext, setup: Setup, control: Agreement) -> Id
 
     Raises ``DataError`` on all processes if one cannot read them, or if the nodes have different data.
     """
+    # An error is kept, not raised: every process must come to the exchange below.
     contents, error = None, None
     if context.place.is_node_leader:
         try:
@@ -45,6 +46,7 @@ def own_identity(context: WorkerContext, setup: Setup, control: Agreement) -> Id
     found = {it for it in control.gather(contents) if it is not None}
     if len(found) > 1:
         raise DataError("task.data: the nodes have different training data or tokenizers. Give all of them the same")
+    # Exactly one is left: every node leader gave one, or an error was raised.
     data, tokenizer = found.pop()
     return identity(
         setup.task,
@@ -75,15 +77,18 @@ def check_continuation(context: WorkerContext, start: Start, now: Identity, setu
         is_stated=setup.task.optim.schedule_steps is not None,
     )
     if (issue := length_issue(setup.task, setup.total_steps, start.step, may_equal=True)) is not None:
+        # The length comes first, without what it already covers.
         issues = [issue, *settle(issues, [issue])]
     if issues:
         listed = "\n".join(f"  - {issue}" for issue in issues)
         reason = f"the checkpoint of step {start.step} cannot be continued like this:\n{listed}"
         context.emit(ContinuationRefused(start.step, reason))
         raise CheckpointError(reason)
+    # Such a checkpoint is accepted, or no run of that release could be continued.
     if is_partial(start.meta):
         words = "was saved by an earlier release, which recorded neither model nor data: only numbers were compared"
         context.notice(f"the checkpoint of step {start.step} {words}", "warning")
+    # In this run it is what a restart after the last save looks like; from another run it is probably not meant.
     if start.step == setup.total_steps:
         words = "has done all steps that are asked for: nothing is trained, its model is published as it is"
         context.notice(f"the checkpoint of step {start.step} {words}", "info" if start.is_own else "warning")

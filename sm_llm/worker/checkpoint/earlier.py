@@ -24,7 +24,9 @@ def begin_anew(context: WorkerContext, reason: str) -> None:
     Raises ``StorageError``.
     """
     other = str(context.replaced_job).rpartition("/")[2]
+    # Commits first: without them nothing of the other job is found any more, should this be cut short.
     found = retire_all(context.store, label=other)
+    # The pins would give this job the versions of sources that the other one has read.
     ledgers = usable((it.key for it in context.store.list(LEDGERS)), context.store.uri)
     context.store.delete([f"{RESULT}/{POINTER}", *ledgers])
     told = f"This run starts from step 0; the commits of what {other} published ({found}) are in ckpt/retired/{other}"
@@ -48,9 +50,11 @@ def is_published(context: WorkerContext) -> bool:
     final = find_final(context.store, run_id=context.job.run_id)
     if final is None:
         return False
+    # The attempt that created the commit may have been killed before it stored the pointer.
     leave_pointer(context.store, final)
     uri = join(context.store.uri, final.save.data_prefix.rstrip("/"))
     digest, own = final.meta.get("spec_digest"), context.job.spec_digest
+    # Else a changed job would end at once and report the result of other settings as its own.
     if digest not in (None, own):
         raise RunFailed(
             f"{uri} is the result of another specification ({str(digest)[:12]}, this job has {own[:12]}). "

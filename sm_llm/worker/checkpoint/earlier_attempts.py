@@ -20,6 +20,7 @@ def published_before(home: RunHome) -> int | None:
     events = (event for _, _, path in event_files(home.paths.events) for _, event in read_file(path))
     steps = [event["step"] for event in events if event["kind"] == CheckpointPublished.kind]
     if home.exists():
+        # An attempt that continued a checkpoint proves that there was one, even where its events were lost.
         starts = (attempt.start for attempt in home.record().attempts)
         steps += [start.step for start in starts if start is not None and start.source == "checkpoint"]
     return max(steps, default=None)

@@ -30,6 +30,7 @@ def rank_file(rank: int) -> str:
 
 def files_read(state: dict[str, Any], metadata: Any) -> list[str]:
     """The files in which DCP finds this process's part of ``state``, by the metadata of a save of it."""
+    # torch's own planner, and not a guess by file names: it decides what ``load`` will open.
     from torch.distributed.checkpoint.default_planner import create_default_local_load_plan
 
     items = create_default_local_load_plan(state, metadata).items
@@ -40,6 +41,7 @@ def layout(context: WorkerContext) -> dict[str, Any]:
     """What decides how state is spread over processes: of equal layouts, each process reads what it read before."""
     import torch
 
+    # torch's version counts because its releases may place the same tensors in other files.
     parallelism = context.job.spec.model_dump(mode="json")["task"].get("parallelism")
     return {"world_size": context.place.world_size, "torch": str(torch.__version__), "parallelism": parallelism}
 
@@ -59,8 +61,10 @@ def wanted_by_node(context: WorkerContext, commit: CommitManifest) -> Wanted | N
     reads, place = commit.meta.get("reads"), context.place
     if reads is None or commit.meta.get("layout") != layout(context):
         return None
+    # A commit is read from a store that others may write to: its form is checked before it is used as one.
     if not _is_of_all_ranks(reads, place.world_size):
         raise CheckpointError(f"step {commit.step}: its commit does not name the files that each process reads")
+    # Ranks of a node are consecutive (torchrun).
     first = place.rank - place.local_rank
     ranks = range(first, first + place.local_world_size)
     paths = {rank_file(rank) for rank in ranks} | {path for rank in ranks for path in reads[rank]}
@@ -94,6 +98,7 @@ def fetcher(context: WorkerContext, store: Store) -> Callable[[CommitManifest, P
 
     def bring(commit: CommitManifest, folder: Path) -> None:
         check_meta(commit)
+        # The disk needs to hold one checkpoint. The marker beside this one begins with its name and stays.
         for other in folder.parent.glob("*"):
             if not other.name.startswith(folder.name):
                 _remove(other)

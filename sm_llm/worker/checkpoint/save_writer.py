@@ -82,8 +82,11 @@ class SaveWriter:
         working = self._folder / job.save.save_id
         sealed = working.with_name(f"{job.save.save_id}.sealed")
         place = self._context.place
+        # What training continued from is loaded by now, and a newer save follows: its space is needed.
         forget_restored(self._context)
         try:
+            # ``write_distributed`` is a collective: a process that failed before it would leave the others waiting in
+            # it.
             self._together(lambda: _write_private(working, place.rank, job.private))
             write_distributed(
                 job.state,
@@ -93,9 +96,11 @@ class SaveWriter:
             # What write_distributed returns lacks the places of tensors in some releases of torch, the file never.
             written = ShardReader(working).read_metadata() if place.is_leader else None
             reads = self._background.gather(files_read(job.state, self._background.broadcast(written)))
+            # All processes of the node have written by now. One of them flushes and renames the folder for all.
             self._together(lambda: publication.seal(working, sealed) if place.is_node_leader else None)
         finally:
             if place.is_node_leader:
+                # After a success the name is gone already; after an error half a save would fill the disk.
                 shutil.rmtree(working, ignore_errors=True)
         self.seconds = time.perf_counter() - began
         meta = {**job.meta, "layout": layout(self._context), "reads": reads}
@@ -110,6 +115,7 @@ class SaveWriter:
             action()
         except (OSError, StorageError) as caught:
             error = caught
+        # Also on processes that succeeded: a save of a part of the ranks is none.
         if fault := self._background.verdict(error):
             raise CheckpointError(f"a checkpoint could not be written: {fault}")
 

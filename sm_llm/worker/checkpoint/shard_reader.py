@@ -26,6 +26,7 @@ class _MetadataUnpickler(CarefulUnpickler):
     """Knows the classes of DCP's metadata alone."""
 
     def known(self, module: str, name: str) -> Any:
+        # Names, not what is behind them: nothing is imported that is not listed.
         if (module, name) in {*CLASSES, *FUNCTIONS, SIZE} or (module == "torch" and name in DTYPES):
             return getattr(import_module(module), name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of a checkpoint's metadata")
@@ -38,6 +39,7 @@ def load_metadata(stream: IO[bytes] | IOBase, name: str) -> Metadata:
     below the checkpoint's folder.
     """
     try:
+        # One byte more than is allowed is enough to see that it is too long.
         body = cast("IO[bytes]", stream).read(MOST_BYTES + 1)
         require_harmless(body)
         metadata = _MetadataUnpickler(io.BytesIO(body)).load()
@@ -50,6 +52,7 @@ def load_metadata(stream: IO[bytes] | IOBase, name: str) -> Metadata:
 
 
 def _fault(metadata: object) -> str:
+    # Exact types here and below: a subclass could bring its own behaviour.
     if type(metadata) is not Metadata:
         return f"it holds a {type(metadata).__name__}"
     entries, places = (getattr(metadata, name, None) for name in ("state_dict_metadata", "storage_data"))
@@ -64,6 +67,7 @@ def _fault(metadata: object) -> str:
         path = getattr(info, "relative_path", None)
         if not isinstance(path, str):
             return f"a tensor lies in a {type(path).__name__}"
+        # DCP joins it to the folder: ``../`` would read a file elsewhere.
         if "/" in path or name_fault(path):
             return f"a tensor lies in {path!r}, expected the name of a file beside it"
         if getattr(info, "transform_descriptors", None):
@@ -77,6 +81,7 @@ class ShardReader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Raises ``CheckpointError`` for metadata that ``load_metadata`` refuses."""
         metadata = self._metadata
+        # As torch's own ``read_metadata`` does, which this one replaces.
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id

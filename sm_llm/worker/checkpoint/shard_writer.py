@@ -27,6 +27,7 @@ class ShardWriter(FileSystemWriter):
         results: list[WriteResult] = []
         for items, storage in ((shards, plan.storage_data), (whole, apart)):
             if items:
+                # DCP writes one file per call and thread under the plan's prefix; two calls with two prefixes make two.
                 results += super().write_data(replace(plan, items=items, storage_data=storage), planner).wait()
         written: Future[list[WriteResult]] = Future()
         written.set_result(results)

@@ -41,10 +41,12 @@ class Staging:
         if buffer is None:
             buffer = self._device.host_buffer(local)
             self._buffers[name] = buffer
+        # All copies are queued on the device and run one after the other; ``stage`` waits once for all of them.
         buffer.copy_(local, non_blocking=True)
         if not isinstance(tensor, DTensor):
             return buffer
         mesh = self._host_mesh(tensor.device_mesh)
+        # ``run_check`` would be a collective for every tensor of every save.
         return DTensor.from_local(
             buffer, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
         )
@@ -54,5 +56,6 @@ class Staging:
         if mesh.device_type == "cpu":
             return mesh
         if mesh not in self._meshes:
+            # Making a mesh creates process groups, a collective: once, in the first save, when all processes are here.
             self._meshes[mesh] = DeviceMesh("cpu", mesh.mesh, mesh_dim_names=mesh.mesh_dim_names)
         return self._meshes[mesh]

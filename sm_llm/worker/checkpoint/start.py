@@ -101,6 +101,7 @@ class Starter:
 
     def _abort_stale_uploads(self) -> None:
         """Rank 0: what an attempt that was killed has left half-stored costs money. This one uploads nothing yet."""
+        # A folder has no uploads in parts: what is half-written there, the collection finds.
         if not self._context.place.is_leader or not is_s3(self._store.uri):
             return
         try:
@@ -120,6 +121,8 @@ class Starter:
         try:
             restored = self._restore(self._store, run_id, step)
         except CheckpointError as error:
+            # Usable checkpoints are missing although commits exist. Training anew would silently discard the work, so
+            # only an explicit wish begins from scratch.
             if self._task.start != "scratch" or resume is not None:
                 raise
             self._context.notice(f"{error}\nStarting from scratch all the same, as start: scratch asks", "warning")
@@ -127,6 +130,7 @@ class Starter:
             return None
         if restored is not None:
             if step is not None:
+                # Slots of later steps are taken: they are freed, or this attempt could not publish those steps again.
                 self._set_aside(lambda label: retire_after(self._store, step, label=label))
             return self._continued(restored)
         if resume is not None:
@@ -140,6 +144,7 @@ class Starter:
 
         One that was quarantined, so that the run starts from step 0, is not lost.
         """
+        # Only rank 0 reads, but all processes raise alike.
         step, error = None, None
         if self._context.place.is_leader and self._task.start != "scratch":
             try:
@@ -149,6 +154,7 @@ class Starter:
                 error = caught
         if fault := self._control.verdict(error):
             raise StorageError(f"earlier attempts of the run could not be read: {fault}")
+        # No commit in the listing although one was published: a wrong or emptied storage, not a new run.
         if any(found := [it for it in self._control.gather(step) if it is not None]):
             raise CheckpointError(
                 f"an earlier attempt published step {found[0]}, but {self._store.uri} shows no checkpoint. Nothing was "
@@ -156,6 +162,7 @@ class Starter:
             )
 
     def _continued(self, restored: Restored) -> Start:
+        # A commit whose step is unknown cannot be matched to a slot and stays.
         damaged = {it.step for it in restored.rejected if it.step is not None}
         if damaged:
             run_id = self._context.job.run_id
@@ -209,6 +216,7 @@ class Starter:
             fetches=self._context.place.is_node_leader,
             gather=self._control.gather,
             allow_step=None if step is None else lambda found: found == step,
+            # Every node leader fetches for its node; if one of them cannot, all pass this commit over.
             bring=fetcher(self._context, store),
         )
         for rejected in restored.rejected if restored else ():
@@ -225,6 +233,7 @@ class Starter:
         """CRC64NVME over the names and checksums of the model's files; each node reads its own copy once."""
         digest, place = None, self._context.place
         if place.is_node_leader:
+            # What decides the model: weights and their index, config, tokenizer.
             files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")])
             digest = crc64_bytes(json.dumps([(file.name, crc64_file(file)) for file in files]).encode())
         found = {digest for digest in self._control.gather(digest) if digest is not None}
@@ -233,6 +242,7 @@ class Starter:
         return found.pop()
 
     def _assert_agreement(self, start: Start) -> None:
+        # Processes that began from different states would train on without an error, and never agree again.
         facts = (start.source, start.step, start.digest, start.commit and start.commit.save_id)
         told = self._control.gather(facts)
         if len(set(told)) > 1:
@@ -242,6 +252,7 @@ class Starter:
     def _tell(self, start: Start) -> None:
         origin = f" from {start.uri} (digest {start.digest})" if start.uri else ""
         self._context.say(f"starting at step {start.step}: {start.source}{origin}")
+        # In events a branch of another run is a checkpoint, too.
         source = "checkpoint" if start.commit else start.source
         self._context.emit(StartChosen(source, start.step, start.uri, start.digest))
 
@@ -275,8 +286,11 @@ def load_checkpoint(context: WorkerContext, start: Start, strategy: Strategy, co
     reader.read_metadata()  # here a refusal keeps its own words
     try:
         read_distributed(strategy.state_dict(), storage_reader=reader, process_group=control.group)
+    # ``CheckpointException`` is what DCP raises for errors of any rank; the others come from its planner, where names,
+    # shapes or formats of the two states differ.
     except (CheckpointException, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{start.uri}: does not fit this job's model: {error}") from error
+    # DCP wrote into the live tensors in place; rounded copies and step counts follow from them.
     strategy.state_loaded()
     private = _load_private(context, start, strategy)
     _verify_state(context, start, strategy, private, control)
@@ -290,6 +304,7 @@ def _verify_state(
     """Compare with the hash that each process saved, where one was (``checkpoint.verify_state``). A collective."""
     saved = private.get("state_hash")
     own = {"random": random_state.capture(strategy.device), "stream": private.get("stream")}
+    # Captured after the restore: so it covers the random generators, too.
     differs = saved is not None and state_hash(strategy.state_dict(), own) != saved
     ranks = [rank for rank, it in enumerate(control.gather(differs)) if it]
     if ranks:
@@ -303,7 +318,9 @@ def _load_private(context: WorkerContext, start: Start, strategy: Strategy) -> d
     """What this rank alone saved; {} where the processes were arranged in another way."""
     assert start.folder is not None
     now = strategy.layout.degrees()
+    # A commit without ``job`` records the world size alone.
     job = {"world_size": start.commit.save.world_size if start.commit else 0, **start.meta.get("job", {})}
+    # A degree that the commit does not name is taken for unchanged.
     before = {name: job.get(name, degree) for name, degree in now.items()}
     if before == now:
         private = _saved_by(start, context.place.rank)
@@ -313,6 +330,7 @@ def _load_private(context: WorkerContext, start: Start, strategy: Strategy) -> d
             raise CheckpointError(f"{start.uri}: its random state cannot be restored: {error}") from error
         return private
     changes = ", ".join(f"{name} {before[name]} -> {degree}" for name, degree in now.items() if before[name] != degree)
+    # Rank 0's stands for all: either every process reads a stream, or none does.
     if _saved_by(start, 0)["stream"]:
         raise CheckpointError(
             f"{start.uri}: was saved by other processes ({changes}), each at its own place in a stream, and cannot be "
@@ -345,6 +363,7 @@ def check_strategy(
     ``refusal`` is ``Strategy.refusal``. Raises ``CheckpointError``.
     """
     parallelism = (meta.get("layout") or {}).get("parallelism") or {}
+    # A commit without it is let through: what does not fit fails when it is loaded.
     saved = parallelism.get("strategy", strategy)
     if saved != strategy:
         raise CheckpointError(

@@ -18,7 +18,10 @@ def state_hash(state: Mapping[str, torch.Tensor], private: Mapping[str, Any]) ->
     digest = hashlib.sha256(json.dumps(private, sort_keys=True).encode())
     for name in sorted(state):
         tensor = state[name].detach()
+        # Only this process's shard: hashing needs no communication.
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        # The form as well: the same bytes under another name or shape are another state.
         digest.update(f"{name} {local.dtype} {tuple(local.shape)}".encode())
+        # Bytes, because numpy has no bf16.
         digest.update(local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -51,6 +51,7 @@ def main(descriptor: int, working: float, aborting: float) -> None:
     A platform's SIGTERM reaches this process, too. It does not stop work by itself: the owner may still want its last
     checkpoint. Whatever has not ended then is broken off, which may take ``aborting`` seconds.
     """
+    # Checksums and signatures must not take the cores that the training's own threads need.
     os.nice(NICENESS)
     signal.signal(signal.SIGALRM, lambda *_: _end(aborting))
     signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, working))
@@ -71,6 +72,7 @@ def main(descriptor: int, working: float, aborting: float) -> None:
 def _end(aborting: float) -> None:
     """In the main thread, where transfers run: they take it for an interruption. Comes once."""
     signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    # A store that does not answer an abort must not outlast the grace time. Its parts are left to the next start.
     timer = threading.Timer(aborting, os._exit, (ENDED,))
     timer.daemon = True
     timer.start()
@@ -83,6 +85,7 @@ def _listen(connection: Connection, requests: queue.SimpleQueue[Any]) -> None:
         while True:
             requests.put(connection.recv())
     except (EOFError, OSError):
+        # Python runs signal handlers in the main thread, where the transfers run: only so an exception reaches them.
         os.kill(os.getpid(), signal.SIGALRM)
 
 
@@ -91,8 +94,11 @@ def _result(
 ) -> tuple[str, Any]:
     try:
         return "done", function(*arguments, **named, progress=count)
+    # ``_Ended`` is no ``Exception`` and passes: there is nobody left to answer.
     except Exception as error:
         try:
+            # Some errors can be pickled but not restored (their constructors take other arguments). Reading such an
+            # answer would fail in the owner, as if this process had crashed.
             pickle.loads(pickle.dumps(error))
         except Exception:
             return "failed", StorageError(f"{type(error).__name__}: {error}")
@@ -110,6 +116,7 @@ class _Answers:
 
     def send(self, kind: str, value: Any) -> None:
         with self._lock:
+            # The last bytes first: after its answer the owner reads no progress of this request any more.
             if self._moved and kind != "moved":
                 self._connection.send(("moved", self._moved))
                 self._moved = 0

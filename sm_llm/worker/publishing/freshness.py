@@ -49,6 +49,7 @@ class Freshness:
         """A save of ``step`` begins."""
         with self._lock:
             now = self._clock()
+            # The limit follows the pace of this run: a save every hour makes a publication of minutes no alarm.
             self._interval, self._saved_at = now - self._saved_at, now
             self._begun[step] = now
 
@@ -62,6 +63,7 @@ class Freshness:
         with self._lock:
             now = self._clock()
             self._longest = max(self._longest, now - self._begun.get(step, now))
+            # Older saves that were replaced are covered by this one: their work is safe.
             self._begun = {it: began for it, began in self._begun.items() if it > step}
             self._step, self._published_at, self._told_at_age = step, now, 0.0
             before, self._superseded = self._superseded, [it for it in self._superseded if it > step]
@@ -101,6 +103,7 @@ class Freshness:
             return self._alarm(reason)
 
     def _alarm(self, reason: str) -> PublicationLate:
+        # Never 0, which stands for "no alarm yet".
         self._told_at_age = max(self._unpublished(), 1e-9)
         age = self._clock() - self._published_at
         return PublicationLate(self._step, age, max(self._begun, default=None), len(self._superseded), reason)

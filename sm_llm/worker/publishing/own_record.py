@@ -27,6 +27,7 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
 
     A launcher has done both already. A store that does not answer is reported: the job itself needs no record.
     """
+    # Only SageMaker starts jobs that no launcher of ours has written a record for.
     native_id = _training_job(environ)
     if native_id is None or not context.place.is_leader or RUN_FOLDER_ENVIRONMENT in environ:
         return
@@ -47,6 +48,7 @@ def keep_record(context: WorkerContext, environ: Mapping[str, str]) -> None:
 def _replaced(record: RunRecord, attempt: Attempt) -> str | None:
     """The job that held ``attempt``; None if it is the same job, started again."""
     held = record.attempt(attempt.number)
+    # A container that the platform started again has the name of its first start: it replaces nobody.
     return held.native_id if held is not None and held.native_id not in ("", attempt.native_id) else None
 
 

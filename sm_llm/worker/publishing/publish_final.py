@@ -36,6 +36,7 @@ def result_folder(context: WorkerContext) -> Path:
     """A fresh place in scratch where the leader writes the result before it is sealed."""
     folder = context.scratch / RESULT_FOLDER
     if context.place.is_leader:
+        # What an attempt that was killed on this node has left would become part of this result.
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(_sealed(folder), ignore_errors=True)
     return folder
@@ -57,6 +58,8 @@ def publish_final(
             published = _publish_once(context, store, sealed, gather, meta)
             break
         except StorageError as error:
+            # All processes hold the same error, but the clock and the kind of store are rank 0's to judge: if one
+            # raised while another tried again, the latter would wait in its next collective in vain.
             is_leader = context.place.is_leader
             if not gather(is_leader and _may_pass(store, error) and time.monotonic() < deadline)[0]:
                 raise
@@ -64,6 +67,8 @@ def publish_final(
                 context.notice(f"{error}. It is tried again for {PATIENCE_SECONDS / 60:.0f} minutes", "warning")
             time.sleep(PAUSE_SECONDS)
     commit = published.commit
+    # Any commit of this run counts, whoever won: an earlier try whose answer was lost holds the same files, and an
+    # attempt that was taken for dead holds this run's result.
     if commit is None or commit.run_id != context.job.run_id:
         raise StorageError(f"the result was not published: {published.reason}")
     if sealed is None:
@@ -90,6 +95,7 @@ def _publish_once(
     own = publication.new_save(context.job.run_id, None, world_size=place.world_size, node_count=1)
     return publication.publish(
         store,
+        # Every process draws a save; rank 0's is used. Each try has a new one, for no key is ever written twice.
         gather(own)[0],
         sealed,
         node=0,

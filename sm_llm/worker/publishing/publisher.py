@@ -111,11 +111,14 @@ class Publisher:
         agreement.barrier()  # rank 0 may have the other thread publish it from now on
         told = agreement.broadcast(self._enqueue(sealed) if self._context.place.is_leader else None)
         assert told is not None
+        # The other thread gave up before this save was held, so it settled every future but this one.
         if self.failure is not None:
             self._give_up(self.failure)
+        # The save that waited until now. Rank 0 chose it; all processes drop the same one.
         elif told.dropped is not None:
             self._drop(told.dropped)
         if told.key is not None:
+            # One worker: on a process where the loop before has not returned yet, this one follows it.
             self._thread.submit(self._run, sealed)
 
     def _enqueue(self, sealed: Sealed) -> _Told:
@@ -123,6 +126,7 @@ class Publisher:
             if not self._busy:
                 self._busy = True
                 return _Told(sealed.save.save_id)
+            # ``_choose`` takes what waits under the same lock: the save is either found by it or replaced here.
             dropped, self._waiting = self._waiting, sealed
             self._changed.notify_all()
             return _Told(dropped=None if dropped is None else dropped.save.save_id)
@@ -143,6 +147,8 @@ class Publisher:
         try:
             tries = 0
             while current is not None:
+                # Every turn is the same on all processes: one publication, which ends alike, and one decision of rank
+                # 0.
                 error = self._try(current)
                 tries = 0 if error is None else tries + 1
                 current = self._obey(self._next(current, error, tries), current, error)
@@ -166,6 +172,7 @@ class Publisher:
             )
         except StorageError as error:
             return error
+        # The slot holds one commit. If its id is one of ours, it is not a competitor's.
         if published.commit is not None and published.commit.save_id in sealed.saves:
             published = replace(published, won=True)  # an earlier try, whose answer was lost
         self.seconds = time.perf_counter() - began
@@ -185,17 +192,22 @@ class Publisher:
         with self._changed:
             if error is not None:
                 pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (tries - 1))
+                # A newer save ends the pause: it holds more, and may succeed where this one failed.
                 self._changed.wait_for(lambda: self._waiting is not None or self._ending, pause)
                 if self._ending:
                     return _Told(gives_up=True)
             chosen, self._waiting = self._waiting, None
             if chosen is not None:
                 key = chosen.save.save_id
+                # What failed is replaced by the newer save, so a disk never holds more than three.
                 return _Told(key, dropped=None if error is None else current.save.save_id)
             if error is None:
+                # Under the lock of ``_enqueue``: a save that is offered now waits to be found here, or starts the loop
+                # anew.
                 self._busy = False
                 return _Told()
         place = self._context.place
+        # The files are the same, the id is not: parts of the failed try can then never mix with this one's.
         again = publication.new_save(
             current.save.run_id, current.save.step, world_size=place.world_size, node_count=place.node_count
         )
@@ -225,6 +237,7 @@ class Publisher:
         if told.key is None:
             return None
         with self._changed:
+            # A save that is tried again is held under its new id from here on: later decisions name that one.
             chosen = self._held.pop(told.key)
             chosen.save = told.save or chosen.save
             self._held[chosen.save.save_id] = chosen
@@ -234,6 +247,7 @@ class Publisher:
         """What is sealed stays on disk, for it is the newest there is."""
         with self._changed:
             self.failure = error
+            # Futures are settled outside the lock: whoever waits for one may ask this object in turn.
             left = list(self._held.values())
             self._held.clear()
         for sealed in left:

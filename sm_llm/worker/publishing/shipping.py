@@ -24,6 +24,7 @@ def ship_events(context: WorkerContext, environ: Mapping[str, str]) -> Courier |
     shipper = home.shipper(context.run.root, lambda name: is_own_event_file(name, context.job, place))
     if shipper is None or RUN_FOLDER_ENVIRONMENT in environ or not place.is_node_leader:
         return None
+    # The worker itself only reads a local stop file: in S3 the courier checks, away from the training loop.
     requests = StopRequest(home.is_asked_to_stop, context.job.attempt, context.run.stop_file.touch)
     duties = [shipper.ship, requests.look] if place.is_leader else [shipper.ship]
     return Courier(duties, lambda message: context.notice(message, "warning"), last=shipper.ship_all).start()

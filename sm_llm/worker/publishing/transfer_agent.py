@@ -67,6 +67,7 @@ class TransferAgent:
         """
         if not is_s3(store.uri):
             return function(store, *arguments, progress=progress, **named)
+        # One request at a time: answers on the pipe carry no number that could assign them.
         with self._calls:
             request = function, (store, *arguments), named
             code: int | None = None
@@ -76,10 +77,12 @@ class TransferAgent:
                 try:
                     answer, value = self._ask(request, progress)
                 except (EOFError, OSError):
+                    # The pipe broke: the process crashed, was killed, or ended by its own timer after SIGTERM.
                     code = self._bury()
                     self._ended = self._ended or (code == agent_process.ENDED and self.is_stopping())
                     continue
                 if answer == "failed":
+                    # The function's own error: the agent is well, and its caller decides whether to try again.
                     raise value
                 return value  # type: ignore[no-any-return]
         reason = "it was asked to end" if self._ended else f"it ended twice with exit code {code}"
@@ -88,6 +91,7 @@ class TransferAgent:
     def _ask(self, request: Any, progress: Progress) -> tuple[str, Any]:
         with self._starts:
             if self._ended:
+                # ``end`` came while this call waited for the lock. A process started now would be ended by nobody.
                 raise EOFError
             connection = self._connection or self._start()
         connection.send(request)
@@ -99,9 +103,13 @@ class TransferAgent:
 
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
+        # Fixed when the process starts: SIGTERM reaches it from the platform, without any message of ours.
         times = agent_process.working_seconds(self.grace_seconds), agent_process.abort_seconds(self.grace_seconds)
         command = [sys.executable, "-P", "-m", agent_process.__name__, str(theirs.fileno()), *map(str, times)]
+        # ``-P`` keeps the working folder off the path; this way the agent finds the packages that this process has
+        # found.
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # Closed here once the child has it. Otherwise the end of the child would not end our side of the pipe.
         with theirs:
             self._process = subprocess.Popen(
                 command, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, bufsize=0
@@ -132,6 +140,7 @@ class TransferAgent:
 
         May come from another thread than ``call``.
         """
+        # Before the lock: a call that is not yet starting a process finds the mark, one that is finishes first.
         self._ended = True
         with self._starts:
             process, pipe = self._process, self._socket

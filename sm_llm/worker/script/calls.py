@@ -50,6 +50,7 @@ def publish(folder: str | os.PathLike[str], step: int) -> None:
     node's files came too late to be part of the checkpoint of this step.
     """
     place = os.environ.get(HANDOVER)
+    # One process hands over for its node: all of them see the same folder.
     if place is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     step = int(step)
@@ -58,11 +59,16 @@ def publish(folder: str | os.PathLike[str], step: int) -> None:
         raise StorageError(f"{source}: holds no file to publish")
     late = closed(Path(place), step)
     if not late.exists():
+        # Handed over already, and not yet taken: a second call changes nothing.
         if target.exists():
             return
+        # The publisher takes only folders named by a number. The rename makes all files appear at once, and hard links
+        # keep them should the program delete its own folder.
         copying = target.with_name(f".{step}-{secrets.token_hex(4)}")
         link_tree(source, copying / source.name)
         copying.rename(target)
+        # The publisher closes a step and then looks once more, this call hands over and then checks the mark: so files
+        # that came between the two are either published or released here, with an error.
         if not late.exists() or not _taken_back(target, copying):
             return
     raise StorageError(
@@ -104,6 +110,7 @@ def quiet_since(folder: Path) -> float:
     try:
         newest = folder.stat().st_mtime
         for current, _, names in os.walk(folder, onerror=_raise):
+            # Folders count as well: a file that was removed changes nothing else.
             for name in [*names, "."]:
                 newest = max(newest, _changed(Path(current, name)))
     except (FileNotFoundError, NotADirectoryError):
@@ -114,6 +121,7 @@ def quiet_since(folder: Path) -> float:
 def _changed(path: Path) -> float:
     """When a file changed, or, of a link that leads nowhere, the link."""
     try:
+        # Through links, since their content is what is published.
         return path.stat().st_mtime
     except OSError:
         return path.lstat().st_mtime

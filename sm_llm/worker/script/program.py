@@ -55,6 +55,7 @@ class Program:
             threading.Thread(target=self._copy, args=(self._process.stderr, sys.stderr, self._last), daemon=True),
         ]
         for copier in self._copiers:
+            # Pipes that nobody reads fill up, and the program would block in a print.
             copier.start()
 
     def poll(self) -> int | None:
@@ -67,6 +68,7 @@ class Program:
         deadline = time.monotonic() + grace_seconds
         while self.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
+        # Even if the program has ended: what it started may have survived it, in the same session.
         self.kill()
 
     def kill(self) -> None:
@@ -85,6 +87,7 @@ class Program:
         lines = list(self._last)
         found = last_error_line([line.strip() for line in lines])
         words = found[0] if found else next((line.strip() for line in reversed(lines) if line.strip()), "")
+        # After the interpreter comes a file, or ``-m`` and a module.
         name = self._argv[2] if self._argv[1:2] == ["-m"] else self._argv[1]
         raise ProgramFailed(
             f"{words} ({name} ended with {how})" if words else f"{name} ended with {how}", "".join(lines)
@@ -92,6 +95,7 @@ class Program:
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
+            # The group's id is that of its first process, which stays valid while any member lives.
             os.killpg(self._process.pid, number)
 
     @staticmethod
@@ -100,6 +104,7 @@ class Program:
             text = raw.decode("utf-8", "replace")
             if keep is not None:
                 keep.append(text)
+            # Our own output may be closed; the pipe is read to its end all the same, for the program's sake.
             with contextlib.suppress(OSError, ValueError):
                 target.write(text)
                 target.flush()

@@ -23,6 +23,7 @@ def copy_program(source: Path, target: Path) -> list[str]:
         rules = ProgramTree(source)
     except (OSError, ValueError) as error:
         raise RunFailed(f"{source / IGNORE_FILE}: cannot be read: {error}") from error
+    # ``copytree`` lists folders as it enters them: a target inside the source would be copied into itself.
     own = {target.resolve(), target.parent.resolve()}
     runs: list[Path] = []
     loops: list[str] = []
@@ -37,6 +38,7 @@ def copy_program(source: Path, target: Path) -> list[str]:
                 ignored.append(inside)
             elif is_folder and (path.resolve() in own or is_run_folder(path)):
                 runs.append(path)
+            # ``symlinks=False`` follows links, and ``copytree`` does not notice a circle.
             elif path.is_symlink() and is_folder and _leads_back(path, source):
                 loops.append(inside)
             elif not rules.leaves_out(inside):

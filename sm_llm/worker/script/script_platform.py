@@ -49,6 +49,7 @@ def variables(
         **{f"SM_CHANNEL_{name.upper()}": place for name, place in inputs.items()},
         **{f"SM_HP_{name.upper()}": _text(value) for name, value in arguments.items()},
     }
+    # Some scripts read the one JSON variable instead of the single ones; both must agree.
     if training := environ.get("SM_TRAINING_ENV"):
         own = {"hyperparameters": arguments, "model_dir": str(output), "output_data_dir": str(output / DATA)}
         own["output_intermediate_dir"] = str(output / INTERMEDIATE)
@@ -74,6 +75,8 @@ def make_folders(container: ContainerPaths, output: Path, checkpoints: Path) -> 
         folder.mkdir(parents=True, exist_ok=True)
     link = container.base / CHECKPOINTS
     try:
+        # Left by an earlier attempt on this node. A folder with files in it is not ours to remove: the link then fails,
+        # and what is in there is counted in the end.
         if link.is_symlink():
             link.unlink()
         elif link.is_dir() and not any(link.iterdir()):
@@ -91,8 +94,10 @@ def collect(container: ContainerPaths, output: Path) -> list[str]:
     kept = []
     root = container.output_data.parent
     places = {container.model: output, container.output_data: output / DATA, root / INTERMEDIATE: output / INTERMEDIATE}
+    # The platform's output folder comes last, because two of the others lie in it.
     for source, target in {**places, root: output}.items():
         for entry in sorted(source.iterdir()) if source.is_dir() else []:
+            # The pointer is this worker's; the platform's own reports are not part of a result.
             if entry.name == POINTER or (source == root and (entry in places or entry.name in _OF_THE_PLATFORM)):
                 continue
             if (target / entry.name).exists():

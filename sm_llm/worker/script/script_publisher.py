@@ -85,6 +85,7 @@ class ScriptPublisher:
 
     def _run(self) -> None:
         try:
+            # An error outside a publication is one of the channel between nodes: without it nothing can be agreed on.
             while self._turn():
                 pass
         except SmLlmError as error:
@@ -92,6 +93,7 @@ class ScriptPublisher:
 
     def _turn(self) -> bool:
         """One publication on all nodes; False when there will be no more."""
+        # Only node 0 searches. The others wait in the gather for the step that it has found.
         step = self._next() if self._context.place.is_leader else None
         step = self._gather(step)[0]
         if step is None:
@@ -113,10 +115,12 @@ class ScriptPublisher:
                 upload=self._upload,
             )
             if self._context.place.is_leader:
+                # All nodes end a publication alike, so each of them comes to the next turn.
                 self._announce(published, step, time.monotonic() - began)
         except (SmLlmError, OSError) as error:
             self._context.notice(f"the checkpoint of step {step} was not published: {error}", "warning")
         finally:
+            # Published or given up, it is not taken again: a step that fails cannot block later ones.
             self._done = step
             self._clear(step)
         return True
@@ -135,8 +139,10 @@ class ScriptPublisher:
     def _next(self) -> int | None:
         """Wait for a step and take its files of this node; None once the program has ended and nothing is left."""
         while True:
+            # Read before the search: what a program leaves just before its end is then found by the last one.
             ended = self._ending.is_set()
             found = [*self._handed(), *(step for step, _ in self._settled())]
+            # Only the newest: steps that it has overtaken are cleared with it.
             newest = max(found, default=self._done)
             if newest > self._done:
                 if self._take_or_tell(newest):
@@ -184,6 +190,8 @@ class ScriptPublisher:
         """Store this node's files; at least a mark that it has none. Its failure is reported to all nodes."""
         assert save.step is not None
         taken = self._place("taken", save.step)
+        # Part of the publication, after which all nodes exchange their errors. Raising outside would leave the others
+        # waiting.
         if not self._context.place.is_leader:  # the leader has taken them before it sent the step
             self._wait_for_files(save.step)
         mark = taken / MARKS / f"node-{node}.json"
@@ -199,12 +207,14 @@ class ScriptPublisher:
         """
         deadline = time.monotonic() + LATE_SECONDS
         while True:
+            # Read before the search, as in ``_next``.
             last = self._ending.is_set() or time.monotonic() > deadline
             if self._take(step):
                 return
             if last:
                 break
             time.sleep(_LOOK_SECONDS)
+        # Close the step, then search once more: see ``calls.publish`` for the other side of this race.
         closed(self._handover, step).touch()
         if not self._take_handed(step) and (changing := [path for it, path in self._folders() if it == step]):
             raise StorageError(f"{changing[0]} was not complete in time")
@@ -218,6 +228,7 @@ class ScriptPublisher:
             return False
         taken, failure = self._place("taken", step), None
         try:
+            # Linking changes no time of the program's files, so a second look shows whether the program has.
             link_tree(settled, taken / settled.name)
         except OSError as error:
             failure = error
@@ -244,6 +255,7 @@ class ScriptPublisher:
         uri, size = join(self._store.uri, published.commit.save.slot.commit_key), published.commit.size
         self._context.emit(CheckpointPublished(step, uri, size, seconds, 0.0))
         self._context.say(f"checkpoint step {step}: {size / 2**20:.1f} MiB published in {seconds:.2f} s")
+        # Also kept is the one that the program resumed from: docs/publication.md, "Garbage collection".
         publication.collect_garbage(
             self._store, run_id=self._context.job.run_id, keep_last=KEEP_LAST, protect={self._resumed, step}
         )
@@ -259,6 +271,7 @@ def await_publication(handover: Path, is_over: Callable[[], bool]) -> None:
     while not is_over():
         found = [path.name for path in handover.iterdir()] if handover.is_dir() else []
         if any(name.startswith(_AT_WORK) for name in found):
+            # What is being published ends by itself, in success or with an error.
             turn_ends = None
         elif not any(name.isdigit() for name in found):
             return
@@ -282,6 +295,7 @@ def restore_checkpoint(
     if restored is None:
         return None
     assert restored.commit.step is not None
+    # A checkpoint holds the program's folder under its own name; the marks of nodes are not its business.
     names = sorted({Path(entry.path).parts[0] for entry in restored.commit.files} - {MARKS})
     for name in names:
         shutil.rmtree(checkpoints / name, ignore_errors=True)
