@@ -80,6 +80,7 @@ def launch(
 
     loaded = load_whole(source, overrides, fields)
     storage = storage_root(loaded.spec)
+    # The search reads many records of one store: they share a client.
     with one_client():
         unfinished = None if new else find_unfinished(storage, loaded)
         if unfinished is None:

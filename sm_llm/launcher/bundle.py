@@ -91,6 +91,7 @@ def _tar(members: Mapping[str, bytes | Path]) -> bytes:
             member = members[name]
             body = member if isinstance(member, bytes) else member.read_bytes()
             executable = isinstance(member, Path) and member.stat().st_mode & _EXECUTABLE
+            # No owner, no time and only two modes: equal files give an equal digest for every user and checkout.
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode, entry.mtime = len(body), 0o755 if executable else 0o644, 0
             archive.addfile(entry, io.BytesIO(body))

@@ -84,6 +84,7 @@ def _issues(
         if meta is None:
             return []
         now = planned_identity(plan, task)
+    # The job's role may read what this user may not, so this is no reason to refuse the launch.
     except StorageError as error:
         told = "the checkpoint cannot be compared from here, the job does so when it starts"
         say(f"{store.uri}: {told}: {error}", err=True)
@@ -92,6 +93,7 @@ def _issues(
     if found and not plan.job.backend.runs_here:  # of a local run the worker's own notice is seen at once
         say(f"continues with changes: {'; '.join(map(str, found))}", err=True)
     total = None if plan.derived is None else plan.derived.total_steps
+    # A length that the checkpoint has passed explains differences of the schedule, which are not listed beside it.
     if (too_short := length_issue(task, total, meta[0], may_equal=is_own)) is not None:
         found = [it for it in found if it.field_class is not FieldClass.SCHEDULE]
     issues = refusals(

@@ -65,6 +65,8 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     for below ``storage``; without it below the user's default storage and ``./runs``. A name means its newest run.
     Raises ``RunNotFound`` naming where it searched, and what is there.
     """
+    # An address or a native job means exactly one run and a file means one specification; only a bare name is searched
+    # for.
     if run is not None and (found := _by_uri(str(run), storage)):
         return found
     if run is not None and str(run).endswith(_SPEC_SUFFIXES) and Path(run).expanduser().is_file():
@@ -84,6 +86,8 @@ def _by_spec(file: Path, storage: str | Path | None) -> Run:
     loaded = load(file)
     place = storage_root(loaded.spec) if storage is None else storage_address(storage)
     options = S3Options(**loaded.spec.storage_options.model_dump())
+    # Ids begin with the name, so a listing by prefix spares reading every record. It also finds names that only begin
+    # like this one.
     records = run_records(place, f"{loaded.spec.name}-", options)
     wanted = [it for it in records if it[1].name == loaded.spec.name and differences_to(it[1], loaded) == []]
     if wanted:
@@ -98,6 +102,7 @@ def differences_to(record: RunRecord, loaded: Loaded) -> list[Difference] | None
 
     from sm_llm.spec.comparison.leaves import spec_differences
 
+    # An equal digest settles it without parsing the record, whatever release wrote it.
     if record.spec_digest == loaded.digest:
         return []
     try:
@@ -139,6 +144,7 @@ def _at(uri: str) -> Run:
     if home.exists():
         return Run(home)
     above = home.uri.rpartition("/")[0]
+    # Nothing can be listed above a bucket or the root of a file system.
     beside = run_records(above) if above.rstrip("/") not in ("", "s3:") else []
     raise RunNotFound(
         _not_found(f"no run {home.uri}: there is no {RUN_RECORD} below this address. Searched", {above: beside})
@@ -184,6 +190,7 @@ def ls(storage: str | Path | None = None) -> list[Listed]:
     """
     place = storage_address(storage)
     found = [(home, it) for home, it in read_records(homes_below(place)) if it is not None]
+    # ./runs does not exist before the first run; any other place with nothing in it is probably a mistyped address.
     if not found and place != storage_address(DEFAULT_STORAGE):
         assert_storage(place)
     return sorted((_row(home, it) for home, it in found), key=lambda it: (it.created or 0.0, it.run_id))

@@ -145,6 +145,7 @@ def recorded_spec(
     if start:
         spec["task"] = {**spec["task"], "start": {"checkpoint": start}}
     loaded = load_whole(spec, overrides, fields)
+    # A value whose origin the overrides leave as it is was not changed by them: its recorded origin still holds.
     unchanged = load_whole(spec).origins
     origins = {
         path: record.origins.get(path, "the run's record") if unchanged.get(path) == origin else origin
@@ -203,6 +204,7 @@ def _assert_has_effect(run: RunHandle, loaded: Loaded, given: Sequence[str]) -> 
     """Raise ``PlanError`` for changes that a further attempt of a run would not heed: its start, name and storage, and
     all of a workflow's step that has its result."""
     before = recorded_spec(run.record).spec
+    # Two calls, because a comparison gives either the values that make another specification or the free ones.
     found = [*spec_differences(before, loaded.spec), *spec_differences(before, loaded.spec, only_free=True)]
     done = tuple(f"steps.{name}." for name, step in run.steps.items() if step.result is not None)
     anew = f"Leave it out, or begin another run: sm-llm rerun {quoted(run.uri, *given)}"
@@ -314,6 +316,7 @@ def branch(run: RunHandle, overrides: Sequence[Override], fields: Mapping[str, A
 
 def _own(run: RunHandle, overrides: Sequence[Override]) -> Sequence[Override]:
     """Changes by the run's own paths: a workflow's step is a job, and may be changed by its path in the workflow."""
+    # A step's own run lies at WORKFLOW/steps/STEP.
     above, _, step = run.uri.rpartition("/")
     return without_step(overrides, step) if above.endswith(f"/{STEPS}") else overrides
 
@@ -328,6 +331,7 @@ def _pinned(job: RunHandle, step: int) -> Iterator[None]:
 
     mine = None
     try:
+        # A store that may only be read is a source to branch from all the same, so a pin that fails is a warning.
         mine = pin(job.home.store, step)
     except StorageError as error:
         why = f"{job.id} may delete its checkpoint of step {step} before the branch has begun"
@@ -343,6 +347,8 @@ def _pinned(job: RunHandle, step: int) -> Iterator[None]:
 
 def _new_from(run: RunHandle, loaded: Loaded) -> RunHandle:
     record = run.record
+    # The recorded storage is where the run was launched to. The folder may have been moved since, so unless the storage
+    # is changed, the new run lies beside this one.
     moved = loaded.spec.storage != record.spec["storage"]
     storage = storage_root(loaded.spec) if moved else run.storage
     return begin(loaded, storage, folder=launch_folder(run.home, record), made_from=record.run_id)

@@ -73,6 +73,7 @@ def stopped(home: RunHome, run_id: str, reason: str = "") -> Ending:
 
 def completed(paths: RunPaths, attempt: int, since: float = 0.0) -> Ending:
     """How an attempt ended whose run has a result: by its work, or without any, where the result was there before."""
+    # Only rank 0's log: whether there was anything to do is decided once for all processes.
     log = paths.event_file(attempt, "rank0")
     events = (event for _, event in read_file(log)) if log.is_file() else iter(())
     found = next((it for it in events if it["kind"] == "nothing_done" and it["time"] >= since), None)
@@ -91,6 +92,7 @@ def settle(home: RunHome, attempt: Attempt, ending: Ending, **bill: int | None) 
 def first_failure(found: Iterable[tuple[float, Failure]]) -> Failure | None:
     """Of failures with their times the one to report: a cause comes before a consequence, then whoever was first."""
     ranked = [(failure.cause.is_consequence, at, failure) for at, failure in found]
+    # Failures have no order of their own, so the key leaves them out.
     return min(ranked, key=lambda item: item[:2])[2] if ranked else None
 
 
@@ -99,5 +101,6 @@ def failures_in_events(paths: RunPaths, attempt: int) -> Iterator[tuple[float, F
     for number, writer, log in event_files(paths.events):
         if number == attempt and _FAILURE_LOG.fullmatch(writer):
             for event in (it for _, it in read_file(log) if it["kind"] == Failed.kind):
+                # The event of another release may name a cause that this one does not know.
                 cause = Cause(event["cause"]) if event["cause"] in list(Cause) else Cause.OTHER
                 yield event["time"], Failure(cause, event["message"], event["rank"], event["node"])

@@ -52,6 +52,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """
     first = 0
     parts: list[str] = []
+    # The empty line closes a last line that ends with a backslash.
     for number, line in enumerate([*text.splitlines(), ""], 1):
         is_comment = line.lstrip().startswith("#")
         first = first if parts else number
@@ -109,6 +110,7 @@ class _Program:
             )
             return
         for number, line in logical_lines(text):
+            # ${NAME} is how a secret is to be referred to, so it is not a token itself.
             if is_token_shaped(_VARIABLE.sub("", line)):
                 problem = f"line {number} holds a token or password, and programs and plans are stored and shown"
                 remedy = "Set secrets.NAME to where it is kept and write ${NAME}, or set secrets.PIP_INDEX_URL"
@@ -137,6 +139,7 @@ class _Program:
 
     def _named(self, name: str, number: int, option: str, value: str, above: tuple[str, ...]) -> Iterator[Issue]:
         """Issues of a file that is named by another; constraints are no requirements, and install nothing."""
+        # An address, a variable or an absolute path is outside the program, and only pip in the job can read it.
         if "://" in value or "${" in value or value.startswith("/"):
             return
         wanted = posixpath.normpath(posixpath.join(posixpath.dirname(name), value))
@@ -150,6 +153,7 @@ class _Program:
                 value,
                 "Put it into task.source, or leave the line out",
             )
+        # The files above end a cycle of files that name each other.
         elif option == "--requirement" and wanted not in above:
             yield from self.issues(wanted, file, above)
 
@@ -175,10 +179,13 @@ class _Program:
     def _conflicts(self, path: str, number: int, line: str) -> Iterator[Issue]:
         """A version that another line rules out: pip installs nothing of such a file."""
         requirement = _parsed(line)
+        # A marker selects by a platform that is not this one, and an address has no version: neither can be compared
+        # here.
         if requirement is None or requirement.marker is not None or requirement.url is not None:
             return
         own = self._wanted.setdefault(normalised(requirement.name), [])
         for other, earlier in own:
+            # Both directions, because only exact pins are compared: whether two ranges overlap is left to pip.
             if not _agree(requirement, earlier) or not _agree(earlier, requirement):
                 problem = f"line {number} asks for another version of {requirement.name} than line {other}, {earlier}"
                 yield Issue("requirement-given-twice", path, problem, line, "Keep one of the two")

@@ -27,6 +27,7 @@ class Run(RunHandle):
     @classmethod
     def of(cls, handle: RunHandle) -> Run:
         """The run of a handle, with what that has read; the storage is not asked again."""
+        # Not by the constructor, which would read the record again.
         run = cls.__new__(cls)
         vars(run).update(vars(handle))
         return run
@@ -121,6 +122,7 @@ class Run(RunHandle):
 
     def wait(self, *, poll: float | None = None, sleep: Callable[[float], None] = time.sleep) -> RunState:
         """Wait until the run has completed. Raises ``RunFailed`` with the reason if it ends in any other way."""
+        # A poll of a run in S3 is a request, so its home asks for longer pauses than a folder does.
         state = final_state(self, poll or max(POLL_SECONDS, self.home.poll_seconds), sleep)
         if not state.is_completed:
             raise RunFailed(self.failure_message())

@@ -37,6 +37,7 @@ class RunHandle(RunReader):
     def is_local(self) -> bool:
         """Whether it runs on the machine that launched it."""
         options = options_class(self._created_from.spec["backend"])
+        # None where the record names a backend that this release does not know.
         return options is not None and options.runs_here
 
     @property
@@ -78,6 +79,7 @@ class RunHandle(RunReader):
         attempts = self.record.attempts
         rank = attempts[-1].rank if attempts else None
         words = reason or "no reason was given"
+        # The reason that a worker gives often begins with its rank.
         if rank is not None and not words.startswith(f"rank {rank}"):
             words = f"rank {rank}: {words}"
         only = ("--rank", rank) if rank is not None else ()

@@ -38,6 +38,7 @@ class SourceTree:
 def source_tree(root: Path, where: str = "task.source") -> SourceTree:
     """Walk ``root``. Issues name ``where``; files are searched for secrets, by name and by content."""
     tree = SourceTree()
+    # Packing a home folder would upload whatever else is in it.
     if root.resolve() in (Path("/"), Path.home().resolve()):
         tree.issues.append(
             Issue(
@@ -87,6 +88,7 @@ def _walk(
     folder: Path, prefix: str, root: Path, above: tuple[Path, ...], rules: ProgramTree, tree: SourceTree, where: str,
 ) -> None:  # fmt: skip
     here = folder.resolve()
+    # Links are followed, so a link to a folder above would make the walk endless.
     if here in above:
         problem = f"the link {prefix.rstrip('/')} leads back to a folder that holds it"
         tree.issues.append(
@@ -96,6 +98,7 @@ def _walk(
     for entry in sorted(os.scandir(folder), key=lambda it: it.name):
         name = f"{prefix}{entry.name}"
         is_folder = entry.is_dir()
+        # Before anything is checked: what the ignore file lists needs no repair.
         if rules.leaves_out(name):
             tree.left_out.append(f"{name}/" if is_folder else name)
             continue
@@ -146,6 +149,7 @@ def _add(path: Path, name: str, root: Path, tree: SourceTree, where: str) -> Non
             )
         )
     elif reason := secret_by_name(name) or _secret_target(path, root) or secret_by_content(path):
+        # Characters that are patterns in the ignore file's syntax.
         line = name.replace("*", r"\*").replace("?", r"\?").replace("[", r"\[")
         way_out = "the worker gets secrets by reference (secrets.NAME=…)"
         remedy = f"Add the line /{line} to {IGNORE_FILE} to leave it out; {way_out}"

@@ -49,6 +49,7 @@ def find_unfinished(storage: str, loaded: Loaded) -> tuple[Run, list[str]] | Non
     options = S3Options(**loaded.spec.storage_options.model_dump())
     found = [it for it in run_records(storage, f"{loaded.spec.name}-", options) if it[1].name == loaded.spec.name]
     newest_first = sorted(found, key=lambda it: (it[1].created, it[1].run_id), reverse=True)
+    # A run of this very specification is continued even if a newer one of the name has another specification.
     for home, record in newest_first:
         if differences_to(record, loaded) == [] and not Run(home).state.is_completed:
             return Run(home), _free_changes(record, loaded)
@@ -74,6 +75,7 @@ def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:
         return
     step = max((it.step for it in run.checkpoints() if it.valid), default=None)
     done = [name for name, it in run.steps.items() if it.result is not None]
+    # Nothing was saved and nothing runs, so a new run beside it loses no work.
     if step is None and not done and state.is_final:
         told = f"{run.id} is {state.value}, without a checkpoint, and of another specification: a new run begins"
         say(told, err=True)

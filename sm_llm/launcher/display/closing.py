@@ -58,10 +58,12 @@ def _next(run: RunHandle, status: Status) -> str:
         return f"Publish its result with: sm-llm finish {quoted(run.uri)}"
     checkpoints = [it.step for it in run.checkpoints() if it.valid]
     record = run.record
+    # The command of the launch repeats neither the changes of a resume nor the run that a branch began from.
     is_as_launched = not record.changes and record.made_from is None
     if checkpoints:
         newest = f"it from its newest checkpoint, step {checkpoints[-1]}"
         resume = f"sm-llm resume {quoted(run.uri)}"
+        # A resume with other data is refused, so the ways that accept them are named.
         if Cause.DATA in (status.reason or ""):
             branch = f"sm-llm branch {quoted(run.uri)} task.start.allow_other_data=true"
             other = (
@@ -105,6 +107,7 @@ def _print_loading(run: RunHandle, console: Console) -> None:
     if run.home.is_remote:
         _print_heading(console, "Get it with")
         console.print(f"  sm-llm sync {quoted(result, f'./{run.job.id}')}", soft_wrap=True)
+    # A result in S3 is loaded from where the printed command copies it to.
     folder = Path(run.job.id) if run.home.is_remote else Path(result)
     if run.job.kind not in ("train", "prepare"):
         return  # what a script or a fetch leaves, nobody but its user knows

@@ -29,6 +29,7 @@ class CleanConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
+            # A link is a control sequence (OSC 8) that rich would write around the text because of its style.
             if control is None and text:
                 yield Segment(clean(text), style.update_link(None) if style and style.link else style)
             else:
@@ -38,6 +39,7 @@ class CleanConsole(Console):
 def console(*, stderr: bool = False) -> Console:
     """Where tables and words go: standard output or standard error, as they are now."""
     stream = sys.stderr if stderr else sys.stdout
+    # The console cleans each text itself; the stream would remove rich's own colours as well.
     stream = stream.raw if isinstance(stream, CleanStream) else stream
     # Piped output is for programs and logs: long lines stay whole there, unless COLUMNS sets the width.
     return CleanConsole(stream, None if stream.isatty() or "COLUMNS" in os.environ else 200)

@@ -234,6 +234,8 @@ def _watch(run: RunHandle, console: Console, live: Live | None, interrupts: Sequ
     displays: dict[str, Display] = {}
     passed_on = 0
     for found in follow(run):
+        # Here and not in the signal handler, which only counts: a stop request is written to a store, which takes time
+        # and may fail.
         if len(interrupts) > passed_on:
             passed_on += 1
             _pass_on(run, console, passed_on)

@@ -33,6 +33,7 @@ def plot_run(events_folder: Path, target: Path, *, title: str) -> Path:
     if not any("loss" in row for row in rows):
         raise SmLlmError(f"{title}: no training step is recorded yet, so there is nothing to plot")
     figure = draw(rows, title)
+    # Drawn in memory and written at once, so that a viewer that reloads the file never sees half an image.
     image = BytesIO()
     figure.savefig(image, format="png", dpi=150, facecolor="white")
     write_atomically(target, image.getvalue())
@@ -48,6 +49,7 @@ def draw(rows: Sequence[MetricRow], title: str) -> Figure:
     # A Figure without pyplot: no global state, no display, usable from any thread.
     figure = Figure(figsize=(10, 7.2), layout="constrained")
     axes: dict[str, Axes] = figure.subplot_mosaic([["loss", "loss"], ["rate", "speed"]], height_ratios=[1.75, 1])
+    # Without parse_math, because a dollar sign in a name starts no formula.
     figure.suptitle(title, parse_math=False, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK)
     _draw_loss(axes["loss"], rows)
     _draw_rate(axes["rate"], rows)
@@ -70,6 +72,7 @@ def _continuations(rows: Sequence[MetricRow]) -> list[int]:
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Mean of ``window`` values around every point (fewer at the ends), so that the curve does not lag behind."""
+    # Prefix sums make each mean one subtraction, whatever the window.
     sums = [0.0, *itertools.accumulate(values)]
     before, after = window // 2, window - window // 2
     bounds = [(max(0, index - before), min(len(values), index + after)) for index in range(len(values))]
@@ -93,6 +96,7 @@ def _draw_loss(panel: Axes, rows: Sequence[MetricRow]) -> None:
         panel.annotate("continued", (step, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -9),
                        textcoords="offset points", color=MUTED, fontsize=8.5)  # fmt: skip
     broken = [row["step"] for row in rows if row.get("loss") is not None and not math.isfinite(row["loss"])]
+    # A run that diverged has a broken loss at every step from then on; the first hundred lines show where it began.
     for step in broken[:100]:
         panel.axvline(step, color=ORANGE, alpha=0.35, linewidth=1, linestyle=":")
     values = losses + validation

@@ -281,6 +281,7 @@ def attempts_table(run: RunHandle, width: int | None = None) -> Table:
         changes = ", ".join(record.changes.get(it.number, ()))
         words = "; ".join(filter(None, [it.reason, f"resumed with {changes}" if changes else None]))
         process = f"{it.host}/{it.native_id}" if it.host else it.native_id
+        # An earlier attempt without a state is one whose end nobody recorded, because its supervisor was killed.
         state = it.state or (now if it.number == record.attempts[-1].number else RunState.INTERRUPTED)
         took = _took(it.started, it.ended, state)
         cells = (str(it.number), _state(state), moment(it.started), took, start, process, words)

@@ -72,6 +72,7 @@ def login(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any =
         answer = connect(match["region"]).client("ecr").get_authorization_token(registryIds=[match["account"]])
     import base64
 
+    # The token is base64 of AWS:PASSWORD.
     password = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode().partition(":")[2]
     argv = ["docker", "login", "--username", "AWS", "--password-stdin", match[0]]
     _run(argv, Path.cwd(), run, password)
@@ -90,6 +91,7 @@ def push(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any = 
             client.create_repository(repositoryName=name)
     _run(["docker", "push", image_uri], Path.cwd(), run)
     with told(f"cannot read image {image_uri}"):
+        # The digest identifies the bytes; a tag can be moved to another image.
         found = client.describe_images(repositoryName=name, imageIds=[{"imageTag": tag or "latest"}])
     return Built(image_uri, found["imageDetails"][0]["imageDigest"])
 

@@ -145,6 +145,7 @@ def line_of(job: JobSpec) -> Line:
     if parallelism is not None and parallelism.image_stack is not None:
         return parallelism.image_stack
     row = next(iter(machines(job)), None)  # groups of several kinds are refused
+    # These tasks load no torch, so the small CPU image will do where no GPU is paid for.
     needs_no_torch = isinstance(job.task, PrepareTask | FetchTask | ConvertTask | RegisterTask)
     if needs_no_torch and (row is None or not row.is_neuron):
         return "cpu" if row is None or not row.is_gpu else "gpu"

@@ -52,7 +52,9 @@ def download_commands(line: str, folder: str, requirements: Sequence[str] = ()) 
     lock = str(files("sm_llm") / "locks" / f"{line}.txt")
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
     listed = [word for name in (lock, *requirements) for word in ("--requirement", name)]
+    # -P: no file of the working folder is taken for a module. --no-deps: the lock lists everything that is needed.
     first = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    # pip accepts another platform or Python than its own only for wheels.
     first += ["--only-binary", ":all:", "--implementation", "cp", *platforms, "--dest", folder, *listed]
     pythons = sorted({row.python for row in rows(line)})  # type: ignore[arg-type]
     return [[*first, "--python-version", python] for python in pythons]

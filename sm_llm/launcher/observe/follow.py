@@ -80,6 +80,7 @@ def _notice(message: str) -> dict[str, Any]:
 
 
 def _begin_tails(run: RunHandle, tails: dict[str, tuple[RunHandle, EventTail]]) -> None:
+    # A job has one event log, known from the start; steps of a workflow begin one after the other.
     if tails and run.kind != "workflow":
         return
     for job in _jobs_of_newest_attempt(run):

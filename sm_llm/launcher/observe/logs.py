@@ -88,6 +88,7 @@ def _end_of_whole_lines(stream: BinaryIO) -> int:
     size = stream.seek(0, 2)
     begin = stream.seek(max(0, size - _BLOCK_BYTES))
     newline = stream.read().rfind(b"\n")
+    # Without a line end in the last block the file is one very long line, which counts as whole.
     return size if newline < 0 else begin + newline + 1
 
 
@@ -148,6 +149,7 @@ def _followers(paths: RunPaths, attempt: int, wanted: LogFilter, known: dict[Pat
     for log in paths.logs(attempt).glob("node-*.log" if wanted.node is None else f"node-{wanted.node}.log"):
         if log not in known and _NODE_LOG.fullmatch(log.name) and log.is_file():
             known[log] = _Follower(log, wanted)
+    # By number: node 10 comes after node 2.
     followers = [known[log] for log in sorted(known, key=_node)]
     for follower in followers:
         follower.label = f"[node {_node(follower.path)}] " if len(followers) > 1 else ""
@@ -173,6 +175,7 @@ class _Follower:
             yield from self._begin()
         while raw := self._stream.readline():
             if whole_only and not raw.endswith(b"\n"):
+                # The line is still being written: the next round reads it again, whole.
                 self._stream.seek(-len(raw), 1)
                 return
             if (line := self._wanted.text(raw)) is not None:

@@ -99,6 +99,7 @@ class SummaryBuilder:
         self._values.update(step=event["step"], loss=event["loss"], phase=None)
 
     def _on_logged(self, event: Mapping[str, Any]) -> None:
+        # A program logs what it likes; a value named loss is shown as the run's.
         self._values.update(step=event["step"], loss=event["values"].get("loss", self._values.get("loss")))
 
     def _on_throughput(self, event: Mapping[str, Any]) -> None:
@@ -149,6 +150,7 @@ def glance(events_folder: Path) -> Summary:
 
 def _ends(path: Path) -> Iterator[Mapping[str, Any]]:
     size = path.stat().st_size
+    # The beginning has the number of steps and the start, the end has the newest step.
     for offset, event in read_file(path):
         yield event
         if offset >= _GLANCE_BYTES:

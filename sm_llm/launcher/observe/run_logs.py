@@ -64,6 +64,7 @@ def _own_lines(run: RunHandle, wanted: LogFilter, follow: bool, attempt: int | N
         raise SmLlmError(f"{run.id} has no attempt {attempt}; there are: {', '.join(map(str, numbers)) or 'none'}")
     if not numbers:
         return
+    # The record comes from storage, where another release or a damaged file may have left anything.
     try:
         compute = ComputeSpec.model_validate(record.spec.get("compute"))
     except ValidationError as error:

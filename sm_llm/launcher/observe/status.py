@@ -62,6 +62,7 @@ def status_of(run: RunHandle) -> Status:
     events = list(read_events(run.job.events))
     opened = [event for event in events if event["kind"] == "tracker_opened"]
     progress = summarise(events)
+    # A request that the job has not read yet is in the store, but in no event.
     if last is not None and not state.is_final and _is_asked_to_stop(run, last.number):
         progress = replace(progress, stopping=True)
     return Status(
@@ -80,6 +81,7 @@ def status_of(run: RunHandle) -> Status:
         trackers={event["tracker"]: event["uri"] or event["id"] for event in opened},
         cost=record.cost,
         billable_seconds=_sum(it.billable_seconds for it in record.attempts),
+        # Only of attempts that have a bill, because the two sums are compared.
         used_seconds=_sum(it.used_seconds for it in record.attempts if it.billable_seconds is not None),
         steps=tuple(status_of(step) for step in run.steps.values()),
     )

@@ -146,6 +146,7 @@ def check_vocabulary(draft: Draft) -> Iterator[Issue]:
             problem = f"has a vocabulary of {size}, more than the model's {model.vocab_size}"
             remedy = f"Set task.model.config.vocab_size to at least {largest}"
             yield Issue("vocabulary-exceeds-model", path, problem, _value(task, path), remedy)
+        # The rows of a step that has not run may hold fewer tokens than it was asked for, so these are not judged.
         elif size is not None and _is_far_smaller(size, model.vocab_size) and (path != "task.data.train" or rows):
             message = (
                 f"{size:,} tokens, but the model's vocabulary has {model.vocab_size:,}: the other rows of its "

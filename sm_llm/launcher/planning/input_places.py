@@ -62,6 +62,7 @@ def check_places(plans: Sequence[Plan]) -> None:
     if reason:
         unchecked = dict.fromkeys(f"{path}={place}" for _, path, place in in_s3)
         look.notes.append(f"not checked ({reason}): {', '.join(unchecked)}")
+    # Without credentials only places on this machine are checked; a storage folder is made when a run begins.
     checked = [it for it in places if (not reason if is_s3(it[2]) else it[1] != "storage")]
     _finish(look.notes, [issue for it in checked for issue in look.issues(*it)])
 
@@ -112,6 +113,8 @@ class _Look:
         try:
             issue = _issue(path, place, plan.job.storage_options.model_dump(), is_rows=_is_rows(plan.job, path))
         except StorageError as error:
+            # Only a missing bucket is certain. Every other error may be a right that this user lacks and the job's role
+            # has.
             if code_of(error.__cause__) != "NoSuchBucket":
                 self._reported.append(place)
                 self._is_cut_off = is_s3(place) and not code_of(error.__cause__)
@@ -191,6 +194,7 @@ def _exists(uri: str, options: dict[str, Any]) -> bool:
     location = parse(result_address(uri, options))
     if open_store(location.uri, options, CONFIG).holds():
         return True
+    # An address may name one object, below which S3 lists nothing.
     folder, _, name = location.prefix.rpartition("/")
     return bool(name) and open_store(replace(location, prefix=folder).uri, options, CONFIG).head(name) is not None
 

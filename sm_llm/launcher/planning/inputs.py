@@ -122,6 +122,7 @@ def manifest(place: Path, content_bytes: int = CONTENT_BYTES, *, is_program: boo
         if total <= content_bytes:
             listing: list[Any] = [[name, _checksum(file)] for name, file in zip(names, files, strict=True)]
         else:
+            # Reading large inputs would delay every launch, so their sizes and times stand for their contents.
             listing = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
     except (OSError, ValueError) as error:
         raise StorageError(f"{place}: cannot be read: {error}") from error
@@ -148,6 +149,7 @@ def code_digest() -> str:
     digest = hashlib.sha256()
     for file in sorted(it for it in PACKAGE.rglob("*") if it.suffix in (".py", ".yaml", ".j2")):
         body = file.read_bytes()
+        # The length marks where a file ends, so that bytes cannot move to the next one unnoticed.
         digest.update(f"{file.relative_to(PACKAGE).as_posix()} {len(body)}\n".encode())
         digest.update(body)
     return digest.hexdigest()

@@ -118,6 +118,7 @@ class _Parameters:
             else:
                 layers += tensor.size / (arranged.expert if ".experts." in name else arranged.tensor)
         table = family(config).vocab_size(config) * int(config["hidden_size"]) / arranged.tensor
+        # With less than two tables outside the layers, the head is the token table itself.
         head = root - table if root >= 2 * table else root
         return cls(layers + root, root, layers / int(config["num_hidden_layers"]), head)
 

@@ -67,6 +67,7 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
         raise SpecError(
             [Issue("pretrained-not-found", "task.start.pretrained", "is not there", pretrained, "Check the path")]
         )
+    # A path or preset decides on the config, so the hub need not be asked for that of the weights.
     if task.model.path is None and task.model.preset is None:
         pretrained = _readable(pretrained, "task.start.pretrained")
     config = model_config(

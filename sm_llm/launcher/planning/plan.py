@@ -65,6 +65,7 @@ def requirements(job: JobSpec) -> list[str]:
         return []
     from sm_llm.launcher.requirement_file import logical_lines
 
+    # A token in an index's address would be stored and shown with the plan.
     return [redact(line) for _, line in logical_lines(file.read_text(encoding="utf-8-sig", errors="replace"))]
 
 

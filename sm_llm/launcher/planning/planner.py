@@ -95,6 +95,7 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
             issues[name] = error.issues
     if issues:
         raise PlanError(list(gathered(workflow, issues)))
+    # A property of the whole workflow, so one plan is enough to hold it.
     if without := without_workflows(backend(workflow.backend.name)):
         plans[0] = replace(plans[0], unsupported=(without, *plans[0].unsupported))
     return plans
@@ -125,11 +126,13 @@ def plan_job(
         derived=draft.derived.value,
         model=draft.model,
         rows=rows.rows if rows else None,
+        # An estimate from values with errors would mislead.
         memory=None if errors_of(found) else draft.memory,
         step=step,
         after=tuple(after),
         origins=dict(origins or {}),
     )
+    # The backend is asked even after errors, so that all issues are reported at once.
     checks = backend(job.backend.name).plan_checks(plan)
     found += settle(checks.issues, found)
     if errors := errors_of(found):

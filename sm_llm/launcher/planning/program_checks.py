@@ -102,6 +102,7 @@ def source_issues(job: JobSpec) -> Iterator[Issue]:
     """A program's folder on this machine that is not there, or is none; none for other tasks."""
     source = job.task.source if isinstance(job.task, ScriptTask) else None
     folder = None if is_reference(source) else local_folder(source)
+    # A folder of the container exists only once the job runs.
     if folder is None or folder.is_dir() or str(folder).startswith("/opt/ml/"):
         return
     if folder.exists():
@@ -161,6 +162,7 @@ def _left_out(entry: str) -> Issue:
 def _module_issues(entry: str, tree: ProgramTree | None) -> Iterator[Issue]:
     """A module that is neither in the program's folder nor installed in this environment, in which it would run."""
     names = entry.removeprefix(_MODULE).strip().split(".")
+    # python -m searches the program's folder first, so a name in it hides an installed package.
     own = tree is not None and ((tree.root / names[0]).is_dir() or (tree.root / f"{names[0]}.py").is_file())
     if own and tree is not None:
         path = "/".join(names)
@@ -229,6 +231,7 @@ def _entry_issues(entry: str, tree: SourceTree) -> Iterator[Issue]:
         package = path.partition("/")[0]
         if not any(name == f"{package}.py" or name.startswith(f"{package}/") for name in tree.files):
             return
+    # A folder that could not be read has been reported already.
     if any(name in tree.files for name in wanted) or (tree.issues and not tree.files):
         return
     scripts = [name for name in tree.files if name.endswith((".py", ".sh"))]

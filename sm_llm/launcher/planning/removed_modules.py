@@ -73,6 +73,7 @@ def _imported(tree: SourceTree) -> tuple[dict[str, str], dict[str, str]]:
         if not name.endswith(".py"):
             continue
         try:
+            # As bytes, so that the parser heeds the file's own encoding declaration.
             parsed = ast.parse(path.read_bytes())
         except SyntaxError as error:
             broken[name] = f"line {error.lineno}: {error.msg}"
@@ -103,7 +104,9 @@ def _modules(parsed: ast.AST) -> Iterator[str]:
     for node in ast.walk(parsed):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        # Relative imports are the program's own modules.
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            # A member may be a module or a name in one; only the names of removed modules are certain to be modules.
             members = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from [node.module] if _is_removed(node.module) else [node.module, *filter(_is_removed, members)]
 

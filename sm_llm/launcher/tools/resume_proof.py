@@ -98,6 +98,7 @@ def prove_resume(
     loaded = load(source, overrides)
     folder = join(storage_root(loaded.spec), _FOLDER)
     tell(f"running {steps} steps unbroken")
+    # new: an unfinished run of an earlier proof must not be continued.
     unbroken = launch(source, *overrides, *_shortened(loaded, steps), f"storage={json.dumps(folder)}", new=True)
     unbroken.wait()
     tell(f"running them again, broken before steps {' and '.join(map(str, _breaks(steps)))}")
@@ -144,6 +145,7 @@ def _shortened(loaded: Loaded, steps: int) -> list[str]:
             ]
         )
     changes: dict[str, Any] = {
+        # Exactly one length may be given, so the job's own is cleared.
         "max_steps": steps,
         "max_tokens": None,
         "max_epochs": None,
@@ -186,6 +188,7 @@ def _span(task: TrainTask, world_size: int) -> int | None:
 
 def _broken(unbroken: Run, steps: int, folder: str) -> Run:
     """The same job, broken twice and continued, until it is completed."""
+    # From the record: the second run has exactly the values of the first, whatever the source holds by now.
     spec = dict(unbroken.record.spec)
     breaks = ",".join(map(str, _breaks(steps)))
     environment = {**spec.get("environment", {}), BREAK_ENVIRONMENT: breaks}
@@ -202,6 +205,7 @@ def _see_it_break(run: Run, step: int) -> None:
         run.wait()
     except RunFailed:
         reached = max((row["step"] for row in run.metrics()), default=0)
+        # A failure at a later step, or another outcome, is a real fault of the job and not the planned break.
         if run.state is RunState.FAILED and reached < step:
             return
         raise
@@ -231,6 +235,7 @@ def compare_runs(unbroken: Run, broken: Run) -> ResumeProof:
 
 
 def _equal(pairs: list[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str) -> int:
+    # By their digits: == would take 0.0 and -0.0 for equal, and NaN for unequal to itself.
     return sum(float(one[name]).hex() == float(two[name]).hex() for one, two in pairs)
 
 

@@ -37,8 +37,9 @@ def stopping_on_signals() -> Iterator[None]:
     """SIGTERM ends the block like Ctrl-C does: engines cancel, open uploads are aborted, half-fetched files stay."""
 
     def stop(number: int, _: Any) -> NoReturn:
-        raise SystemExit(128 + number)
+        raise SystemExit(128 + number)  # as a shell codes an end by a signal
 
+    # Python sets signal handlers in the main thread alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
