@@ -77,6 +77,7 @@ CASES: list[Case] = [
     ("storage-class-unknown", TRAIN, ("storage=s3://bucket/x", "storage_options.storage_class=FAST")),
     ("input-unknown", TRAIN, ("task.data.format=rows", "task.data.train=inputs.none")),
     ("input-unread", TRAIN, ("inputs.texts=s3://bucket/x",)),
+    ("local-input-not-found", SCRIPT, ("inputs.a=/nowhere",)),
     ("input-refers-to-input", SCRIPT, ("inputs.a=s3://bucket/x", "inputs.b=inputs.a")),
     ("input-setting-of-sagemaker", SCRIPT, ({"inputs": {"a": {"uri": "s3://bucket/x", "data_type": "ManifestFile"}}},)),
     (

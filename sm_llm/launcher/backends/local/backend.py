@@ -16,6 +16,7 @@ from sm_llm.launcher.backends.base import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
 from sm_llm.launcher.backends.local.rehearsal import is_rehearsed, rehearsal_issues
 from sm_llm.launcher.planning.inputs import rendered
+from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import local_program_issues
 from sm_llm.optional import missing
@@ -306,6 +307,14 @@ def check_program(here: Here) -> Iterator[Issue]:
     yield from local_program_issues(here.job)
 
 
+def check_inputs(here: Here) -> Iterator[Issue]:
+    """Inputs that should be on this machine and are not: a program would find an empty channel, or none."""
+    for name, value in here.job.inputs.items():
+        folder = None if isinstance(value, FileSystemInput) else local_folder(input_place(value))
+        if folder is not None and not folder.exists():
+            yield Issue("local-input-not-found", f"inputs.{name}", "is not there", input_place(value), "Check the path")
+
+
 def check_secrets(here: Here) -> Iterator[Issue]:
     """Secrets that this machine does not hold: what is not set in this shell, what is not there, a pod's."""
     for name, reference in here.job.secrets.items():
@@ -345,6 +354,7 @@ BACKEND_CHECKERS: tuple[Checker[Here], ...] = (
     check_emulation,
     check_packages,
     check_program,
+    check_inputs,
     check_secrets,
     check_platform,
     check_emulated_request,
