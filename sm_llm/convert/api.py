@@ -79,6 +79,7 @@ def convert(
     try:
         job = (job_to_nxd if to == "nxd" else job_to_hf)(folder, target, given)
         report = _run(job, folder, target, count, progress)
+        # Also where nothing was written: a destination that is complete already is verified as it is.
         if verify:
             report = replace(report, verified=(verify_nxd if to == "nxd" else verify_hf)(job, target))
     except OSError as error:
@@ -117,6 +118,7 @@ def _identity(job: Job, folder: Path, to: str) -> dict[str, Any]:
 
 def _run(job: Job, folder: Path, target: Path, workers: int, progress: Progress | None) -> ConversionReport:
     journal = Journal(target, _identity(job, folder, job.to))
+    # Before the journal is opened: it refuses a folder that holds files and no journal, as a complete one does.
     if (found := _complete(target, journal.digest)) is not None:
         sizes = {unit: it["bytes"] for unit, it in found["files"].items()}
         return _report(job, folder, target, sizes, found["digest"], reused=len(sizes), is_unchanged=True)
@@ -124,12 +126,14 @@ def _run(job: Job, folder: Path, target: Path, workers: int, progress: Progress 
         if job.to == "nxd":
             (target / SHARDS).mkdir(exist_ok=True)
         results, before = run_units(job.units, journal, workers=workers, progress=progress)
+        # Units without a file only took checksums of the source.
         files = {unit.file: results[unit.name] for unit in job.units if unit.file}
         tensors = _tensors(job, results if job.to == "nxd" else files)
         sizes = {file: it["bytes"] for file, it in files.items()}
         reused = sum(1 for it in before if it in files)
         report = _report(job, folder, target, sizes, digest_of(tensors), reused=reused, is_unchanged=False)
         _finish(job, target, report, journal.digest, tensors, files)
+        # After the manifest: a crash between the two leaves the journal, and the same call continues.
         journal.complete()
     return report
 
@@ -139,6 +143,7 @@ def _complete(target: Path, identity: str) -> dict[str, Any] | None:
     try:
         found = read_manifest(target / MANIFEST)
     except ValueError:
+        # A file of this name that is no manifest of ours: the journal refuses the folder as not empty.
         return None
     if found is None or found.get("identity") != identity:
         return None

@@ -53,6 +53,7 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, body: bytes) -> None:
         super().__init__(io.BytesIO(body))
+        # Classes of this call alone: what a pickle does to them ends with it.
         self._known: dict[tuple[str, str], Any] = {
             it: type(it[1], (_Plain,), {}) for it in (*CLASSES, (METADATA_MODULE, "BytesStorageMetadata"))
         }
@@ -63,6 +64,7 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in self._known:
             return self._known[module, name]
         if module == "torch" and name in DTYPES:
+            # A format that is not one of weights keeps its name, for the error that refuses it.
             return _DTYPES.get(name, name)
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not part of a checkpoint's metadata")
 
@@ -85,6 +87,7 @@ class DcpTensors:
         prefix = _prefix(plan.shapes, cleaned)
         held = {name.removeprefix(prefix): it for name, it in cleaned.items() if name.startswith(prefix)}
         self._entries = {name: held[name] for name in plan.shapes}
+        # Optimizer states and counters of the run lie under other names in the same checkpoint.
         extra = [it for it in held if it not in plan.shapes and it.startswith(("model.", "lm_head."))]
         self.unread = tuple(name for name in extra if re.search(buffers, name))
         others = [name for name in extra if name not in self.unread and not (plan.is_tied and name == HEAD)]
@@ -152,13 +155,16 @@ def _read_metadata(folder: Path) -> dict[str, _Entry]:
     path = folder / METADATA
     try:
         with path.open("rb") as file:
+            # One byte more than allowed, so that a larger file is refused and never read whole.
             body = file.read(MOST_BYTES + 1)
+        # Before the unpickler: one that calls nothing can still be made to hang or to fill the memory.
         require_harmless(body)
         root = _Unpickler(body).load().state
         places = _places(folder, root["storage_data"])
         return {
             _text(name): _entry(_text(name), it.state, places)
             for name, it in root["state_dict_metadata"].items()
+            # The other kind of entry is a pickled value and not a tensor.
             if type(it).__name__ == "TensorStorageMetadata"
         }
     except ConversionError:
@@ -178,6 +184,7 @@ def _places(folder: Path, stored: Mapping[Any, Any]) -> dict[tuple[str, tuple[in
             raise ConversionError(f"{folder / METADATA}: {name} was written through an extension")
         if not all(type(it) is int and it >= 0 for it in (begin, length)):
             raise ConversionError(f"{folder / METADATA}: a place in {name} is malformed")
+        # Values that are not tensors have no offset.
         offsets = index.state.get("offset")
         found[_text(index.state["fqn"]), _numbers(offsets or ())] = (folder / name, begin, length)
     return found
@@ -239,6 +246,7 @@ def _extra_issues(names: Sequence[str]) -> list[Issue]:
 def _rows(entry: _Entry) -> list[list[_Chunk]] | None:
     """The chunks as rows of blocks from top to bottom, each from left to right; None if they are no such grid."""
     rows: dict[tuple[int, int], list[_Chunk]] = {}
+    # Ranks without rows of a small tensor may store empty chunks.
     for it in sorted((it for it in entry.chunks if all(it.sizes)), key=lambda it: it.offsets):
         rows.setdefault((it.offsets[0], it.sizes[0]), []).append(it)
     place = 0

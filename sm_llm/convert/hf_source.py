@@ -70,6 +70,7 @@ def read_model_config(path: Path) -> dict[str, Any]:
             decoder(written)  # the family comes first: other families have other fields
         return normalise(written)
     except SpecError as error:
+        # The checks of a config name fields of a job; here they are fields of this file.
         prefix = "task.model.config."
         issues = [replace(it, path=f"{path}: {it.path.removeprefix(prefix)}") for it in error.issues]
         raise ConversionRefused(issues) from None
@@ -81,6 +82,7 @@ def open_hf(folder: Path) -> HfSource:
     kind = decoder(config)
     stored, views, damage = _tensors(folder)
     cleaned, collisions = clean_names(stored, SOURCE)
+    # Every view is one of the stored tensors, so its collisions are in the list already.
     views = clean_names(views, SOURCE)[0]
     checked = compare_stored(
         folder, cleaned, [*damage, *collisions], kind.tensors(config), tied=kind.tied_head(config), buffers=kind.buffers
@@ -110,9 +112,11 @@ def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Iss
                 )
             ],
         )
+    # Safetensors come first where a folder has both, as in transformers.
     if not has_safetensors:
         return _bin_tensors(folder)
     stored, issues = stored_tensors(folder)
+    # Tensors of other formats have no view: the checks refuse them by what is in ``stored``.
     return stored, {name: mapped(it) for name, it in stored.items() if it.dtype in FORMATS}, issues
 
 
@@ -151,6 +155,7 @@ def _bin_tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list
 
 
 def _state(held: Any) -> dict[str, View | OtherTensor]:
+    # Anything but a dict holds no tensors by name: the checks report all of them as missing.
     if not isinstance(held, dict):
         return {}
     return {str(name): it for name, it in held.items() if isinstance(it, View | OtherTensor)}
@@ -182,6 +187,7 @@ def _bin_files(folder: Path) -> list[Path]:
 
 
 def _existing(folder: Path, names: Sequence[str], index: Path) -> list[Path]:
+    # The index comes with the weights and is not trusted: no name may lead out of the folder.
     files = [path_below(folder, name, origin=str(index)) for name in names]
     if missing := [path.name for path in files if not path.is_file()]:
         problem = f"{index.name} names files that are missing: {', '.join(missing)}"

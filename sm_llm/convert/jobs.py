@@ -127,6 +127,7 @@ def job_to_hf(folder: Path, target: Path, given: Given) -> Job:
         return _job_of_dcp(folder, target, given)
     opened = open_model(folder, given)
     found, config, plan, joined, shards = opened.found, opened.config, opened.plan, opened.joined, opened.shards
+    # ``config.json`` last: the config that was given counts, whatever the name of its file.
     beside = {**files_beside([opened.config_file.parent, found.root]), "config.json": opened.config_file}
     dtypes = {name: joined.dtype(name) for name in plan.shapes}
     return Job(
@@ -168,6 +169,7 @@ def open_model(folder: Path, given: Given | None = None) -> ShardedModel:
     if issues := check_ranks(found, degrees.tensor, degrees.pipeline):
         raise ConversionRefused(issues)
     shards = open_shards(found, decoder(config).buffers)
+    # The form of query, key and value shows in the names of the tensors, so it is known only once the shards are open.
     plan = ShardPlan(config, _with_form(found, degrees, shards, given))
     return ShardedModel(found, at, config, plan, Joined(plan, shards), shards)
 
@@ -200,6 +202,7 @@ def _job_of_dcp(folder: Path, target: Path, given: Given) -> Job:
             raise ConversionRefused([Issue("layout-option-without-effect", path, problem, value, "Leave it out")])
     at = _config_file(folder, given.config)
     config = read_model_config(at)
+    # One rank: a distributed checkpoint holds whole tensors, whatever they were cut into.
     plan = ShardPlan(config, Degrees(1))
     tensors = DcpTensors(folder, plan, decoder(config).buffers)
     dtypes = {name: tensors.dtype(name) for name in plan.shapes}
@@ -272,6 +275,7 @@ def _check_manifest(found: NxdSource, config: Mapping[str, Any], given: Given) -
             f"{where} was written for a {recorded.get('model_type')} model, the config is of {config['model_type']}"
         )
         issues.append(Issue("shards-of-another-family", SOURCE, problem, remedy="Give the config of these shards"))
+    # Options and the manifest's names of them are in the same order.
     for (path, value), name in zip(_options(given).items(), degrees_json(Degrees(1)), strict=True):
         if value is not None and value != recorded.get(name):
             problem = f"contradicts {where}, which has {recorded.get(name)}"
@@ -311,6 +315,7 @@ def _with_form(found: NxdSource, degrees: Degrees, shards: Shards, given: Given)
         remedy = f"Each layer must have one of {', '.join(f'*{it}' for it in _FORMS.values())}"
         raise ConversionRefused([Issue("query-form-ambiguous", SOURCE, problem, remedy=remedy)])
     (form,) = shown
+    # The names decide; a manifest or an option can only agree or be refused.
     expected = degrees.qkv if found.manifest is not None else given.qkv
     if expected not in (None, form):
         problem = f"the tensors of {found.root} are {form}"

@@ -87,6 +87,7 @@ def query_range(heads: Heads, degrees: Degrees, rank: int) -> tuple[int, int]:
 def kv_range(heads: Heads, degrees: Degrees, rank: int) -> tuple[int, int]:
     """First key/value head of a tensor-parallel rank, and the one after its last."""
     if degrees.kv_multiplier > 1:
+        # With copies T = K x m: each rank holds exactly one key/value head.
         head = rank % heads.kv if degrees.layout == "trn1" else rank // degrees.kv_multiplier
         return head, head + 1
     count = heads.kv // degrees.tensor
@@ -132,14 +133,17 @@ def resolve(
     issues = [issue for path, value in counts.items() if (issue := _count_issue(path, value))]
     issues += _choice_issues(QKV, qkv, get_args(Qkv)) + _choice_issues(LAYOUT, layout, get_args(Layout))
     heads = heads_of(config)
+    # What follows computes with these values, so a wrong one is reported alone.
     if issues:
         raise ConversionRefused(issues)
     issues = [*_tensor_issues(config, heads, tensor), *_qkv_issues(heads, tensor, qkv)]
+    # Copies follow from the degree: with a wrong one their issue would only repeat it.
     if not issues:
         issues += copy_issues(heads.kv, tensor, kv_multiplier, tensor_path=TENSOR, multiplier_path=MULTIPLIER)
     issues += _stage_issues(int(config["num_hidden_layers"]), pipeline, virtual)
     if issues:
         raise ConversionRefused(issues)
+    # A multiplier that was given equals the derived one: ``copy_issues`` refused any other.
     form, order = cast("Qkv", qkv), cast("Layout", layout)
     return Degrees(tensor, pipeline, virtual, kv_copies(heads.kv, tensor), form, order)
 

@@ -87,6 +87,7 @@ def find_shards(folder: Path) -> NxdSource:
         raise ConversionRefused(
             [Issue("shards-manifest-unreadable", SOURCE, problem, remedy="Remove it and give the degrees as options")]
         ) from None
+    # The highest numbers; ``check_ranks`` finds those that are missing below them.
     tensor, pipeline = (1 + max(it[place] for it in ranks) for place in (0, 1))
     return NxdSource(root, ranks, manifest, tensor, pipeline)
 
@@ -122,6 +123,7 @@ def open_shards(source: NxdSource, buffers: str) -> Shards:
     views: dict[Rank, dict[str, View]] = {}
     issues: list[Issue] = []
     kinds = set()
+    # By stage, then by rank: each rank is compared with the one before it in its stage.
     for (tp, pp), path in sorted(source.files.items(), key=lambda it: (it[0][1], it[0][0])):
         held, kind = read_rank(path)
         cleaned, collisions = clean_names(held, str(path))
@@ -174,6 +176,7 @@ def _rank_files(model: Path) -> Iterator[tuple[str, dict[Rank, Path]]]:
                 raise ConversionRefused(
                     [Issue("shards-rank-repeated", SOURCE, problem, remedy="Remove the one that is not meant")]
                 )
+            # In the old naming a folder has the rank's name.
             ranks[rank] = path / _OLD_FILE if path.is_dir() else path
         if ranks:
             yield naming, ranks

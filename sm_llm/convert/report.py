@@ -63,6 +63,7 @@ class ConversionReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain values."""
+        # Through JSON, which makes lists of tuples: callers compare this with what ``--json`` prints.
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
 
     def lines(self) -> Iterator[str]:

@@ -95,6 +95,8 @@ class ShardPlan:
             target, tensor = self._placed(source, rank)
             if target:
                 joined.setdefault(target, []).append(tensor)
+                # Joined gate and up stand where the last of the two does; joined query, key and value come after all
+                # others.
                 if source.partition(".mlp.up_proj.")[1]:
                     now.append(_join(target, joined.pop(target)))
             else:
@@ -116,6 +118,7 @@ class ShardPlan:
             return f"{layer}mlp.gate_up_proj.{kind}", self._rows(source, (Piece(source, begin, end),))
         if module in ("self_attn.o_proj", "mlp.down_proj") and kind == "weight":
             return "", self._columns(source, module, rank)
+        # Norms are whole on every rank; so are biases of row-parallel layers, which are added once behind the sum.
         return "", self._whole(source)
 
     def _attention(self, source: str, layer: str, letter: str, kind: str, rank: int) -> tuple[str, ShardTensor]:
@@ -136,6 +139,7 @@ class ShardPlan:
         return ShardTensor(source, 1, (self.shapes[source][0], end - begin), (Piece(source, begin, end),))
 
     def _rows(self, source: str, pieces: tuple[Piece, ...], name: str = "") -> ShardTensor:
+        # A tied head has no shape of its own.
         rest = self.shapes[EMBEDDING if source == HEAD and self.is_tied else source][1:]
         return ShardTensor(name or source, 0, (sum(it.length for it in pieces), *rest), pieces)
 
@@ -147,6 +151,7 @@ class ShardPlan:
         """A rank's rows of the token table or the head; rows beyond the vocabulary are zeros."""
         begin, end = self._share(self.padded_vocabulary, rank)
         held = EMBEDDING if source == HEAD and self.is_tied else source
+        # The last ranks may begin beyond the vocabulary: then all their rows are zeros.
         real = Piece(held, min(begin, self.vocabulary), min(end, self.vocabulary))
         zeros = Piece("", 0, end - begin - real.length)
         return tuple(it for it in (real, zeros) if it.length)
@@ -178,6 +183,7 @@ def primary_and_copies(parts: Iterable[Part]) -> tuple[list[Part], list[tuple[Pa
     """Parts that make up a source without overlap, in order, and each further copy with the part it must equal."""
     primary: dict[tuple[int, int], Part] = {}
     copies = []
+    # Within a range by rank: the lowest rank's part is the one that the others are compared with.
     for part in sorted(parts, key=lambda it: (it.begin, it.rank)):
         if (first := primary.setdefault((part.begin, part.end), part)) is not part:
             copies.append((first, part))

@@ -50,6 +50,7 @@ def product(view: View, x: Array, begin: int = 0, end: int | None = None) -> Arr
     """``x`` times rows ``[begin, end)`` of a matrix, transposed, a few rows at a time."""
     rows = view.array()[begin:end]
     block = max(1, CHUNK_BYTES // (8 * view.shape[1]))
+    # Only a block of rows at a time is converted to float64, which takes up to four times the stored bytes.
     return np.concatenate([x @ to_float(rows[it : it + block], view.dtype).T for it in range(0, len(rows), block)], 1)
 
 
@@ -101,6 +102,7 @@ class Sharded:
     def __init__(self, shards: Shards, heads: Heads, tensor: int) -> None:
         self.ranks = tensor
         self._shards = shards
+        # With more ranks than key/value heads, each rank holds a copy of one.
         self._sizes = [heads.size * heads.query // tensor] + [heads.size * max(1, heads.kv // tensor)] * 2
 
     def embed(self, rank: int, ids: npt.NDArray[np.int64]) -> Array:
@@ -108,6 +110,7 @@ class Sharded:
         local = ids - rank * view.shape[0]
         held = (local >= 0) & (local < view.shape[0])
         rows = to_float(view.array()[np.where(held, local, 0)], view.dtype)
+        # Ids of other ranks give zeros, because the results of the ranks are added.
         return np.where(held[:, None], rows, 0.0)
 
     def norm(self, name: str) -> Array:
@@ -121,6 +124,7 @@ class Sharded:
         bounds = np.cumsum([0, *self._sizes])
         found = []
         for place, letter in enumerate("qkv"):
+            # By the names that NxD's layers have, not by the plan: a wrong plan must show in the logits.
             own = {f"{prefix}qkv_proj.weight_{letter}", f"{prefix}{letter}_proj.weight"} & self._shards.stages.keys()
             if own:
                 (name,) = own
@@ -144,6 +148,7 @@ class Sharded:
 
     def _linear(self, rank: int, name: str, x: Array, begin: int, end: int | None) -> Array:
         result = product(self._view(rank, name), x, begin, end)
+        # ``weight_q`` has ``bias_q`` beside it.
         head, _, last = name.rpartition("weight")
         bias = f"{head}bias{last}"
         return result + vector(self._view(rank, bias), begin, end) if bias in self._shards.stages else result
@@ -181,6 +186,7 @@ def _attention(
             q, k = _rms(q, scales[0], epsilon), _rms(k, scales[1], epsilon)
         mixed = _attend(_rotate(q, angles), _rotate(k, angles), v)
         parts.append(model.product(f"{name}.weight", rank, mixed))
+    # Row-parallel: the ranks' products are parts of one sum, and the bias is added once.
     return _with_bias(_sum(parts), model.bias(f"{name}.bias"))
 
 
@@ -190,6 +196,7 @@ def _mlp(model: Sides, layer: int, x: Array) -> Array:
     for rank in range(model.ranks):
         gate, up = model.gate_up(layer, rank, x)
         parts.append(model.product(f"{name}.weight", rank, gate / (1 + np.exp(-gate)) * up))
+    # Row-parallel, as in the attention.
     return _with_bias(_sum(parts), model.bias(f"{name}.bias"))
 
 
@@ -215,6 +222,7 @@ def _heads(x: Array, size: int) -> Array:
 def _angles(config: Config, size: int, length: int) -> Array:
     theta = float(config["rope_parameters"]["rope_theta"])
     frequencies = theta ** (-np.arange(0, size, 2) / size)
+    # Both halves of a head turn by the same angles, as in transformers (``rotate_half``).
     found: Array = np.arange(length)[:, None] * np.concatenate([frequencies, frequencies])[None]
     return found
 

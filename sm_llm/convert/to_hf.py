@@ -55,10 +55,12 @@ class Joined:
         tensors = {tp: plan.rank(tp, plan.everything()) for tp in range(plan.degrees.tensor)}
         if issues := [*_name_issues(plan, tensors[0], shards), *self._shape_issues(tensors)]:
             raise ConversionRefused(issues)
+        # A tied head may be missing in the shards.
         present = {tp: [it for it in held if it.name in shards.stages] for tp, held in tensors.items()}
         self._parts = parts_by_source(present)
         for name, shape in plan.shapes.items():
             primary = primary_and_copies(self._parts[name])[0]
+            # The plan itself covers every source: a gap is an error in this program, not in the shards.
             assert not list(gaps(primary, shape[primary[0].tensor.axis])), name
 
     def dtype(self, name: str) -> str:
@@ -76,6 +78,7 @@ class Joined:
     def chunks(self, name: str) -> Iterator[memoryview]:
         """The bytes of a source tensor, a piece at a time. Raises ``ConversionError`` if copies of it differ."""
         primary, copies = primary_and_copies(self._parts[name])
+        # Before the first piece: of copies that differ nothing may be written.
         for first, other in copies:
             if not same(self._cut(first).array(), self._cut(other).array()):
                 raise ConversionError([self._unequal(name, first, other)])
@@ -107,6 +110,7 @@ class Joined:
         problem = f"{places} must be copies of the same part of {name}, and they differ"
         if first.tensor.name != other.tensor.name:
             remedy = "Set tie_word_embeddings: false in the config.json beside the shards to keep both"
+        # With the wrong layout, different heads are taken for copies of one.
         elif self._plan.degrees.kv_multiplier > 1 and ("k_proj" in name or "v_proj" in name):
             layout = self._plan.degrees.layout
             remedy = f"Give the layout they were written in: --layout {'trn2' if layout == 'trn1' else 'trn1'}"
@@ -202,6 +206,7 @@ def index_json(results: Mapping[str, Mapping[str, Any]]) -> str | None:
     if len(results) == 1:
         return None
     weights = {name: file for file, it in sorted(results.items()) for name in it["tensors"]}
+    # Without the headers of the files: the index counts bytes of tensors.
     total = sum(it["bytes"] for it in results.values())
     return json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2) + "\n"
 
@@ -214,6 +219,7 @@ def _header(shapes: Mapping[str, tuple[int, ...]], joined: Tensors) -> bytes:
         entries[name] = {"dtype": joined.dtype(name), "shape": list(shape), "data_offsets": [place, end]}
         place = end
     body = json.dumps(entries, separators=(",", ":")).encode()
+    # The format wants the header's length to be a multiple of 8, filled up with blanks.
     body += b" " * (-len(body) % 8)
     return len(body).to_bytes(8, "little") + body
 
@@ -238,6 +244,7 @@ def _write_safetensors(
     except BaseException:
         partial_path.unlink(missing_ok=True)
         raise
+    # Not flushed here: ``run_units`` flushes all files once, before the manifest is written.
     partial_path.replace(path)
     return {"bytes": total, "tensors": checksums}
 
@@ -248,5 +255,6 @@ def _held(path: Path) -> dict[str, Iterator[memoryview]]:
 
 
 def _write_all(stream: Any, piece: memoryview) -> None:
+    # An unbuffered file may take fewer bytes than it is given.
     while piece:
         piece = piece[stream.write(piece) :]

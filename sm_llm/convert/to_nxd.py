@@ -37,6 +37,7 @@ def nxd_units(plan: ShardPlan, views: Mapping[str, View], destination: Path, *, 
     for pp in range(plan.degrees.pipeline):
         sources = plan.stage(pp)
         for name in sources:
+            # A tied head has no source of its own.
             if name in views:
                 units.append(Unit(f"source {name}", "", views[name].size, partial(_source_checksum, views[name], name)))
         for tp in range(plan.degrees.tensor):
@@ -88,6 +89,7 @@ def mixed_formats(plan: ShardPlan, views: Mapping[str, View]) -> list[Issue]:
 
 
 def _plain(tensor: ShardTensor, views: Mapping[str, View]) -> Plain:
+    # A rank whose rows are all padding has no source; it takes the format of the token table.
     source = next((piece.source for piece in tensor.pieces if piece.source), EMBEDDING)
     return Plain(views[source].dtype, tensor.shape)
 
@@ -110,6 +112,7 @@ def _write_inline(
 ) -> Result:
     """All tensors of a rank in one file."""
     partial_path = path.with_name(path.name + PARTIAL)
+    # ``TorchFile`` creates its file exclusively, and an interrupted process may have left one.
     partial_path.unlink(missing_ok=True)
     file = TorchFile(partial_path, path.stem, state_pickle([(it.name, _plain(it, views)) for it in tensors]))
     try:
@@ -129,6 +132,7 @@ def _write_xser(
     """Each tensor of a rank in a file of its own, then ``.info.pt``, then the file of references."""
     folder = path.with_name(f"{path.name}.tensors")
     partial_folder = folder.with_name(folder.name + PARTIAL)
+    # Within a rank nothing is continued: what an interrupted process left is written again.
     for it in (folder, partial_folder):
         shutil.rmtree(it, ignore_errors=True)
     partial_folder.mkdir()
@@ -147,6 +151,7 @@ def _write_xser(
     partial_folder.rename(folder)
     info = path.with_name(f"{path.name}.info.pt")
     total += _write_small(info, info_pickle([_plain(it, views) for it in tensors]))
+    # The file of references comes last: its name marks the rank as written.
     size = _write_small(path, reference_pickle([it.name for it in tensors]))
     return {"bytes": total + size, "tensors": checksums}
 

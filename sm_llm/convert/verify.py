@@ -59,6 +59,7 @@ def _logits(job: Job, views: Mapping[str, View], shards: Shards) -> dict[str, An
     if activation != "silu":
         return {"logits": f"not computed: the check knows silu, not {activation}"}
     found = difference(job.plan, job.config, views, shards)
+    # Not ``found > TOLERANCE``: a difference of NaN must fail, too.
     if not found <= TOLERANCE:
         raise ConversionError(f"the logits of the shards differ from the model's by {found:.2g} of the largest one")
     return {"logits": f"of the shards and of the model differ by {found:.1e} at most"}

@@ -70,10 +70,12 @@ class Journal:
         self._check()
         self._is_new = not self.destination.exists()
         self.destination.mkdir(parents=True, exist_ok=True)
+        # The lock is not held yet, and another process may be writing this file: nothing may be truncated here.
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self._claim()
             yield self
+        # Any end, an interrupt included, must leave the destination usable for the next call.
         except BaseException:
             self._withdraw()
             raise
@@ -108,6 +110,7 @@ class Journal:
 
     def complete(self) -> None:
         """Forget the journal: the manifest is written."""
+        # The manifest's name must be on the device before the journal goes.
         fsync_path(self.destination)
         self._path.unlink()
 
@@ -131,6 +134,7 @@ class Journal:
             raise ConversionRefused(
                 [Issue("destination-not-a-folder", DESTINATION, "must be a folder", str(self.destination))]
             )
+        # A journal marks a conversion of ours; ``_claim`` compares whose.
         if self._path.exists() or not (found := sorted(it.name for it in self.destination.iterdir())):
             return
         problem = f"{self.destination} is not empty ({', '.join(found[:4])}{' …' if len(found) > 4 else ''})"
@@ -147,12 +151,14 @@ class Journal:
                 [Issue("destination-in-use", DESTINATION, problem, remedy="Wait for it, or name another")]
             ) from None
         self._is_mine = True
+        # Without the text behind the last newline: a crash may have cut off the line there.
         lines = [it for it in self._path.read_text(encoding="utf-8").split("\n")[:-1] if it]
         if not lines:
             os.write(self._descriptor, (json.dumps({"identity": self._digest}) + "\n").encode())
             return
         entries = [entry for it in lines if (entry := _entry(it)) is not None]
         if not entries or entries[0].get("identity") != self._digest:
+            # The journal belongs to the other conversion: ``_withdraw`` must not remove it.
             self._is_mine = False
             problem = f"{self.destination} holds an unfinished conversion of other weights or with other settings"
             raise ConversionRefused(
@@ -185,6 +191,7 @@ def run_units(
 
     Raises ``ConversionRefused`` if the disk cannot hold the rest, or what a unit raises; no further one begins then.
     """
+    # For the estimate of space only; ``done`` reads the files that are there, in the workers.
     left = [unit for unit in units if not journal.may_have(unit)]
     check_space(journal.destination, sum(unit.size for unit in left if unit.file))
     counter = _Counter(sum(it.size for it in units), progress)
@@ -201,11 +208,13 @@ def run_units(
     before: list[str] = []
     pool = ThreadPoolExecutor(workers, thread_name_prefix="convert")
     try:
+        # As they complete, so that the first error stops the others wherever its unit stands in the order.
         for future in as_completed([pool.submit(run, unit) for unit in units]):
             unit, results[unit.name], is_old = future.result()
             before += [unit.name] if is_old else []
         _flush(journal.destination, pool)
     finally:
+        # Units that run raise at their next piece; units that wait are cancelled below.
         counter.stop()
         pool.shutdown(wait=True, cancel_futures=True)
     return results, before
@@ -258,6 +267,7 @@ def check_space(destination: Path, needed: int) -> None:
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
+    # Where nothing is left to write, a full disk is no reason to refuse.
     if needed and free < needed + _SPARE_BYTES:
         problem = f"no space: {place} has {free / 2**30:.2f} GiB free, {needed / 2**30:.2f} GiB are needed"
         raise ConversionRefused(

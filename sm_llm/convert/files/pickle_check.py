@@ -58,6 +58,7 @@ class _Value:
 
 
 _ATOM = _Value()
+# One value stands for all atoms; marked as held, so that no opcode may add to it.
 _ATOM.is_held = True
 
 
@@ -78,6 +79,7 @@ class _Machine:
             _fill(name, stack[-1], values)
         elif name in _ADDED:
             values = self._pop(_ADDED[name])
+            # A value that grows after it was counted would make the counts of its holders wrong.
             if stack[-1].is_held:
                 raise pickle.UnpicklingError("it changes a value that another one holds")
             _fill(name, stack[-1], values)
@@ -94,6 +96,7 @@ class _Machine:
 
     def _pop(self, count: int | None) -> list[_Value]:
         begin = self.marks.pop() if count is None else len(self.stack) - count
+        # Nothing may reach below the newest mark: CPython would then read what does not belong to this value.
         if begin < (self.marks[-1] if self.marks else 0):
             raise IndexError("too few values")
         values = self.stack[begin:]
@@ -130,6 +133,7 @@ def require_harmless(body: bytes) -> None:
                 continue
             if width := _WIDTHS[code]:
                 number, at = _argument(width, body, at)
+                # A number this large makes CPython's reader allocate a memo of so many entries.
                 if at > size or (code == put and number > size):
                     raise pickle.UnpicklingError(f"a {_OPCODES[code].name} of it is larger than all of it")
             if code in atoms:

@@ -106,6 +106,7 @@ def read_torch_file(path: Path, begin: int = 0, length: int | None = None) -> An
     try:
         with path.open("rb") as file, zipfile.ZipFile(_region(file, path, begin, length)) as archive:
             records = _records(archive, file, begin, path.stat().st_size if length is None else begin + length)
+            # The folder inside the archive may have any name: torch takes that of the file.
             name = next((it for it in records if it.count("/") == 1 and it.endswith("/data.pkl")), None)
             if name is None:
                 raise ValueError("it holds no data.pkl")
@@ -142,9 +143,12 @@ def _records(archive: zipfile.ZipFile, file: BinaryIO, origin: int, size: int) -
         header = file.read(_LOCAL_HEADER)
         if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
             raise ValueError(f"the header of {info.filename} is damaged")
+        # From the local header: its extra field is longer than the central directory's, because torch pads it.
         begin = origin + info.header_offset + _LOCAL_HEADER + sum(struct.unpack("<HH", header[26:30]))
+        # A compressed record cannot be mapped.
         if info.compress_type != zipfile.ZIP_STORED or begin + info.file_size > size:
             raise ValueError(f"{info.filename} is compressed or cut off")
+        # Which of two records counts would depend on the reader.
         if info.filename in found:
             raise ValueError(f"{info.filename} is there twice")
         found[info.filename] = (begin, info.file_size)
@@ -192,6 +196,7 @@ class _Unpickler(pickle.Unpickler):
             raise pickle.UnpicklingError("a tensor is malformed")
         if len(shape) != len(strides) or len(shape) > _MOST_DIMENSIONS:
             raise pickle.UnpicklingError(f"a tensor has shape {shape} and strides {strides}")
+        # The furthest element; a tensor without elements reads nothing.
         last = offset + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
         if all(shape) and last >= storage.elements:
             raise pickle.UnpicklingError(f"a tensor of shape {shape} reaches beyond its storage")

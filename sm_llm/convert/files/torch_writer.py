@@ -68,6 +68,7 @@ class _Pickle:
         self.add(b"X", struct.pack("<I", len(body)), body)
 
     def number(self, value: int) -> None:
+        # BININT is signed and has 32 bits; larger numbers take LONG1.
         if value < 1 << 31:
             self.add(b"J", struct.pack("<i", value))
         else:
@@ -203,6 +204,8 @@ class TorchFile:
 
     def _record(self, name: str, size: int, pieces: Iterator[memoryview], seen: Callable[[memoryview], None]) -> None:
         encoded = f"{self._stem}/{name}".encode()
+        # The header holds the checksum and comes before the data: it is known now for a single piece, else it is
+        # written over afterwards.
         first = next(pieces, memoryview(b""))
         start, crc, count = self._place, zlib.crc32(first), len(first)
         self._write(self._header(encoded, size, crc))
@@ -223,12 +226,15 @@ class TorchFile:
 
     def _header(self, name: bytes, size: int, crc: int) -> bytes:
         """A local header, padded so that the record begins at a multiple of 64."""
+        # Sizes from 4 GiB are in an extra field of zip64.
         large = size >= _ZIP64
         extra = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
         unpadded = self._place + _LOCAL.size + len(name) + len(extra) + 4
+        # Padding goes into an extra field "FB", as torch's own writer has it.
         padding = -unpadded % ALIGNMENT
         extra += struct.pack("<2s", b"FB") + struct.pack("<H", padding) + b"Z" * padding
         shown = _ZIP64 if large else size
+        # 45 is the version that knows zip64; 0x800 marks names as UTF-8.
         fields = (b"PK\x03\x04", 45 if large else 20, 0x800, 0, 0, _DOS_DATE, crc, shown, shown, len(name), len(extra))
         return _LOCAL.pack(*fields) + name + extra
 
@@ -242,6 +248,7 @@ class TorchFile:
             fields = (b"PK\x01\x02", version, version, 0x800, 0, 0, _DOS_DATE, it.crc, size, size)
             self._write(_CENTRAL.pack(*fields, len(it.name), len(extra), 0, 0, 0, 0, offset) + it.name + extra)
         length, count = self._place - begin, len(self._records)
+        # What the old end record cannot hold is in a zip64 end record and its locator, in front of it.
         if begin >= _ZIP64 or count >= 0xFFFF:
             end = self._place
             body = struct.pack("<4sQ2H2I4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, begin)

@@ -141,6 +141,7 @@ def _rows(parts: Sequence[Raw]) -> Iterator[memoryview]:
     first = parts[0]
     if not all(part.size for part in parts):
         return
+    # A vector is a matrix of one column.
     columns = [part.reshape(len(part), -1) if part.ndim == 1 else part for part in parts]
     width = sum(part.shape[1] for part in columns)
     block = max(1, CHUNK_BYTES // (width * first.itemsize))
@@ -170,6 +171,7 @@ def same(first: Raw, second: Raw) -> bool:
 def to_float(raw: Raw, dtype: str) -> npt.NDArray[np.float64]:
     """Numbers from raw elements."""
     if dtype == "BF16":
+        # bfloat16 is the upper half of a float32.
         return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return (
         np.ascontiguousarray(raw)
