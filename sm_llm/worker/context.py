@@ -80,6 +80,7 @@ class WorkerContext:
         """Raise ``RunFailed`` when other than the requested number of processes has started."""
         compute = self.job.spec.compute
         requested = compute.world_size if starts_ranks(self.job.spec.task) else self.place.world_size
+        # Fewer processes would train with another global batch, and nobody would notice.
         if self.place.world_size != requested:
             raise RunFailed(
                 f"{self.place.world_size} processes have started, but compute asks for {requested} "
@@ -95,6 +96,7 @@ class WorkerContext:
         if len(hosts.names) != requested:
             listed = ", ".join(hosts.names)
             raise RunFailed(f"compute.instance_count asks for {requested} hosts, the platform gave {listed}")
+        # Stores and process groups listen where rank 0 is; the platform gave out the first host's name.
         if self.place.node == 0 and hosts.current != hosts.leader:
             raise RunFailed(f"rank 0 runs on {hosts.current}, but the first host of the job is {hosts.leader}")
 
@@ -116,6 +118,7 @@ class WorkerContext:
 
     def close(self) -> None:
         """End the transfer agent and close the event log."""
+        # First: a call that waits for it raises, and what it reports still reaches the event log.
         self.agent.end()
         if self._events is not None:
             self._events.close()

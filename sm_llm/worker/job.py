@@ -30,6 +30,7 @@ def read_job(container: ContainerPaths, argv: Sequence[str], environ: Mapping[st
     Raises ``RunFailed`` where there is no job.json, ``SpecError`` for hyperparameters that do not fit it.
     """
     named = environ.get(JOB_ENVIRONMENT)
+    # The variable wins: a launcher on this machine, or Slurm, mounts no channels.
     path = Path(named) if named else container.channel(JOB_CHANNEL) / JOB_FILE
     if not path.is_file():
         raise RunFailed(f"{path} is not there: a launcher mounts job.json as channel {JOB_CHANNEL!r}, "
@@ -43,6 +44,7 @@ def _at_base(job: JobFile, base: Path) -> JobFile:
     """The job with its places where this container has them: an emulated one is not at /opt/ml."""
     if str(base) == CONTAINER_BASE:
         return job
+    # The job was written for a container at /opt/ml, whichever base an emulated one has.
     task = _moved(job.spec.task.model_dump(), str(base))
     spec = job.spec.model_copy(update={"task": type(job.spec.task).model_validate(task)})
     return job.model_copy(update={"spec": spec})
@@ -53,6 +55,7 @@ def _moved(value: Any, base: str) -> Any:
         return {key: _moved(item, base) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_moved(item, base) for item in value)
+    # A function, since a backslash in a replacement text would be an escape.
     return _PLACE.sub(lambda _: base, value) if isinstance(value, str) else value
 
 
@@ -61,6 +64,7 @@ def _in_own_run(job: JobFile, given: Mapping[str, str], environ: Mapping[str, st
     if (text := given.get(RUN_HYPERPARAMETER)) is not None:
         uri = flattened(str(from_typed(text, RUN_HYPERPARAMETER).value))
         job = job.model_copy(update={"run_uri": uri, "run_id": uri.rpartition("/")[2]})
+    # All trials of a tuning job have the same job.json; each needs a run of its own.
     if TUNING_METRIC in given and (trial := environ.get(TRAINING_JOB)):
         job = job.model_copy(update={"run_uri": join(job.run_uri, "trials", trial), "run_id": trial})
     return job

@@ -22,6 +22,7 @@ class LoopbackRendezvous(static.StaticTCPRendezvous):
     """torch's static rendezvous; its own store would listen on all interfaces, whatever its address."""
 
     def next_rendezvous(self) -> RendezvousInfo:
+        # torch makes the store itself only where there is none.
         if self._store is None and self.rank == 0:
             with socket.socket() as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a launcher keeps the port reserved
@@ -41,10 +42,13 @@ def main() -> None:
     def create_loopback(params: RendezvousParameters) -> RendezvousHandler:
         it = create(params)
         assert isinstance(it, static.StaticTCPRendezvous)
+        # The constructor takes seconds where the attribute is a duration.
         seconds = int(it.timeout.total_seconds())
         return LoopbackRendezvous(it.master_addr, it.master_port, it.rank, it.world_size, it.run_id, seconds)
 
+    # torchrun looks the function up in this module when it starts.
     static.create_rdzv_handler = create_loopback
+    # From here on the command line is torchrun's own.
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

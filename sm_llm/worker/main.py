@@ -52,8 +52,10 @@ def program(kind: str) -> int:
     """
     if not is_child_of_toolkit(os.environ):
         end_with_parent()
+    # A crash in a C library prints the Python stacks before the process dies.
     faulthandler.enable()
     code = main(kind, argv=sys.argv[1:], watched=True)
+    # After an error threads may wait for processes that are gone: Python's own end would join them.
     if code != EXIT_CODES[RunState.COMPLETED]:
         leave(code)
     return code
@@ -79,6 +81,7 @@ def main(
         frame.tell_failure(error)
         return EXIT_CODES[RunState.FAILED]
     finally:
+        # Last: the report of a failure is among the events.
         frame.ship_rest()
     return EXIT_CODES[RunState.COMPLETED]
 
@@ -97,8 +100,10 @@ class Frame:
     def work(self, kind: str, watched: bool) -> None:
         """Run the task."""
         context = self.context = WorkerContext.read(self.environ, self.argv)
+        # Before anything that can take long: from here on the run can be found, watched and stopped.
         keep_record(context, self.environ)
         self.courier = ship_events(context, self.environ)
+        # The import takes seconds to minutes, during which the log would be silent.
         if kind == "train" and "torch" not in sys.modules:
             context.notice("loads torch")
         if watched:
@@ -107,18 +112,24 @@ class Frame:
             start_time_limit(context)
             if context.place.is_node_leader:
                 failures.reserve_room(context.container.failure)
+        # Held as long as this process lives: others see by it that the run is not dead.
         with RunLock(context.run.lock):
             try:
+                # Before inputs are staged: a job that cannot run should not copy data first.
                 _check(kind, context)
                 _tell_changes(context)
                 replace_finished(context)
+                # NCCL and gloo read their variables once, when a process group is made.
                 settle_environment(self.environ, context.job.spec.environment)
                 if watched:
                     probe_kernels(context)
                 secrets = secrets_at_hand(context.job.spec.secrets, warn=partial(context.notice, level="warning"))
+                # In this order: trackers may need secrets, and ``watching``, the innermost, reports a failure before
+                # they close.
                 with secrets as context.hidden, feeding(context), self.watching(context, watched):
                     self.run_task(kind, context)
             finally:
+                # Ends the transfer agent, which would otherwise see the end of its pipe only when this process is gone.
                 context.close()
 
     def run_task(self, kind: str, context: WorkerContext) -> None:
@@ -139,6 +150,7 @@ class Frame:
         if not watched or not isinstance(task, TrainTask | ScriptTask):
             yield
             return
+        # Names of hosts are known to a platform's resolver some time after its containers start.
         if (address := self.environ.get("MASTER_ADDR")) is not None:
             await_host(address)
         self.board = context.board = _board(context, self.environ)
@@ -157,6 +169,7 @@ class Frame:
         assert self.context is not None
         record = StopRecord(reason=reason, checkpoint=self._newest_step())
         self.tell_stop(record)
+        # ``leave`` runs no ``finally``: what is to be kept is stored here.
         self.ship_rest()
         leave(EXIT_CODES[record.state])
 
@@ -178,12 +191,15 @@ class Frame:
         """Report once, to all: the other processes, the platform, the event log, the log."""
         if self._told:
             return
+        # Set before the work: an error inside of it must not report a second time.
         self._told = True
         context = self.context
         place = context.place if context is not None else Place.read(self.environ)
         own = failures.failure_of(error, place, context.pulse.step if context is not None else None)
+        # The message may quote a secret. Below it is printed, stored and sent to other processes.
         own = own if context is None else context.hidden.inside(own)
         first = failures.claim(self.board, own)
+        # The log first: it needs neither a disk nor another process.
         failures.print_failure(own, first)
         if context is not None:
             failures.publish(context, first)
@@ -220,10 +236,12 @@ def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
     """Torchrun's, or one of our own for hosts that run no torchrun; none for a program that is alone."""
     if isinstance(context.job.spec.task, ScriptTask) and context.place.world_size == 1:
         return None  # and torch is not needed
+    # Only here, since it imports torch.
     from sm_llm.worker.runtime.board import connect, open_board
 
     prefix, secret = f"{context.job.run_id}/{context.job.attempt}", environ.get(STORE_SECRET_ENVIRONMENT, "")
     hosts = Hosts.read(context.container.resource_config)
+    # Below torchrun all processes share its store, which outlives each of them.
     if "TORCHELASTIC_RUN_ID" in environ or hosts is None or context.place.world_size == 1:
         return connect(prefix, secret, environ)
     await_host(hosts.leader)

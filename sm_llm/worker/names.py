@@ -18,6 +18,7 @@ _WRAPPER_PREFIX = "module"
 def plain_name(name: str) -> str:
     """``name`` without the words of wrappers."""
     parts = [part for part in name.split(".") if part not in WRAPPER_WORDS]
+    # A parameter that is called ``module`` alone keeps its name.
     return ".".join(parts[1:] if parts[0] == _WRAPPER_PREFIX and len(parts) > 1 else parts)
 
 

@@ -42,13 +42,16 @@ class ObjectUnpickler(CarefulUnpickler):
     """Knows plain values, errors, and the data classes of distributed checkpoints and of this package."""
 
     def known(self, module: str, name: str) -> Any:
+        # Listed one by one, since these are neither data classes nor enumerations.
         if name in _NAMED.get(module, ()):
             return getattr(import_module(module), name)
         found = getattr(sys.modules.get(module), name, None)  # nothing is imported, and no dotted name is followed
         if module == "torch" and isinstance(found, torch.dtype):
             return found
+        # A class counts where it was defined: a module also gives access to everything that it imports.
         if isinstance(found, type) and found.__module__ == module and _is_plain(found, module):
             return found
+        # An error of a class that is not loaded here must not hide that the other process has failed.
         if name.endswith(("Error", "Exception", "Warning")) and "." not in name:
             return UnknownError
         raise pickle.UnpicklingError(f"a message of another process refers to {module}.{name}, which none may hold")
@@ -65,6 +68,7 @@ def _is_plain(kind: type, module: str) -> bool:
 
 def restrict_object_collectives() -> None:
     """Let torch's object collectives of this process read with ``ObjectUnpickler`` from now on."""
+    # A private name of torch. Without it the restriction would silently do nothing.
     if not hasattr(c10d, "_unpickler"):
         raise RuntimeError(f"torch {torch.__version__} reads messages in a way that cannot be restricted")
     c10d._unpickler = ObjectUnpickler

@@ -34,6 +34,7 @@ class Place:
     def read(cls, environ: Mapping[str, str], hosts: Hosts | None = None) -> Place:
         """From torchrun's variables; without them, the only process of its host, and of the job if ``hosts`` is one."""
         if hosts is not None and "WORLD_SIZE" not in environ:
+            # One process per host, as SageMaker starts containers without torchrun.
             node, count = hosts.names.index(hosts.current), len(hosts.names)
             return cls(rank=node, world_size=count, node=node, node_count=count)
 

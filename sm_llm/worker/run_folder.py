@@ -25,6 +25,7 @@ def run_folder(job: JobFile, place: Place, container: ContainerPaths, environ: M
     """
     home = job_home(job)
     if not home.is_remote:
+        # A folder that all nodes see needs no copy.
         return home.root
     if RUN_FOLDER_ENVIRONMENT in environ:
         return Path(environ[RUN_FOLDER_ENVIRONMENT])
@@ -38,6 +39,7 @@ def is_own_event_file(name: str, job: JobFile, place: Place) -> bool:
     """Whether an event file is written on this node: by its watchdog, or by one of its processes."""
     begin = f"events/attempt-{job.attempt}-"
     writer = name.removeprefix(begin).removesuffix(".jsonl")
+    # ``rank3-failure`` and ``rank3-watchdog`` are written by rank 3, too.
     number = writer.removeprefix("rank").partition("-")[0]
     first = place.node * place.local_world_size
     of_rank = number.isdigit() and first <= int(number) < first + place.local_world_size

@@ -35,10 +35,12 @@ class CarefulUnpickler(pickle.Unpickler, ABC):
     def find_class(self, module: str, name: str) -> Any:
         found = self.known(module, name)
         if not isinstance(found, type):
+            # Even a harmless function is an object of the process: BUILD could set attributes on it.
             return Frozen(found) if callable(found) else found
         if issubclass(found, PurePath):
             return Frozen(PurePath)
         for it in _kept(found):
+            # Kept at the first mention: a later one could already see what the pickle has changed.
             self._before.setdefault(id(it), (it, dict(vars(it))))
         return found
 
@@ -47,6 +49,7 @@ class CarefulUnpickler(pickle.Unpickler, ABC):
         try:
             value = super().load()
         finally:
+            # Also after an error: the process must not keep what half a pickle has changed.
             changed = [f"{it!r}" for it, before in self._before.values() if _restored(it, before)]
         if changed:
             raise pickle.UnpicklingError(f"it changes {changed[0]}")
@@ -57,11 +60,13 @@ def _kept(kind: type) -> Iterator[Any]:
     """A class, and the objects that exist once and that it gives out."""
     yield kind
     if issubclass(kind, enum.Enum):
+        # Members are shared by the whole process, like the class itself.
         yield from kind
 
 
 def _restored(it: Any, before: dict[str, Any]) -> bool:
     """Whether attributes of ``it`` were set; then they are again as they were before."""
+    # Past the metaclass: that of enumerations refuses to set members.
     setter, remover = (type.__setattr__, type.__delattr__) if isinstance(it, type) else (_set, _remove)
     now = dict(vars(it))
     changed = [name for name in now if name not in before or now[name] is not before[name]]

@@ -32,6 +32,7 @@ def torchrun_seconds() -> float:
     """How long the torchrun above this process lets it live after SIGTERM; infinite without torchrun."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return math.inf
+    # Asked of the installed torchrun itself, not of a version number.
     can_be_told = any(field.name == "shutdown_timeout" for field in fields(LaunchConfig))
     return float(os.environ.get(SHUTDOWN_VARIABLE, STOCK_SECONDS)) if can_be_told else STOCK_SECONDS
 
@@ -76,14 +77,17 @@ class Stopper:
         """Before a step: put this process's flag in."""
         requests = self._context.requests
         if self._context.place.is_leader:
+            # One process reads the file system; the flag brings the request to all others.
             requests.look_for(self._context.run.stop_file)
         self._flag.fill_(int(requests.reason is not None))
         if self._control.world_size > 1:
+            # On gloo, in a thread of its own: it runs while the devices compute the step.
             self._work = dist.all_reduce(self._flag, dist.ReduceOp.MAX, group=self._control.group, async_op=True)
 
     def is_asked(self) -> bool:
         """After a step: whether any process was asked before it began; the same answer everywhere."""
         if self._work is not None:
+            # The same sum on all processes, so all of them stop after the same step.
             self._work.wait()
             self._work = None
         return bool(self._flag.item())
@@ -95,7 +99,9 @@ class Stopper:
         short leaves the commit before it in force. A collective.
         """
         requests = self._context.requests
+        # Clocks of different hosts are never compared: each process reports what is left of its own time.
         told = self._control.gather((requests.reason, requests.seconds_left(self.grace_seconds), expected_seconds))
+        # There is one: the flag was set by a process that had been asked, and a request is never withdrawn.
         reason = next(reason for reason, _, _ in told if reason is not None)
         left = min((left for _, left, _ in told if left is not None), default=math.inf) - _MARGIN_SECONDS
         expected = told[0][2]

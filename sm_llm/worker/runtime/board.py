@@ -42,11 +42,13 @@ class Board:
     def get(self, name: str) -> str | None:
         """A note, or None if nobody has written it."""
         key = self._prefix + name
+        # ``get`` of a key that nobody has set would wait for it until the time-out.
         return self._text(key, self._store.get(key)) if self._store.check([key]) else None
 
     def first(self, name: str, text: str) -> str:
         """Write a note unless somebody was first; returns what stands there."""
         key = self._prefix + name
+        # An empty expected value stands for a key that is absent: of several writers the store lets one win.
         return self._text(key, self._store.compare_set(key, "", self._signed(key, text)))
 
     def _signed(self, key: str, text: str) -> str:
@@ -55,6 +57,7 @@ class Board:
 
     def _text(self, key: str, found: bytes) -> str:
         text = found[_SIGNATURE:].decode("utf-8", "replace")
+        # Compared in constant time, so that nobody can guess a signature byte by byte.
         if not hmac.compare_digest(self._signed(key, text).encode(), found):
             raise RuntimeError(f"a program that is not of this job has written {key!r} to the job's store")
         return text
@@ -72,6 +75,7 @@ def open_board(prefix: str, secret: str, leader: str, *, is_leader: bool) -> Boa
     """
     from torch._C._distributed_c10d import TCPStore
 
+    # Without a socket of ours, torch listens on all interfaces.
     own: dict[str, Any] = {"master_listen_fd": _listen(leader)} if is_leader else {}
     store = TCPStore(leader, PORT, is_master=is_leader, wait_for_workers=False, timeout=_MEETING, **own)
     return Board(store, f"sm_llm/{prefix}/", secret)
@@ -80,9 +84,11 @@ def open_board(prefix: str, secret: str, leader: str, *, is_leader: bool) -> Boa
 def _listen(host: str) -> int:
     family, kind, protocol, _, address = socket.getaddrinfo(host, PORT, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as listener:
+        # An attempt that ended moments ago may have left connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()
+        # The store owns and closes the descriptor from here on.
         return listener.detach()
 
 

@@ -44,6 +44,7 @@ class ProgramFailed(RunFailed):
 def failure_of(error: BaseException, place: Place, step: int | None = None) -> Failure:
     """The record of an exception in this process."""
     text = "".join(traceback.format_exception(error)) if needs_traceback(error) else ""
+    # A traceback of ours would hide the program's own.
     if isinstance(error, ProgramFailed):
         text = error.log
     return Failure(
@@ -79,11 +80,13 @@ def acknowledge(board: Board | None, rank: int) -> None:
 
 def _first(board: Board, failure: Failure) -> Failure:
     with suppress(RuntimeError, ValueError, TypeError):
+        # A lost connection is noticed by all others at once, often before the process that failed has reported why.
         deadline = time.monotonic() + (WAIT_SECONDS if failure.cause.is_consequence else 0)
         while True:
             if (told := board.get(FAILED)) is not None:
                 return Failure.from_json(told)
             if time.monotonic() >= deadline:
+                # Of processes that fail at the same moment one is the first for all.
                 return Failure.from_json(board.first(FAILED, failure.to_json()))
             time.sleep(_LOOK_SECONDS)
     return failure
@@ -95,6 +98,7 @@ def publish(context: WorkerContext, first: Failure) -> None:
     if first.rank != context.place.rank and first.cause is not Cause.STALLED:
         return
     with suppress(OSError):  # a full disk has no space for it; stderr has it, too
+        # A file of its own: only the leader has an event log, and any rank may fail first.
         log = EventWriter(
             context.run.event_file(context.job.attempt, f"rank{context.place.rank}-failure"), context.job.attempt
         )
@@ -118,8 +122,10 @@ def leave_note(path: Path, failure: Failure) -> None:
     text = failure.to_text().encode()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Frees the bytes that ``reserve_room`` has kept for this.
         _room_beside(path).unlink(missing_ok=True)
         try:
+            # Never replaced: the first report on a node is nearest to the cause.
             write_new(path, text)
         except FileExistsError:
             if path.stat().st_size == 0:  # a disk without space gives a file and takes no bytes
@@ -146,5 +152,6 @@ def linger(board: Board | None, world_size: int, *, is_cause: bool) -> None:
     with suppress(RuntimeError):
         while waited_for and time.monotonic() < deadline:
             assert board is not None
+            # A store that no longer answers has ended with its torchrun: there is nothing left to wait for.
             waited_for = {rank for rank in waited_for if board.get(f"{_READ_BY}{rank}") is None}
             time.sleep(_LOOK_SECONDS if waited_for else 0)

@@ -39,6 +39,7 @@ class Gathering:
         """Every process's value, by number. A value is one that ``message.encode`` takes."""
         if self._board is None or self._count == 1:
             return [value]
+        # All processes call equally often, so the number names the same exchange everywhere.
         self._round += 1
         prefix = f"gather/{self._name}/{self._round}"
         self._board.put(f"{prefix}/{self._index}", encode(value))
@@ -48,6 +49,7 @@ class Gathering:
         assert self._board is not None
         deadline = time.monotonic() + self._timeout
         while (text := self._board.get(note)) is None:
+            # Asked in every turn: the note that is waited for may never come from a process that has failed.
             if self._board.get(FAILED) is not None:
                 raise RunFailed("another process is gone")
             if time.monotonic() > deadline:

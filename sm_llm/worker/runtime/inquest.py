@@ -66,6 +66,8 @@ class Inquest:
             return None
         answers = self._answers()
         turn = [answer.rank for answer in answers].index(self._own.rank)
+        # Ranks take their turns one waiting time apart: if the lowest has reported, the job is over before the next
+        # one's turn.
         if waited < ANSWER_SECONDS * (1 + turn):
             return None
         return self._judge(answers)
@@ -79,6 +81,7 @@ class Inquest:
     def _judge(self, answers: list[Answer]) -> Failure:
         place = self._context.place
         silent = sorted(set(range(place.world_size)) - {answer.rank for answer in answers})
+        # While a rank is silent, those that wait for it are behind through no fault of their own.
         behind = [] if silent else _behind(answers)
         guilty = next(iter(silent or behind), None)
         message = self._sentence(answers, silent, behind)
@@ -109,6 +112,8 @@ class Inquest:
         if host != socket.gethostname():
             return f"rank {rank} does not answer (process {pid} on {host})"
         try:
+            # Behind the last parenthesis: the program's name, in parentheses, may hold blanks and parentheses itself
+            # (proc(5)).
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return f"rank {rank} does not answer: its process {pid} is gone"
@@ -132,4 +137,5 @@ def _behind(answers: list[Answer]) -> list[int]:
     last = [answer for answer in answers if answer.step == steps]
     if len(last) == len(answers):
         last = [answer for answer in answers if answer.phase != "step"]
+    # If all are equally far, none of them explains the stall.
     return [answer.rank for answer in last] if len(last) < len(answers) else []

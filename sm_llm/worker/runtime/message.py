@@ -31,12 +31,14 @@ def decode(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    # Exact types: a subclass would arrive as its base, without notice.
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list | tuple):
         return {"of": type(value).__name__, "items": [_plain(item) for item in value]}
     if isinstance(value, dict):
         return {"of": "dict", "items": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    # An error of a derived class travels as the nearest known one.
     name = next((name for kind in type(value).__mro__ for name, it in _TYPES.items() if it is kind), None)
     if name is None:
         raise TypeError(f"a message cannot hold a {type(value).__name__}")
@@ -59,6 +61,7 @@ def _value(plain: Any) -> Any:
         return {_value(key): _value(item) for key, item in items}
     kind = _TYPES[name]
     if issubclass(kind, BaseModel):
+        # Validated again: what arrives was written by another process.
         return kind.model_validate(items)
     if is_dataclass(kind):
         return kind(**{key: _value(item) for key, item in items.items()})

@@ -48,9 +48,11 @@ def reason_not_to_load(name: str, run: Callable[..., Any] = subprocess.run) -> s
     if find_spec(name) is None:
         return None
     try:
+        # In another process: a kernel that does not fit can end the one that loads it.
         command = [sys.executable, "-P", "-c", f"import {name}"]
         done = run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"its import takes more than {_SECONDS:.0f} s"
     lines = done.stderr.strip().splitlines()
+    # A linker's error is the last line of a traceback.
     return None if done.returncode == 0 else (lines or [f"exit code {done.returncode}"])[-1]

@@ -42,10 +42,12 @@ class Pulse:
     def during(self, phase: str) -> Iterator[None]:
         """Something other than steps: it has no usual duration, and its time is not the next step's."""
         outside, self.phase, was_stepping = self.phase, phase, self._stepping
+        # From here on the watchdog takes a long silence for normal.
         self._stepping = False
         try:
             yield
         finally:
+            # The mark first, then ``_stepping``: the time of the phase must not count as that of a step.
             self.phase, self._mark = outside, self._clock()
             self._stepping = was_stepping
 

@@ -16,6 +16,7 @@ def stacks(skip: int | None = None) -> str:
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
+    # The main thread first: it is the one that stalls, and a long text is cut at its end.
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
     parts = [
         f"thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))

@@ -53,11 +53,13 @@ class StopRequests:
 
     def warn(self, reason: str) -> None:
         """The platform ends this process soon: stop, within the grace time from now on."""
+        # A repeated signal does not extend the grace time.
         self.signalled_at = self.signalled_at or self._clock()
         self.ask(reason)
 
     def ask(self, reason: str) -> None:
         """Stop after the current step, or at once where there are no steps."""
+        # The first reason is the cause; later ones often follow from it.
         self.reason = self.reason or reason
         if not self._deferred:
             self._end_now(self.reason)
@@ -74,6 +76,7 @@ class StopRequests:
     def look_for(self, stop_file: Path) -> None:
         """Take ``stop_file`` for a request if it exists; checks once a second at most."""
         now = self._clock()
+        # Steps can take milliseconds, and the folder may be on a network file system.
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
@@ -91,4 +94,5 @@ def leave(code: int) -> None:
     """End this process now. Threads that wait for processes which are gone would keep it alive."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # Skips what Python does at its end, such as joining threads; the streams above are all that it would have flushed.
     os._exit(code)

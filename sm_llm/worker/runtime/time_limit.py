@@ -24,5 +24,6 @@ def start_time_limit(
     if (until_stop := backend.seconds_until_stop) is None:
         return
     watch = timer(until_stop, lambda: context.requests.warn(f"the time limit of {backend.time_limit}, soon reached"))
+    # A job that ends earlier must not wait for its limit.
     watch.daemon = True
     watch.start()

@@ -45,6 +45,7 @@ def settle_environment(
     if is_started_by_toolkit(environ):
         for name in _FORCED:
             environ.pop(name, None)
+        # The toolkit may have replaced variables that the job sets itself.
         environ.update(wanted)
     present = _interfaces() if interfaces is None else interfaces
     for name in _FILTERS:
@@ -76,6 +77,7 @@ def start_watch(context: WorkerContext, environ: Mapping[str, str]) -> None:
     if not is_started_by_toolkit(environ):
         return
     parent = os.getppid()
+    # A process that loses its parent gets another one. Below torchrun it is torchrun's parent that counts.
     watched = "self" if is_child_of_toolkit(environ) else str(parent)
     toolkit = _parent(watched)
 
@@ -83,6 +85,7 @@ def start_watch(context: WorkerContext, environ: Mapping[str, str]) -> None:
         pause = threading.Event()
         while _parent(watched) == toolkit:
             pause.wait(_POLL_SECONDS)
+        # First: every print from here on would fail, the report of the stop included.
         redirect_output(context.container.failure.with_name("orphaned.log"))
         context.requests.warn("the end of the training toolkit")
 
@@ -92,6 +95,7 @@ def start_watch(context: WorkerContext, environ: Mapping[str, str]) -> None:
 def _parent(process: str) -> int | None:
     """The parent of a process; None once the process itself is gone."""
     try:
+        # Behind the last parenthesis: see proc(5); a program's name may hold parentheses.
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return None
@@ -103,5 +107,6 @@ def redirect_output(log: Path) -> None:
     descriptor = opener(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
+            # Below Python's streams, so that C libraries and child processes print there, too.
             os.dup2(descriptor, stream.fileno())
     os.close(descriptor)

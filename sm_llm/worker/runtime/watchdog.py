@@ -55,7 +55,9 @@ class Watchdog:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._beats = 0
+        # Each process watches one other: the load on the store grows with the number of processes, not with its square.
         self._neighbour = (context.place.rank + 1) % context.place.world_size
+        # The neighbour's last beat and when it changed, by this process's clock: clocks of hosts are never compared.
         self._heard: tuple[str | None, float] = (None, clock())
         self._inquest: Inquest | None = None
         self._first: Failure | None = None
@@ -65,6 +67,7 @@ class Watchdog:
     def start(self) -> Watchdog:
         if self._board is not None:
             place = self._context.place
+            # With it an inquest on the same host can read the state of a process that does not answer.
             self._board.put(f"process/{place.rank}", json.dumps([socket.gethostname(), os.getpid()]))
         self._thread.start()
         return self
@@ -84,6 +87,7 @@ class Watchdog:
         pause = POLL_SECONDS
         while not self._closed.wait(pause):
             try:
+                # Sign of life first, so that reading the notes of the others does not make this process seem dead.
                 self._beat()
                 self._look()
                 self._answered_at, pause = self._clock(), POLL_SECONDS
@@ -95,11 +99,13 @@ class Watchdog:
         if self._spec.enabled:  # prints C stacks, should this very thread be kept from running
             faulthandler.dump_traceback_later(self._spec.stall_seconds, exit=False)
         self._beats += 1
+        # Not once the job has failed: the board may be gone by then.
         if self._board is not None and self._first is None:
             self._board.put(f"beat/{self._context.place.rank}", str(self._beats))
 
     def _look(self) -> None:
         if self._first is None and self._board is not None and (told := self._board.get(failures.FAILED)) is not None:
+            # Kept: the store ends with its torchrun, and cannot be asked a second time.
             self._first, self._failed_at = Failure.from_json(told), self._clock()
         if self._first is not None:  # the board may go now
             self._end_with(self._first)
@@ -117,6 +123,7 @@ class Watchdog:
         own = (self._own_stall() or self._silent_neighbour()) if self._spec.enabled else None
         if own is None or self._board is None:
             return own
+        # Of several alarms one counts: all processes answer the same.
         return dict(json.loads(self._board.first(ALARM, json.dumps(own))))
 
     def _own_stall(self) -> dict[str, Any] | None:
@@ -124,6 +131,7 @@ class Watchdog:
         seconds, median = pulse.seconds_without_step(), pulse.median_seconds
         if seconds is None:
             return None
+        # Until a few steps are measured nothing is known of their duration: the first ones compile and warm up.
         usual = self._spec.start_seconds if median is None else self._spec.stall_factor * median
         if seconds <= max(usual, self._spec.stall_seconds):
             return None
@@ -136,6 +144,7 @@ class Watchdog:
         if beat != self._heard[0]:
             self._heard = (beat, now)
         silence = now - self._heard[1]
+        # A neighbour without any beat has not started yet, and gets the time of a start.
         limit = self._spec.start_seconds if beat is None else self._spec.stall_seconds
         if beat == _DONE or silence <= limit:
             return None
@@ -143,6 +152,7 @@ class Watchdog:
 
     def _answer(self, alarm: dict[str, Any]) -> None:
         pulse = self._context.pulse
+        # Stacks are taken at once, while everybody still is where the stall began.
         answer = Answer(self._context.place.rank, pulse.step, pulse.phase, stacks(skip=threading.get_ident()))
         self._inquest = Inquest(self._context, self._board, alarm, answer, self._clock)
         self._inquest.answer()
@@ -158,6 +168,7 @@ class Watchdog:
         failures.publish(self._context, first)
         print(f"rank {self._context.place.rank} ends: the first to fail was {first.headline}", flush=True)
         failures.acknowledge(self._board, self._context.place.rank)
+        # Others may still read the board, which ends with the torchrun of node 0.
         failures.linger(self._board, self._context.place.world_size, is_cause=False)
         self._end(1)
 
@@ -167,6 +178,7 @@ class Watchdog:
             return
         place = self._context.place
         message = f"another process is gone: torchrun's store on node 0 does not answer ({error})"
+        # Only on this node: nothing can be agreed on without the store.
         failures.leave_note(
             self._context.container.failure,
             Failure(Cause.LOST_PEER, message, place.rank, place.node, socket.gethostname(), self._context.pulse.step),

@@ -37,8 +37,10 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     if not context.place.is_leader:
         return
     context.emit(AttemptStarted(context.place.world_size, "cpu", None, versions()))
+    # An attempt that was killed after the commit has nothing left to do.
     if is_published(context):
         return
+    # Not ``result_folder``, which begins empty: a conversion continues with the files that are finished.
     folder = context.scratch / _FOLDER
     report = convert(
         task.source,

@@ -44,12 +44,14 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     if is_published(context):
         return
     ledger = Ledger(store, ledger_prefix(task.source))
+    # A branch of the hub may move between two attempts: all of them fetch the commit that the first one saw.
     snapshot = ledger.pin(parse_hub(task.source))
     files, left_out = select(snapshot, Selection(task.include, task.exclude, task.one_weight_format))
     tell_source(context, snapshot, files)
     for it in left_out:
         context.say(f"left out ({it.reason}): {it.files} files, {it.size / 2**20:,.1f} MiB")
     own = publication.new_save(context.job.run_id, None, world_size=context.place.world_size, node_count=1)
+    # Of attempts that race, all get the id that was stored first, and so store files in one place.
     save = Save.model_validate_json(ledger.once("save.json", own.model_dump_json()))
     sink = StoreSink(store, save.data_prefix, ledger, context.scratch / "fetch")
     bring_files(snapshot, files, sink, FetchReporter(context, "fetch", task.source))
@@ -74,6 +76,8 @@ def _publish(
         "checksums": {file.path: file.checksum for file in files},
         "spec_digest": context.job.spec_digest,
     }
+    # Files are stored one by one, never on this node's disk as a whole: so the parts of ``publish_final`` are called
+    # here one after the other.
     published = publication.commit(store, save, meta)
     commit = published.commit
     if commit is None or commit.run_id != context.job.run_id:
@@ -91,6 +95,7 @@ class FetchReporter:
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
+        # Progress comes far more often than an event is of use, and its end must not be missed.
         if now - self._emitted >= _EVENT_SECONDS or done == total:
             self._emitted = now
             self._context.emit(Progress(self._phase, done, total, "bytes", self._detail))

@@ -62,6 +62,7 @@ class _Reporter:
     def __call__(self, progress: Progress) -> None:
         self._context.emit(progress)
         now = time.monotonic()
+        # A new phase is printed at once.
         if progress.phase == self._phase and now - self._printed < _LINE_SECONDS:
             return
         self._phase, self._printed = progress.phase, now

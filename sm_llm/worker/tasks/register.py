@@ -59,6 +59,7 @@ def package(task: RegisterTask, address: str) -> dict[str, Any]:
             "SupportedContentTypes": ["application/json"],
             "SupportedResponseMIMETypes": ["application/json"],
         },
+        # A person decides about deployment, not a training job.
         "ModelApprovalStatus": "PendingManualApproval",
     }
 
@@ -69,10 +70,12 @@ def _register(request: dict[str, Any]) -> str:
 
     group = request["ModelPackageGroupName"]
     try:
+        # In a container boto3 finds no region by itself where only SageMaker's variable names it.
         client = boto3.client("sagemaker", region_name=region_of(os.environ))
         try:
             client.describe_model_package_group(ModelPackageGroupName=group)
         except ClientError as error:
+            # SageMaker has no error code of its own for an absent group: it is a ValidationException with this text.
             if "does not exist" not in str(error):
                 raise
             client.create_model_package_group(ModelPackageGroupName=group)

@@ -102,9 +102,11 @@ class Script:
         """From the staged inputs to the published result."""
         context, place = self.context, self.context.place
         context.emit(AttemptStarted(place.world_size, "script", None, versions()))
+        # Rank 0 decides for all: processes that read the store at different moments could disagree.
         if self.together(place.is_leader and is_published(context))[0]:
             return
         start = self._lay_out()
+        # From here on a stop is passed to the program, which gets time to save.
         with context.requests.deferred():
             publisher = self._publisher(start)
             began, clock = time.monotonic(), time.time()
@@ -115,15 +117,18 @@ class Script:
                 await_publication(self.folders.handover, self._publication_is_over)
                 raise
             if publisher is not None:
+                # A program that was stopped may have left a folder half-written: then only what it handed over counts.
                 publisher.finish(well=self.stopped is None)
             if self.stopped is not None:
                 raise self._stopping(self.stopped)
+            # Results only count once all programs have ended well; a failure elsewhere is raised here.
             self.together(True, self._heed)
             self._publish_result(argv, time.monotonic() - began, clock)
 
     def _lay_out(self) -> tuple[int, str] | None:
         """The node's folders, the program in them, and the newest checkpoint: its step and folder."""
         if self.context.place.is_node_leader:
+            # Only node leaders restore: their exchange needs a name of its own.
             nodes = Gathering(self.board, "nodes", self.context.place.node, self.context.place.node_count)
         text = once_per_node(self.context, "the program", lambda: json.dumps(self._prepare(nodes)))
         found = json.loads(text)
@@ -137,6 +142,7 @@ class Script:
 
     def _prepare(self, nodes: Gathering) -> tuple[int, str] | None:
         folders = self.folders
+        # What an earlier attempt on this node has left would mix with what is restored.
         shutil.rmtree(folders.work.parent, ignore_errors=True)
         if (source := self._source()) is not None:
             for text in copy_program(source, folders.work):
@@ -184,6 +190,7 @@ class Script:
     ) -> dict[str, str]:
         folders, context = self.folders, self.context
         home = str(HOME)
+        # The program's own modules first, then its packages, then ``sm_llm`` for its calls.
         path = os.pathsep.join(
             filter(None, [str(folders.work), str(folders.packages), home, os.environ.get("PYTHONPATH")])
         )
@@ -230,12 +237,14 @@ class Script:
         program = Program(argv, self._environment(task, inputs, start, own), folders.work)
         try:
             while program.poll() is None:
+                # Raises if another process fails: the handler below then kills this program.
                 self._heed()
                 if self.stopped is not None:
                     self._stop(program)
                     return argv
                 time.sleep(_LOOK_SECONDS)
         except BaseException:
+            # Whatever ends this process, the program must not go without it: it may hold the GPUs.
             program.kill()
             raise
         program.check()
@@ -244,6 +253,7 @@ class Script:
     def _publication_is_over(self) -> bool:
         """Whether nothing can be published any more: the nodes no longer act together, or the time to stop is up."""
         left = self.context.requests.seconds_left(self.job.backend.stop_seconds)
+        # What is left is for the report and the end of this process.
         if left is not None and left < _STOP_MARGIN_SECONDS / 2:
             return True
         if self.board is None or self.context.place.node_count == 1:
@@ -284,6 +294,7 @@ class Script:
             left = [*collect(self.context.container, output), *astray(self.context.container, began)]
             self._note_output(left, count_files(output))
         if self.context.place.is_leader:
+            # The name is taken by a file of the program, which is kept under another one.
             if (output / SUMMARY).exists():
                 (output / SUMMARY).replace(output / _OWN_SUMMARY)
                 self.context.notice(f"the program's {SUMMARY} is published as {_OWN_SUMMARY}", "warning")

@@ -64,6 +64,7 @@ class Training:
         self.setup = setup
         self.task = setup.task
         self.strategy = strategy
+        # The loop's own group: threads that save and publish have theirs.
         self.control = Agreement()
         self.store = context.store
         self.plateau = Plateau()
@@ -88,6 +89,7 @@ class Training:
         with self.context.requests.deferred(), ExitStack() as stack:
             stack.callback(lambda: self.batches.close())  # whichever are open by then
             stack.push(lambda kind, *_: self.profiler.close(wait=kind is None))
+            # Entered last, so left first: its background threads still write events and read no data.
             stack.enter_context(self.checkpointer)
             self.context.pulse.begin(done)
             while done < self.setup.total_steps:
@@ -95,6 +97,7 @@ class Training:
                     self.advance(done + 1)
                     done += 1
                 except GoBack:
+                    # Raised by all processes after the same step, since all have read the same flags.
                     done = self.go_back()
         with self.context.pulse.during("publication"):
             deliver(self.context, self.setup, self.strategy, self.store, self.control)
@@ -104,16 +107,20 @@ class Training:
         if step == self.breaks_before:
             self.checkpointer.finish()
             break_down()
+        # Before the step: the exchange of flags runs beside the computation.
         self.stopper.open()
         with self.profiler.of(step):
             self.take_step(step, self.next_batches())
         self.context.pulse.done(step)
         self.report_compilation()
         derived, is_last = self.setup.derived, step == self.setup.total_steps
+        # After the last step the run is done anyway: its result is worth more than a stop.
         halts = self.stopper.is_asked() and not is_last
         reports = self.is_due(step, self.task.logging.every_steps)
         validates = self.is_due(step, derived.validation_every)
         saves = self.is_due(step, derived.checkpoint_every)
+        # Whatever writes numbers or parameters down must know that all steps before were finite; only then does the
+        # host wait.
         self.heed_flags(settle=halts or reports or validates or saves)
         if halts:
             self.halt(step)
@@ -141,6 +148,7 @@ class Training:
             self.heed_empty(empty)
         if not bad:
             return
+        # Flushed first: the message names the loss of the step, which is still on the device.
         action = self.tolerance.judge(bad, self.flush())
         if action is not Action.CONTINUE:
             with self.context.pulse.during("checkpoint"):
@@ -170,6 +178,7 @@ class Training:
         with self.context.pulse.during("start"):
             self.batches.close()
             try:
+                # What is in flight was published in ``heed_flags``, so this is the newest that can be had.
                 start = self.starter.newest()
             except CheckpointError as error:
                 raise RunFailed(f"{self.tolerance.message}, but {error}") from error
@@ -192,14 +201,17 @@ class Training:
 
     def begin(self) -> Start:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
+        # Read from the data before a start is chosen: a checkpoint of other data is refused before anything is built.
         self.identity = own_identity(self.context, self.setup, self.control)
         start = self.continuable(self.starter.choose())
+        # A checkpoint replaces these states later, where it was saved by the same arrangement of processes.
         random_state.seed_everything(self.task.seed, self.context.place.rank, self.strategy.device)
         if start.source == "scratch":
             self.context.notice("draws the initial weights")
         weights = first_weights(self.context, start, self.setup.config, self.task.seed)
         self.strategy.build(self.setup.config, weights)
         self.strategy.train_mode(True)
+        # The sizes of shards are known only now; training has cost nothing yet.
         check_space(self.context, self.control, self.strategy.state_dict(), self.task.checkpoint.keep_last)
         self.continue_from(start)
         return start
@@ -214,6 +226,7 @@ class Training:
         try:
             check_continuation(self.context, start, self.identity, self.setup)
         except CheckpointError as error:
+            # Only rank 0 knows of a job that was replaced.
             if not start.is_own or self.control.broadcast(self.context.replaced_job) is None:
                 raise
             return self.continuable(self.starter.anew(str(error)))
@@ -224,10 +237,12 @@ class Training:
         stream: dict[str, Any] = {}
         if start.commit is not None:
             stream = load_checkpoint(self.context, start, self.strategy, self.control)
+            # The schedule's only state: any other is a function of the step.
             self.plateau.load(start.commit.meta["plateau"])
             if start.is_own:
                 self.checkpointer.protect(start.step)
         self.batches = self.open_batches(start.step, stream)
+        # A new one, so that loading does not count as time of steps.
         self.meter = Meter(self.setup.costs(self.strategy.device), self.strategy.device, start.step)
 
     def open_batches(self, done_steps: int, stream: dict[str, Any]) -> Batches:
@@ -257,12 +272,14 @@ class Training:
         A step that is not finite, or has no label that counts, changes nothing. Nothing here waits for the device.
         """
         strategy, layout = self.strategy, self.strategy.layout
+        # Counted over the whole batch before the backward pass, because the loss is a mean over all of its labels.
         targets = global_targets(micro_batches, padded=self.setup.train.padded, layout=layout, device=strategy.device)
         loss_sum = strategy.forward_backward(micro_batches, loss_share(layout, targets))
         rate = self.learning_rate(step)
         norm, flag = strategy.update(rate, self.task.optim.max_grad_norm, targets)
         self.finite.note(step, flag)
         self.steps.record(step, loss_sum, norm, targets, rate)
+        # A long interval between reports would otherwise hold ever more scalars on the device.
         if self.steps.is_full:
             self.flush()
 
@@ -285,10 +302,12 @@ class Training:
 
     def report(self, step: int) -> None:
         """The training line of a logged step."""
+        # Here and not in every step: it is a collective.
         self.checkpointer.check()
         self.flush()
         window = self.meter.read(step, self.batches.wait_seconds)
         self.context.emit(window)
+        # Only now is the duration of a step known.
         if not self.reports:
             sentence, warns = cadence(self.setup.derived.checkpoint_every, self.setup.total_steps, window.step_seconds)
             self.context.notice(sentence, "warning" if warns else "info")
@@ -314,7 +333,9 @@ class Training:
         """Begin a checkpoint, or wait for a ``required`` one. Events first: whatever a commit covers is in the log."""
         with self.meter.paused(), self.context.pulse.during("checkpoint"):
             self.flush()
+            # The live tensors; ``Checkpointer.save`` copies them before it returns.
             state = self.strategy.state_dict()
+            # What differs by process and cannot be resharded.
             private: dict[str, Any] = {
                 "random": random_state.capture(self.strategy.device),
                 "stream": self.batches.state(),
@@ -333,12 +354,14 @@ class Training:
     def halt(self, step: int) -> None:
         """Stop after ``step``, as somebody asked: save if that fits in, and raise ``Stopping`` on all processes."""
         decision = self.stopper.decide(self.checkpointer.expected_seconds)
+        # From here on nothing waits longer than the grace time allows.
         self.checkpointer.hurry(decision.seconds)
         if decision.saves:
             self.save(step, required=True)
         with self.context.pulse.during("stop"):
             self.flush()
             done = self.checkpointer.finish()
+            # Read after ``finish``: the report names the checkpoint that the run will continue from.
             stopping = self.stopper.stopping(step, decision, self.checkpointer.published_step)
         if done:  # else threads still wait for answers of the other processes
             self.strategy.close()
