@@ -82,6 +82,7 @@ def cause_of(error: BaseException) -> Cause:
     """The cause of an exception, from its type, its message and those it was raised from."""
     seen: list[BaseException] = []
     current: BaseException | None = error
+    # A chain of causes can lead back to itself.
     while current is not None and current not in seen:
         seen.append(current)
         current = current.__cause__ or current.__context__
@@ -89,6 +90,7 @@ def cause_of(error: BaseException) -> Cause:
         found = cause_in(f"{type(link).__name__}: {link}")
         if found is not Cause.OTHER:
             return found
+    # Last: a disk that is full while rows are read is a full disk, and not an error of the data.
     return Cause.DATA if any(isinstance(link, DataError) for link in seen) else Cause.OTHER
 
 
@@ -128,11 +130,14 @@ class Failure:
     @classmethod
     def from_text(cls, text: str) -> Failure:
         """Read ``output/failure``, ours or a script's own: its reason is kept as it stands, on one line."""
+        # The form of ``headline``, by which a node's failure keeps its rank when another process reads the file.
         rank = _RANK.match(text)
         body = rank[2] if rank else text
         head, _, rest = body.partition("\n")
+        # Ours, or one written alike: the reason stands above its traceback.
         if not head.startswith((_TRACEBACK, *_FRAMES)) and _TRACEBACK in rest:
             message = head.strip()
+        # A bare traceback, or the training toolkit's: the exception is named at its end.
         elif _TRACEBACK in body:
             found = last_error_line(body.splitlines())
             message = "failed with a traceback" if found is None else found[0]
@@ -165,6 +170,7 @@ def one_line(text: str) -> str:
 
 def last_error_line(lines: list[str]) -> tuple[str, int | None] | None:
     """The last line that names an exception, and the rank in front of it; torchrun's own summary does not count."""
+    # From the end: of chained exceptions the last one printed is the one that ended the process.
     for line in reversed(lines):
         match = _ERROR_LINE.match(line)
         if match and _OF_TORCHRUN not in line:

@@ -33,6 +33,7 @@ class Hosts:
             return None
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
+            # Sorted, so that all nodes number the hosts alike whatever order each was given.
             return cls(value["current_host"], tuple(sorted(value["hosts"], key=numeric)))
         except (ValueError, KeyError, TypeError) as error:
             raise RunFailed(f"{path}: does not name current_host and hosts ({error})") from error
@@ -45,6 +46,7 @@ class Hosts:
 
 def numeric(name: str) -> list[tuple[int, str]]:
     """Key that sorts names of hosts by the numbers in them."""
+    # Pairs, because numbers and texts cannot be compared with each other: the first element decides between them.
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

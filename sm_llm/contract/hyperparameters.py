@@ -69,6 +69,7 @@ def applied(job: JobFile, hyperparameters: Mapping[str, str]) -> tuple[JobFile, 
         return job.changed(changes), changes
     except SpecError as error:
         refused = [issue.path for issue in error.issues]
+        # Only what was refused: in a field that takes text, the quotes may be meant.
         again = [_unquoted(it) if _is_about(it.partition("=")[0], refused) else it for it in changes]
         if again == changes:
             raise

@@ -90,6 +90,7 @@ def identity(
         _add_derived(found, derived)
     if layout is not None:
         found[FieldClass.PLACEMENT] |= layout.degrees()
+    # As it is read back from a commit: tuples are lists and enums are text, so that both compare equal.
     plain: Identity = json.loads(json.dumps(found))
     return plain
 
@@ -187,6 +188,7 @@ def length_issue(task: TrainTask, total_steps: int | None, step: int, *, may_equ
     lengths = {"max_steps": task.max_steps, "max_tokens": task.max_tokens, "max_epochs": task.max_epochs}
     name, value = next((name, value) for name, value in lengths.items() if value is not None)
     problem = f"asks for {total_steps} steps in all, and the checkpoint has done {step}: there is nothing to train"
+    # ``value`` may count tokens or epochs: converted at the rate of ``total_steps`` steps for ``value``, rounded up.
     longer = -(-2 * step * value // total_steps)  # at least twice what is done
     steps = "" if name == "max_steps" else f", which gives more than {step} steps"
     remedy = f"Ask for more, counted from step 0: task.{name}={longer}{steps}; or begin with an earlier checkpoint"

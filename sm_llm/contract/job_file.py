@@ -91,6 +91,7 @@ class JobFile(BaseModel):
         """
         if not overrides:
             return self
+        # Refused and not ignored: the request, the bundle and the channels were made before the container began.
         if late := [issue for text in overrides if (issue := settled_issue(text.partition("=")[0]))]:
             raise SpecError(late)
         loaded = changed(self.spec, overrides)

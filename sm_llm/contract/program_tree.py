@@ -52,6 +52,7 @@ class ProgramTree:
         kept: list[Path] = []
         for current, names, found in os.walk(self.root):
             folder = PurePosixPath(Path(current).relative_to(self.root).as_posix())
+            # In place, so that ``os.walk`` does not enter what is left out.
             names[:] = [it for it in names if not self.leaves_out(str(folder / it))]
             kept += [Path(current, it) for it in found if not self.leaves_out(str(folder / it))]
         return sorted(path for path in kept if path.is_file())
@@ -60,6 +61,7 @@ class ProgramTree:
 def _patterns(file: Path) -> Callable[[str], bool]:
     if not file.is_file():
         return lambda name: False
+    # Only a folder with an ignore file needs the library.
     from pathspec import GitIgnoreSpec
 
     return GitIgnoreSpec.from_lines(file.read_text(encoding="utf-8").splitlines()).match_file

@@ -42,6 +42,7 @@ def settle(
         folder = own / f"packages-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
         _install_once(lock, folder, environ, run)
         sys.path.insert(0, str(folder))
+        # torchrun's workers are processes of their own and inherit only the environment.
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), environ.get("PYTHONPATH")]))
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -55,8 +56,11 @@ def _install_once(lock: Path, folder: Path, environ: MutableMapping[str, str], r
     """The node's first process installs, the others wait for it. What is not as it was installed is installed anew."""
     installed = folder.with_suffix(".digest")
     with open(folder.with_suffix(".lock"), "w", opener=opener) as held:
+        # The digest is read under the lock: before that, another process may be in the middle of an installation.
         fcntl.flock(held, fcntl.LOCK_EX)
         if not installed.is_file() or not folder.is_dir() or installed.read_text(encoding="utf-8") != _digest(folder):
+            # The digest goes first and comes last: a process that is killed in between leaves none, and the next
+            # installs.
             installed.unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(PRIVATE)
@@ -68,8 +72,10 @@ def _install_once(lock: Path, folder: Path, environ: MutableMapping[str, str], r
 def _digest(folder: Path) -> str:
     """SHA-256 over owners, names and contents of all files, but those that Python compiles as it runs."""
     whole = hashlib.sha256()
+    # Sorted, because the order of a folder's entries differs between file systems.
     for path in sorted(it for it in folder.rglob("*") if it.parent.name != "__pycache__"):
         whole.update(f"{path.relative_to(folder)}\0{path.lstat().st_uid}\0".encode("utf-8", "surrogateescape"))
+        # A link counts by where it leads, so one that was bent is noticed without following it.
         if path.is_symlink():
             whole.update(os.fsencode(os.readlink(path)))
         elif path.is_file():
@@ -79,6 +85,8 @@ def _digest(folder: Path) -> str:
 
 
 def _install(lock: Path, folder: Path, wheelhouse: str | None, run: Callable[..., object]) -> None:
+    # ``-P``: no file of the working folder is taken for a module of pip's. ``--no-deps``: the lock lists everything,
+    # and a dependency on torch would bring another build than the image's.
     command = [sys.executable, "-P", "-m", "pip", "install", "--no-deps", "--disable-pip-version-check", "--quiet"]
     command += ["--upgrade", "--target", str(folder), "-r", str(lock)]
     with tempfile.TemporaryDirectory() as wheels:

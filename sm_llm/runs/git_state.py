@@ -60,9 +60,11 @@ def git_state(
     inert = _without_own_filters(root, run)
     changed = _git(root, [*_DIFF, "--name-only", "-z", "HEAD"], run, inert) or b""
     secret = tuple(it for it in map(os.fsdecode, filter(None, changed.split(b"\0"))) if _is_secret(root, it))
+    # ``literal``: otherwise a name that holds ``*`` or ``[`` would be a pattern.
     excluded = [f":(exclude,literal){it}" for it in secret]
     diff = _git(root, [*_DIFF, "HEAD", "--", ".", *excluded], run, inert) or b""
     if len(diff) > _READ_BYTES:
+        # At the end of a line, because secrets are searched for line by line.
         diff = diff[: diff.rfind(b"\n", 0, _READ_BYTES) + 1]
     return GitState(
         commit=name,
@@ -80,6 +82,7 @@ def _is_secret(root: Path, name: str) -> bool:
     try:
         return path.is_file() and bool(secret_by_content(path))
     except OSError:
+        # A file that cannot be read may hold anything.
         return True
 
 

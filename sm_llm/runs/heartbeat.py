@@ -73,8 +73,11 @@ class Heartbeat:
         for _ in range(_TRIES):
             self._tag = swap(self.store, KEY, self._body(), self._tag)
             if self._tag is not None:
+                # Counted from before the request, so that a slow store does not stretch the interval.
                 self._due = now + BEAT_SECONDS
                 return
+            # Somebody else has stored a beat. A later attempt's ends this one; an older one's is replaced in the next
+            # round.
             found = read_tagged(self.store, KEY)
             if found.tag is not None and _attempt_in(found.body) > self.attempt:
                 self.on_superseded()

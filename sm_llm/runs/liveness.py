@@ -38,6 +38,8 @@ class RunLock:
         if self._descriptor is None:
             descriptor = _open(self.path)
             try:
+                # ``flock`` and not POSIX locks: it survives a fork, and closing another descriptor of the file does not
+                # end it.
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
             except OSError as error:
                 os.close(descriptor)
@@ -67,6 +69,7 @@ def is_anyone_alive(run_root: Path) -> bool:
     path = RunPaths(run_root).lock
     if not path.exists():
         return False
+    # Somebody else's run: only its owner may open, and so lock, the file.
     if not os.access(path, os.W_OK):
         return _is_locked(path)
     # A check takes the lock for an instant, so two checks at once could each take the other for the run.
@@ -115,6 +118,7 @@ def exclusive(path: Path) -> Iterator[None]:
 def _is_locked(path: Path) -> bool:
     """Whether a process of this machine holds a lock, as the kernel lists it for those who may not take it."""
     found = path.stat()
+    # As in proc_locks(5): the device in hexadecimal digits, the inode as a decimal number.
     name = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
         return any(name in line.split() for line in _LOCKS.read_text().splitlines())
@@ -141,6 +145,7 @@ def _try_exclusive(path: Path) -> Iterator[bool]:
 def _open(path: Path) -> int:
     try:
         make_folders(path.parent)
+        # ``O_NOFOLLOW``: a link in place of the lock could make this process create a file elsewhere.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _LOCK_MODE)
         found = os.fstat(descriptor)
         if found.st_mode & 0o077 and found.st_uid == os.geteuid():  # of an earlier release

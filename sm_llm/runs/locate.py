@@ -101,6 +101,7 @@ def assert_own_folder(home: RunHome) -> None:
     if home.is_remote or not home.root.is_dir():
         return
     try:
+        # Not ``geteuid``: on some network disks the files of this user belong to another number.
         own, mode = own_user(home.root), home.root.stat().st_mode
         strange = next((it for it in (home.root, *home.root.iterdir()) if it.lstat().st_uid != own), None)
         # Before anything runs from it: who may write a folder can swap the files in it.
@@ -124,6 +125,8 @@ def launch_folder(home: RunHome, record: RunRecord) -> Path | None:
     folder = Path(str(record.host.get("folder", "")))
     if not folder.is_absolute() or not folder.is_dir():
         return None
+    # Anybody who may write the record in S3 may have named this folder; what this machine noted at the launch is its
+    # own.
     is_own = _remembered(home.uri).get(_FOLDER) == str(folder) if home.is_remote else _is_own_record(home)
     if not is_own and folder != Path.cwd():
         _LOG.warning(
@@ -149,6 +152,7 @@ def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None
         return [FolderHome(path.parent) for path in sorted(paths)]
     assert location.bucket is not None
     store = S3Store(location.bucket, location.prefix, options or user_options(), CONFIG)
+    # One listing of names alone: which of them are runs only their records show.
     names = folders(store, prefix)
     below = [store.below(name) for name in names]
     return [S3Home(it, workspace(it.uri, os.environ)) for it in below]

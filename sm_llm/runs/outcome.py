@@ -43,6 +43,7 @@ def unstarted(record: RunRecord, now: float) -> str:
     """Why a run waits that has no job, in words; ``NEVER_STARTED`` where nobody is about to start it."""
     if record.in_pipeline and not record.attempts:
         return "its pipeline has not started it yet"
+    # The time is another machine's, whose clock may be ahead: hence the absolute difference below.
     since = record.attempts[-1].started if record.attempts else record.created
     return "is being started" if abs(now - since) < STARTING_SECONDS else NEVER_STARTED
 
@@ -57,6 +58,7 @@ def with_end(
     # Whoever settles may have looked long ago: meanwhile another process has settled, or another launch has begun.
     if not attempt.is_open_in(record):
         return record
+    # From the record and not from the argument, which may be older.
     held = next(it for it in record.attempts if it.number == attempt.number)
     update: dict[str, Any] = {
         "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank, **(bill or {})

@@ -55,11 +55,13 @@ def link_result(home: RunHome, place: Path | str | None) -> None:
     if home.is_remote or place is None:
         return
     link, aside = home.root / RESULT_LINK, home.root / f".{RESULT_LINK}-{secrets.token_hex(4)}"
+    # Programs follow the commit, so a run does not fail for want of a link.
     with contextlib.suppress(OSError):
         try:
             aside.symlink_to(os.path.relpath(place, home.root))
         except OSError:
             link_tree(Path(place), aside)
+        # A rename puts no link in the place of a folder, and no folder in the place of one that holds anything.
         if link.is_dir() and not link.is_symlink():
             shutil.rmtree(link)
         elif not aside.is_symlink():

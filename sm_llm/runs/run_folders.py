@@ -16,6 +16,7 @@ _RUN_ID = b'"run_id"'
 def is_run_folder(folder: Path) -> bool:
     """Whether ``folder`` is the folder of a run: it holds a run's record."""
     try:
+        # Searched and not parsed: a damaged record, or one of another release, marks a run's folder just as well.
         return _RUN_ID in (folder / RUN_RECORD).read_bytes()
     except OSError:
         return False
@@ -29,6 +30,7 @@ def files_outside_runs(folder: Path) -> tuple[list[Path], list[Path]]:
         below = {name: folder.joinpath(current, name) for name in names}
         own = {name for name, path in below.items() if is_run_folder(path)}
         runs += [below[name] for name in own]
+        # In place, so that ``os.walk`` does not enter them.
         names[:] = [name for name in names if name not in own]
         files += [path for name in found if (path := folder.joinpath(current, name)).is_file()]
     return sorted(files), sorted(runs)

@@ -165,6 +165,7 @@ class FolderHome:
     def create(self, record: RunRecord) -> None:
         shared = (record.spec.get("storage_options") or {}).get("shared_with_group")
         make_folders(self.root.parent)
+        # The folder's own mode decides for all that is made in it (``owned.make_folders``, ``owned.opener``).
         self.root.mkdir(GROUP_READABLE if shared else PRIVATE, exist_ok=True)
         # Exclusive also between machines that share the folder, as the store's files are.
         if not self.store.put_if_absent(RUN_RECORD, record.to_text().encode()):
@@ -175,6 +176,7 @@ class FolderHome:
 
     def claim(self, attempt: Attempt) -> None:
         """The caller holds the run's starting lock, which all machines that see the folder share."""
+        # The record was read before the lock was taken: another launch may have come and gone meanwhile.
         if self.record().next_attempt != attempt.number:
             raise SubmitError(f"{self.uri}: another launch got in between. Give the same command again")
 
@@ -230,6 +232,7 @@ def home_of(uri: str | Path, options: S3Options | Mapping[str, Any] | None = Non
     location = parse(uri)
     if location.path is not None:
         return FolderHome(location.path)
+    # Imported here: a run in a folder needs nothing of S3.
     from sm_llm.runs.s3_home import S3Home
     from sm_llm.storage.s3.s3_options import S3Options
 

@@ -186,6 +186,7 @@ def step_run_id(run_id: str, step: str) -> str:
 
 def mint_run_id(name: str, at: float | None = None, tail: str | None = None) -> str:
     """``<name>-<UTC date>-<time>-<4 hex digits>``: sorts by time, unique without asking anyone."""
+    # UTC, so that ids from machines in several time zones sort by time.
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(time.time() if at is None else at))
     return f"{name}-{moment}-{tail or secrets.token_hex(2)}"
 

@@ -153,6 +153,7 @@ class Attempt(_Block):
 
     def is_open_in(self, record: RunRecord) -> bool:
         """Whether ``record`` holds this very attempt, of this very job, and no end of it."""
+        # The number alone is not enough: after a rollback another launch may have used it again.
         mine = (self.number, self.native_id, None)
         return any((it.number, it.native_id, it.state) == mine for it in record.attempts)
 
@@ -292,6 +293,7 @@ class RunRecord(_Block):
             value = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise StorageError(f"{name}: cannot read the run record: {error}") from error
+        # The version comes first: of another release's record a reader wants to know that, and not its unknown fields.
         version = value.get("version") if isinstance(value, dict) else None
         if type(version) is not int or version != VERSION:
             raise StorageError(f"{name}: record version {version!r} is not known to this release (which has {VERSION})")
@@ -305,6 +307,7 @@ class RunRecord(_Block):
     @classmethod
     def update(cls, path: Path, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
         """Read, change and write under a lock, so that two writers never lose each other's change."""
+        # A file of its own: the record is replaced by a rename, and a lock on it would stay with the old file.
         with exclusive(path.with_name(f".{path.name}.lock")):
             changed = change(cls.read(path))
             changed.write(path)

@@ -94,6 +94,7 @@ class S3Home:
 
     def create(self, record: RunRecord) -> None:
         body = record.to_text().encode()
+        # Created only if absent: of two launches that chose one id, the second must not replace the record.
         if swap(self.store, RUN_RECORD, body, None) is None:
             raise exists_already(self.uri)
         self._remember(body)
@@ -194,6 +195,7 @@ class S3Home:
         """Keep a copy: the next command reads from it how the store is reached, and nothing else."""
         try:
             private_folder(self.root.parent.parent)
+            # Whoever follows a run reads its record every second, and most of the time nothing has changed.
             if not self.paths.record.is_file() or self.paths.record.read_bytes() != body:
                 write_atomically(self.paths.record, body)
         except OSError as error:

@@ -85,6 +85,7 @@ def _model(kind: type) -> tuple[type[BaseModel], dict[str, Any]]:
     """What validates the fields of an event class, and the defaults of those that may be left out."""
     hints, declared, defaults = get_type_hints(kind), {}, {}
     for it in fields(kind):
+        # The envelope has checked it; in an event class it is a constant.
         if it.name == "kind":
             continue
         hint = _INSIDE.get((kind.kind, it.name)) or _bounded(hints[it.name])  # type: ignore[attr-defined]

@@ -302,6 +302,7 @@ class EventWriter:
     def _append(self, data: bytes) -> None:
         with self._lock:
             while data:
+                # ``write`` may take fewer bytes than it is given, on a disk that is nearly full.
                 data = data[os.write(self._descriptor, data) :]
 
     def close(self) -> None:
@@ -335,6 +336,7 @@ def event_files(folder: Path) -> list[tuple[int, str, Path]]:
     found, unknown = [], []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _FILE_NAME.fullmatch(path.name)
+        # The two patterns differ: this one takes a name apart, ``is_growing`` decides which names are ours.
         if match and RunPaths.is_growing(f"events/{path.name}") and path.is_file():
             found.append((int(match[1]), match[2], path))
         else:
@@ -356,6 +358,7 @@ def newest_per_step(events: Iterable[Mapping[str, Any]], kind: str) -> list[Mapp
     for event in events:
         if event.get("kind") == kind:
             held = newest.get(event["step"])
+            # Equal counts as newer: within one attempt the later event does.
             if held is None or event["attempt"] >= held["attempt"]:
                 newest[event["step"]] = event
     return [newest[step] for step in sorted(newest)]

@@ -60,6 +60,7 @@ class Courier:
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
 
     def _run(self) -> None:
+        # An event and no sleep, so that ``close`` ends a pause at once.
         while not self._ending.wait(self._round_seconds):
             self._try(*self._duties)
         while not self._try(self._last) and time.monotonic() < self._deadline:
@@ -70,6 +71,7 @@ class Courier:
         faults = []
         for duty in duties:
             try:
+                # Held for one duty at a time, so that ``quiet`` waits for one at most.
                 with self._working:
                     duty()
             except Exception as error:  # a store can fail in every way, and training continues all the same

@@ -43,6 +43,7 @@ class Mirror:
         report_unknown(self._store.uri, (name for name in listed if not RunPaths.is_growing(name)))
         if not files:
             return
+        # Several commands on this machine may follow one run, and share its folder.
         with exclusive(self._root / f"{_INDEX}.lock"):
             index = self._read_index()
             changed = {name: it for name, it in files.items() if not self._is_same(name, it, index.get(name))}
@@ -61,6 +62,7 @@ class Mirror:
         make_folders(path.parent)
         same = 0
         size = self._size(name)
+        # What is full and unchanged is not fetched again, unless somebody has cut the local file.
         while same < min(len(segments), len(held)) and segments[same] == held[same] and held[same].end <= size:
             same += 1
         found = segments[:same]
@@ -70,10 +72,13 @@ class Mirror:
                 now = read_tagged(self._store, segment_key(name, segment.begin))
                 if now.tag is None:
                     raise StorageError(f"{self._store.uri}: {name!r} was deleted while it was read")
+                # In place and not by a rename: only what is new is written, and meanwhile a reader sees a beginning of
+                # the file.
                 os.pwrite(descriptor, now.body, segment.begin)
                 found.append(Segment(segment.begin, len(now.body), now.tag))
                 if now.tag != segment.tag:
                     break  # it has grown since the listing, which may not know the next ones
+            # What lies behind the last segment is of an earlier state: the store's file is shorter.
             os.ftruncate(descriptor, found[-1].end if found else 0)
         finally:
             os.close(descriptor)

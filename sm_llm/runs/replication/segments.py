@@ -55,6 +55,7 @@ def files_of(objects: Iterable[StoredObject]) -> dict[str, list[Segment]]:
 def _connected(segments: list[Segment]) -> list[Segment]:
     kept: list[Segment] = []
     for segment in segments:
+        # Segments are stored in order by one writer, so a gap is not ours.
         if segment.begin != (kept[-1].end if kept else 0):
             break
         kept.append(segment)

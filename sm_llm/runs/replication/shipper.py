@@ -56,6 +56,7 @@ class Shipper:
             self._sent = dict(self._stored())
         budget = _ROUND_SEGMENTS
         for name in self._names():
+            # The budget is shared by all files of a round; what is left over comes with the next.
             while budget and name not in self._given_up and self._ship_segment(name, self._sent):
                 budget -= 1
 
@@ -89,12 +90,14 @@ class Shipper:
         """Store the next bytes of one file; False if there are none."""
         known = sent.setdefault(name, _Sent())
         with (self._root / name).open("rb") as stream:
+            # The size first: what is appended after it comes with the next segment.
             size = stream.seek(0, 2)
             if size == known.end and known.has(size):
                 return False
             stream.seek(known.begin)
             body = stream.read(SEGMENT_BYTES)
         key = segment_key(name, known.begin)
+        # A file that has become shorter is not the one that was uploaded: another process writes it.
         tag = None if size < known.end else swap(self._store, key, body, known.tag)
         if tag is None:
             found = read_tagged(self._store, key)
@@ -102,6 +105,7 @@ class Shipper:
                 # Ours: the answer to an earlier upload was lost, and the file has grown since.
                 sent[name] = _Sent(known.begin, known.begin + len(found.body), found.tag)
                 return True
+            # Left alone from now on: two writers would overwrite each other's bytes.
             self._given_up.add(name)
             raise StorageError(
                 f"{self._store.uri}: {name!r} is written by another process too; its copy is not updated"
