@@ -106,6 +106,7 @@ def __getattr__(name: str) -> Any:
         value: Any = import_module(_MODULES[name])
     else:
         value = getattr(import_module(_HOME_OF.get(name, "sm_llm.errors")), name)
+    # Kept, so that ``__getattr__`` is called once for each name.
     globals()[name] = value
     return value
 

@@ -15,6 +15,7 @@ def fresh_session() -> Any:
     import botocore.session
 
     session = botocore.session.get_session()
+    # A loader caches the models that it has read, but each session would make a loader of its own.
     session.register_component("data_loader", _loader(os.environ.get("AWS_DATA_PATH")))
     return session
 

@@ -88,6 +88,7 @@ class _Lines:
 
     def _shown(self, line: str) -> str:
         indent = len(line) - len(line.lstrip())
+        # In this order: a line of a key, then what earlier lines left open, then what this line assigns by itself.
         if _ENCODED.match(line):
             return line[:indent] + HIDDEN
         if self.quotes:
@@ -113,8 +114,10 @@ class _Lines:
     def _without_values(self, line: str, indent: int) -> str:
         parts, at = [], 0
         for match in _ASSIGNMENT.finditer(line):
+            # What begins before ``at`` lies inside a value that is hidden already.
             if match.start() < at or not is_secret_name(match["name"]):
                 continue
+            # In ``name: str = value`` the colon is followed by a type.
             annotated = _ANNOTATION.match(line, match.end()) if ":" in match[0] else None
             begin = annotated.end() if annotated else match.end()
             if end := self._end_of_value(line, begin, indent):
@@ -127,6 +130,7 @@ class _Lines:
 
     def _end_of_value(self, line: str, begin: int, indent: int) -> int:
         """Where a value ends in its line, which may leave more of it to the next ones; 0 if it is none."""
+        # Before the other literals: two of its three quotes would read as an empty text.
         if triple := _TRIPLE.match(line, begin):
             end = line.find(triple[1], triple.end())
             self.quotes = "" if end >= 0 else triple[1]
@@ -137,6 +141,7 @@ class _Lines:
         if _OPEN.match(line, begin):
             self.inside, self.alone = indent, True
             return 0
+        # ``password=password`` passes a variable on and shows nothing.
         same = _SAME_NAME.match(line, begin)
         if _NO_SECRET.match(line, begin) or (same and is_secret_name(same["value"])):
             return 0

@@ -45,6 +45,7 @@ def name_fault(name: str, reserved: Iterable[str] = ()) -> str:
         return "it is not UTF-8"
     if sum(sizes) + len(parts) - 1 > LONGEST_NAME or max(sizes) > LONGEST_PART:
         return f"it is longer than {LONGEST_NAME:,} bytes, or a part of it than {LONGEST_PART}"
+    # From here on as a file system may read the parts, not as they are written.
     folded = [_folded(part) for part in parts]
     if not all(folded):
         return "a part of it reads as empty, '.' or '..'"
@@ -62,6 +63,7 @@ def brought_fault(name: str, reserved: Iterable[str] = ()) -> str:
 
     A ``.git/config`` or hook that arrives in a checkout is a program that the next git command runs.
     """
+    # ``git~1`` is the short name that Windows gives to ``.git``; a colon begins the name of a stream of a file.
     if any(_folded(part).partition(":")[0] in (".git", "git~1") for part in name.split("/")):
         return ".git is the folder of a repository, whose files are programs"
     return name_fault(name, reserved)
@@ -71,6 +73,7 @@ def _folded(part: str) -> str:
     """``part`` as a file system that ignores case, width, invisible characters and what comes last may read it."""
     if part.isascii():
         return part.lower().rstrip(" .")
+    # "Cf" are format characters, which take no width.
     plain = unicodedata.normalize("NFKC", part)
     return "".join(it for it in plain if unicodedata.category(it) != "Cf").casefold().rstrip(" .")
 

@@ -22,6 +22,7 @@ def is_installed(module: str) -> bool:
     """Whether a top-level module can be imported; it is not loaded."""
     try:
         return find_spec(module) is not None
+    # ``ValueError`` is raised for a loaded module without a ``__spec__``.
     except (ImportError, ValueError):
         return False
 

@@ -38,9 +38,11 @@ def private_folder(path: Path) -> Path:
         pass
     else:
         return path
+    # By descriptor: a path could lead elsewhere between the check and the change.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)
+        # The folder's owner, and that of a link which may stand in its place.
         for owner in {found.st_uid, path.lstat().st_uid} - {os.geteuid()}:
             if owner != own_user(path):
                 raise PermissionError(f"{path} belongs to another user (number {owner})")
@@ -76,6 +78,7 @@ def make_folders(folder: Path) -> None:
 def opener(path: str | os.PathLike[str], flags: int) -> int:
     """For ``open``: a new file is readable to nobody who may not list its folder."""
     parent = Path(path).parent
+    # ``0o066``: a file does not inherit the right to execute from its folder.
     return os.open(path, flags | os.O_CLOEXEC, 0o600 | (_open_to_others(parent) & 0o066))
 
 
@@ -85,4 +88,5 @@ def _open_to_others(folder: Path) -> int:
 
 def close_to_others(folder: Path) -> int:
     """Let all that this process makes from now on be as closed as ``folder``; returns the umask that held before."""
+    # Others never get the right to write, however open the folder is.
     return os.umask(0o077 & ~_open_to_others(folder) | 0o022)

@@ -21,5 +21,7 @@ def end_with_parent(parent: int | None = None, number: signal.Signals = signal.S
         return
     expected = os.getppid() if parent is None else parent
     _LIBRARY.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    # The parent ended before ``prctl`` took effect, so the kernel will send nothing. ``_exit``: between fork and exec,
+    # exit handlers and buffers are the parent's.
     if os.getppid() != expected:
         os._exit(1)

@@ -106,6 +106,7 @@ class Hidden:
 
     def __call__(self, text: str) -> str:
         """``text`` without them."""
+        # Known values first: a format that hid a part of one would leave the rest unrecognised.
         return redact(self._without_known(text))
 
     def inside(self, value: _Value) -> _Value:
@@ -125,6 +126,7 @@ class Hidden:
         return "".join([*shown, text[at:]])
 
     def _inside(self, value: Any) -> Any:
+        # Exactly ``str``: a member of a ``StrEnum`` stays one.
         if type(value) is str:
             return self(value)
         if isinstance(value, dict):
@@ -141,6 +143,7 @@ def _found(form: str, text: str) -> Iterator[tuple[int, int]]:
     at = text.find(form)
     while at >= 0:
         yield at, at + len(form)
+        # From the next character and not behind this place: a value may overlap with itself.
         at = text.find(form, at + 1)
 
 

@@ -31,6 +31,7 @@ def clean(text: str) -> str:
 
     Newlines and tabs stay. What is no character, as in names of files that are not UTF-8, becomes U+FFFD.
     """
+    # Nearly all lines are plain ASCII, for which this one search is enough.
     if _MAYBE.search(text) is None:
         return text
     return _LONE_SURROGATE.sub("\ufffd", _CONTROL.sub("", text))
@@ -53,6 +54,7 @@ def quoted(*words: object) -> str:
 
 def _quoted(word: str) -> str:
     if clean(word) == word:
+        # zsh expands a bare ``=name`` to the path of a command.
         return f"'{word}'" if word.startswith("=") and shlex.quote(word) == word else shlex.quote(word)
     shown = "".join(it if clean(it) == it and it not in "\\'" else _escaped(it) for it in word)
     return f"$'{shown}'"
