@@ -130,7 +130,7 @@ def init(
         sys.stdout.write(text)
         return
     try:
-        with file.open("x", encoding="utf-8") as stream:
+        with file.open("x", encoding="utf-8") as stream:  # x: no file of the user's is overwritten
             stream.write(text)
     except OSError as error:
         raise SmLlmError(f"{file}: cannot be written ({error.strerror})") from None

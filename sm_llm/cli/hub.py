@@ -43,6 +43,7 @@ def fetch(
             source,
             destination,
             include=include or (),
+            # original/ holds the same weights once more, in their makers' own format.
             exclude=(*(exclude or ()), *(() if all_weights else ("original",))),
             one_weight_format=not all_weights,
             options=options,

@@ -105,6 +105,7 @@ def logs(
         if as_json:
             say(json.dumps({"line": line}))
         elif raw:
+            # The log was read with surrogateescape, which this turns back into its very bytes.
             sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape"))
             sys.stdout.buffer.flush()
         else:

@@ -138,6 +138,7 @@ def launched(launch: Callable[[bool], Run], new: bool) -> Run:
     try:
         return launch(new)
     except UnfinishedRun as found:
+        # The question is printed on standard error, which leaves standard output to JSON.
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         say(str(found), err=True)
@@ -158,4 +159,5 @@ def carry_on(run: Run, *, wait: bool | None, as_json: bool) -> None:
     state = accompany(run, console(stderr=as_json), wait=run.is_local if wait is None else wait)
     if as_json:
         print_json(run.status().to_json())
+    # A run that was left in the background has no end, and so no code of its own.
     raise typer.Exit(EXIT_CODES.get(state, 0))

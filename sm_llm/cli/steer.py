@@ -47,6 +47,7 @@ def wait(run: RunName = None, storage: Storage = None, as_json: AsJson = False) 
     found = find(run, storage=storage)
     try:
         found.wait()
+    # Not raised on: the exit code is that of the state, and --json prints the status all the same.
     except RunFailed as error:
         say(f"error: {error}", err=True)
     status = found.status()

@@ -64,11 +64,13 @@ def run_attempt(
     with recorded(home, job.attempt, on_started, folder) as recording:
         home.update(lambda record: with_facts(record, paths, job))
         request = json.loads(request_file(paths, job.attempt).read_text(encoding="utf-8"))
+        # A supervisor that was killed has left the scratch folders of its attempt.
         for earlier in range(1, job.attempt):
             clear_scratch(paths, earlier)
         for node in range(len(request["nodes"])):
             _lay_out(paths, job, request, node)
         ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
+        # A stop that was asked for after a node had failed is not what ended the attempt.
         found = evidence(paths, job, ended, interrupted=interrupts.count > 0 and not ended.failed_unasked)
         ending = judge(home, job.run_id, job.attempt, found)
         link_result(home, result_place(home, job.run_id))
@@ -158,6 +160,7 @@ def recorded(
     An error of our own ends the attempt as failed before it is raised on; one in recording its end is tried again.
     """
     opened = Attempt.claim(number, str(os.getpid()))
+    # The lock comes first: from here on everybody sees a run that is alive.
     with hold(home.root):
         home.hold_originals(number)
         home.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
@@ -200,11 +203,13 @@ def _run_nodes(
     secret = {STORE_SECRET_ENVIRONMENT: secrets.token_hex(16)}
     with processes.reserved_port() as port, rehearsal.fixed_port(len(request["nodes"]) if is_rehearsal else 1):
         nodes = []
+        # No other thread of this process may run while it forks the nodes (processes.start).
         with ExitStack() as stack:
             for silence in quiet:
                 stack.enter_context(silence())
             for index, node in enumerate(request["nodes"]):
                 argv = [part.replace(PORT, str(port)) for part in node["argv"]]
+                # Later ones win: the user's environment over the loopback defaults, the node's own variables over both.
                 variables = {**LOOPBACK_ENVIRONMENT, **environ, **python_path(environ), **node["env"], **secret}
                 folder = ContainerPaths(paths.node_dir(job.attempt, index)).code
                 nodes.append(processes.start(argv, variables, paths.node_log(job.attempt, index), folder))

@@ -133,6 +133,7 @@ class LocalBackend:
         from sm_llm.launcher.backends.sagemaker.render import render
 
         cloud = replace(plan, job=rehearsal.as_training_job(job.spec), target=target.cloud)
+        # Local inputs become channels of the request, so the channels of a local run are left out.
         inside = job.model_copy(update={"spec": cloud.job, "channels": {}})
         sent = render(cloud, inside)
         paths = RunPaths(local_root(job.run_uri))
@@ -203,6 +204,7 @@ class LocalBackend:
         from sm_llm.launcher.backends.local.local_run import stop
 
         pid = attempt.native_id
+        # A claim has no process yet, and 0 is never the id of a supervisor.
         stop(home, int(pid) if pid.isascii() and pid.isdigit() else 0, now=now)
 
     def parse_native(self, text: str) -> NativeJob | None:
@@ -266,6 +268,7 @@ class Here:
 def check_devices(here: Here) -> Iterator[Issue]:
     """NCCL needs one GPU per process."""
     job, wanted, gpus = here.job, here.job.compute.world_size, len(here.machine.gpus)
+    # Whoever sets CUDA_VISIBLE_DEVICES has chosen the devices, which are then not counted here.
     if job.task.kind != "train" or "CUDA_VISIBLE_DEVICES" in job.environment or gpus == 0 or wanted <= gpus:
         return
     fitting = max(1, gpus // job.compute.instance_count)

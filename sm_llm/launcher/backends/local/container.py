@@ -48,6 +48,7 @@ def entry_script(base: Path, kind: str) -> Path:
 def lay_out(paths: RunPaths, job: JobFile, node: int, source: str) -> ContainerPaths:
     """Create the folders, configuration files, channel links and entry script (text ``source``) of one node."""
     base = paths.node_dir(job.attempt, node)
+    # A try of this attempt that was rolled back may have left files.
     if base.exists():
         shutil.rmtree(base)
     container = ContainerPaths(base)

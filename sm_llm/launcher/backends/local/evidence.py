@@ -44,6 +44,7 @@ def evidence(paths: RunPaths, job: JobFile, ended: Ended, *, interrupted: bool) 
     if ended.first_failed is None:
         return Evidence(RunState.COMPLETED)
     node = ended.first_failed
+    # Only torchrun knows of a signal. A reported consequence explains less than that, and the log is the last resort.
     seen = _killed(paths, job, nodes) or reported or _in_log(paths, job, node, ended.codes[node])
     return Evidence(RunState.FAILED, seen.headline, seen.rank)
 
@@ -74,6 +75,7 @@ def _by_signal(rank: int, node: int, number: int, lines: list[str]) -> Failure:
     except ValueError:
         name = "unknown"
     words = next((line for line in lines if cause_in(line) is Cause.COLLECTIVE_TIMEOUT), None)
+    # NCCL's watchdog logs the timeout before it aborts its process.
     if number == signal.SIGABRT and words is not None:
         return Failure(Cause.COLLECTIVE_TIMEOUT, one_line(words), rank, node)
     remark = ". The kernel does that when the host runs out of memory" if number == signal.SIGKILL else ""

@@ -122,6 +122,8 @@ def start_supervisor(home: RunHome, attempt: int) -> str:
 def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
     log = home.paths.logs(attempt) / "supervisor.log"
     make_folders(log.parent)
+    # The supervisor reports through a pipe that it holds the lock. If it dies, the pipe closes, so the read cannot
+    # hang.
     reader, writer = os.pipe()
     try:
         with open(log, "ab", opener=opener) as output:
@@ -135,6 +137,7 @@ def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
                 start_new_session=True,  # a closing terminal or Ctrl-C there does not reach it
             )
     finally:
+        # From here on the supervisor alone holds the writing end.
         os.close(writer)
     try:
         with os.fdopen(reader, "rb") as pipe:
@@ -180,6 +183,7 @@ def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
         return RunState.PENDING, unstarted(record, time.time())
     if last.is_claim and is_starting(home.root):
         return RunState.PENDING, None
+    # A supervisor that was killed after the publication has left a result without an end in the record.
     if "steps" not in record.spec and has_final(home, record.run_id):
         return RunState.COMPLETED, None
     return RunState.INTERRUPTED, "its processes were killed"
@@ -224,6 +228,7 @@ def supervised_run(pid: int) -> str | None:
     except OSError:
         return None
     arguments = [part.decode() for part in command]
+    # Without the last argument, because the address follows the module's name.
     return arguments[arguments.index(SUPERVISOR) + 1] if SUPERVISOR in arguments[:-1] else None
 
 

@@ -137,6 +137,7 @@ def wait_for_all(
         now = clock()
         if (count := interrupts.count) > passed_on:
             send(nodes, signal.SIGTERM if count == 1 else signal.SIGKILL)
+            # Only the first request sets the deadline: asking again does not extend it.
             passed_on, kill_at = count, kill_at or now + stop_seconds
         if failed_at is None and first_failed is not None:
             failed_at = now
@@ -161,6 +162,7 @@ def await_descendants(interrupts: Interrupts, seconds: float, sleep: Callable[[f
     deadline = time.monotonic() + seconds
     while (children := _children()) and time.monotonic() < deadline and interrupts.count < 2:
         for pid in children:
+            # A child that has ended stays in the list until it is waited for.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         sleep(POLL_SECONDS)
@@ -169,6 +171,7 @@ def await_descendants(interrupts: Interrupts, seconds: float, sleep: Callable[[f
 def kill_descendants() -> int:
     """SIGKILL whatever is left below this process (orphans were adopted); returns how many were found."""
     killed = 0
+    # Again until none is left: this process adopts the children of those that it kills.
     while children := _children():
         for pid in children:
             with contextlib.suppress(ProcessLookupError):

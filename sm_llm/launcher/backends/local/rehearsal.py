@@ -118,6 +118,7 @@ def lay_out(request: Mapping[str, Any], base: Path, node: int, processes: int, o
 def _write_torchrun(base: Path) -> None:
     """A ``torchrun`` for the toolkit to find first: the real one would let other machines reach its store."""
     loopback = str(PACKAGE / "worker" / "loopback.py")
+    # The kernel limits the length of a shebang line and does not split its arguments, so a shell starts Python.
     lines = [
         "#!/bin/sh",
         f"'''exec' {quoted(sys.executable)} -P \"$0\" \"$@\"",
@@ -233,6 +234,7 @@ def upload(submission: Submission) -> None:
     """Store what the request refers to, in S3 or in folders. Raises ``StorageError`` and ``SubmitError``."""
     from sm_llm.launcher.backends.sagemaker.jobs.submit import upload as store
 
+    # A store in a folder needs the folder to exist; S3 has none to make.
     for uri in submission.uploads:
         if (folder := parse(uri.rpartition("/")[0]).path) is not None:
             folder.mkdir(parents=True, exist_ok=True)

@@ -39,6 +39,7 @@ def report(home: RunHome, attempt: int) -> list[Courier]:
 
 def _stop(home: RunHome, attempt: int) -> None:
     """Somebody elsewhere has asked: everyone who follows the run sees so in its events."""
+    # A full disk must not keep the signal from being sent.
     with suppress(OSError):
         log = EventWriter(home.paths.event_file(attempt, "stop"), attempt)
         log.write(StopRequested(now=False))

@@ -31,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     """Supervise the run at ``arguments[0]``; returns the exit code of its final state."""
     home, descriptor = home_of(arguments[0], json.loads(arguments[2])), int(arguments[1])
     folder = Path(arguments[3]) if len(arguments) > 3 else Path.cwd()
+    # The program of a script job gets the user's own umask back for files elsewhere (docs/security.md).
     os.environ[UMASK_ENVIRONMENT] = f"{close_to_others(home.root):03o}"
     interrupts = Interrupts()
     interrupts.install()

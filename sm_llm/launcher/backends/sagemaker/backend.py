@@ -139,12 +139,14 @@ class SageMakerBackend:
         if match := _JOB_ARN.fullmatch(native):
             native = f"{match['region']}/{match['name']}"
         is_execution = _EXECUTION_ARN.fullmatch(native) is not None
+        # Text that stays as it is has neither our scheme nor the form of a job's ARN.
         if native == text and not is_execution:
             return None
 
         def find_run() -> str | None:
             from sm_llm.launcher.backends.sagemaker.jobs.jobs import run_of
 
+            # An execution has no tag that names a run; the recorded attempts are searched for it.
             return None if is_execution else run_of(native, self.connect)
 
         return NativeJob(f"{self.name}://{native}", find_run)

@@ -166,6 +166,7 @@ def plan_checks(plan: Plan) -> Checks:
     """What is decided for the job's request, and every issue of it. Contacts nothing."""
     it = Decided(plan, decide(plan))
     found = run(BACKEND_CHECKERS, it)
+    # The request repeats values that were refused above, under the same paths.
     found += at_new_paths(run(REQUEST_CHECKERS, it), found)
     settings = it.decisions.settings
     origins = settings.origins if settings is not None else {}

@@ -104,6 +104,7 @@ def decide(plan: Plan) -> Decisions:
     )
     if isinstance(limit, Issue):
         issues.append(limit)
+    # The stand-ins of the assumed target must never reach a request.
     is_whole = not issues and address is not None and known is not None
     return Decisions(assumed if is_whole else None, assumed, found, known, program, tuple(issues))
 
@@ -116,6 +117,7 @@ def _image(job: JobSpec, region: str, issues: list[Issue]) -> tuple[images.Image
     row = images.choose(job, options.image_version)
     address = row if isinstance(row, Issue) else images.uri(row, region)
     if isinstance(row, Issue) or isinstance(address, Issue):
+        # Without a row the address is the same issue, which is added once.
         issues += [it for it in (row, address) if isinstance(it, Issue)][:1]
         return None, None
     return row, address

@@ -38,6 +38,7 @@ class LogMirror:
     _open: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
+        # A reader of the lines may stop half-way, so the files are closed with this object.
         weakref.finalize(self, self._open.close)
         make_folders(self.folder)
         for earlier in self.folder.glob("node-*.log"):  # maybe of another job of the same attempt
@@ -58,6 +59,7 @@ class LogMirror:
                 log = self._log(node_of(stream), Path(new))
                 log.writelines(f"{line}\n".encode() for line in self._new_lines(stream))
                 log.flush()
+            # The open files keep their descriptors under the new names, so later pulls append to them.
             for path in Path(new).iterdir():
                 path.replace(self.folder / path.name)
 
@@ -89,6 +91,8 @@ class LogMirror:
             self._tokens[stream] = page["nextForwardToken"]
             yield from (event["message"].rstrip("\n") for event in page["events"])
             ends = ends or _answered(page) + 1.0  # the answer's date has no fractions
+            # A repeated token is the end of the stream. A host that logs faster than it is read never reaches it, so
+            # lines that the service received after this pull began are left for the next one.
             if page["nextForwardToken"] == token or _ingested(page) > ends:
                 return
 

@@ -45,6 +45,7 @@ class NoStream:
         if line != self._said:
             say(line, err=True)
             self._said = line
+        # Before its containers run a job prints nothing, so nothing is missing yet.
         if status != "Training":
             self._training_since = None
             return

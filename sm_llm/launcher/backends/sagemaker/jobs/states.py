@@ -88,6 +88,7 @@ def _failure(reason: str) -> str:
     if kind == "CapacityError" or any(word in reason.lower() for word in _CAPACITY):
         return f"capacity: {reason}"
     if kind in ("AlgorithmError", "ExecuteUserScriptError"):
+        # The toolkit's own kind may follow that of the service.
         return rest.removeprefix("ExecuteUserScriptError:").strip() or reason
     return f"SageMaker: {reason}" if kind in ("InternalServerError", "ClientError") else reason
 

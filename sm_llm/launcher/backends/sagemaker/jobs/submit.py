@@ -55,8 +55,10 @@ def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
         with told(f"SageMaker did not take training job {name}"):
             account.client("sagemaker").create_training_job(**request)
     except BaseException as error:
+        # The handler above keeps the error of botocore as the cause.
         if _is_refusal(error.__cause__) or not _exists(account, request, uri, error):
             raise
+        # The job exists, so a SubmitError here was only a lost answer: the launch continues.
         if not isinstance(error, SubmitError):
             raise MayRun(f"interrupted, but job {name} was created. Stop it with: sm-llm stop {quoted(uri)}") from error
 
@@ -71,6 +73,7 @@ def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseE
     except BaseException:  # Ctrl-C again, too
         perhaps = f"Job {name} may have been created all the same; check it with: sm-llm status {quoted(uri)}"
         raise MayRun(f"{str(error) or 'interrupted'}. {perhaps}") from error
+    # A job of somebody else may have the name; only ours has these hyperparameters.
     return bool(found.get("HyperParameters") == request["HyperParameters"])
 
 

@@ -204,16 +204,20 @@ def _training(
     assert step is not None
     job = workflow_job(workflow, step)
     own = [it for it in known if it.step == step]
+    # In the order of the workflow, so that equal workflows give equal definitions.
     after = sorted(step_dependencies(workflow, step), key=list(workflow.steps).index)
     fixed = {name: "/".join([*map(_shown, places[name]), RESULT]) for name in after}
     resolved = resolve(job, {}, fixed)
+    # Variables of the steps that it reads from belong to its address: other values there are other data here.
     inherited = [part for name in after for part in places[name] if not isinstance(part, str)]
     tail = _unique([*inherited, *(it.reference for it in own), *more])
     base, request, uploads, job_file = _rendered(workflow, replace(plan, job=resolved))
     places[step] = [base, *tail]
     hyperparameters = request["HyperParameters"]
+    # The service names the jobs of steps itself.
     hyperparameters.pop("sagemaker_job_name", None)
     hyperparameters |= {it.path: _text(it.reference, is_text=isinstance(it.default, str)) for it in own}
+    # Where a step reads from another whose address has variables, only the execution knows the input's address.
     for path, kind, name in references(job):
         parts = places.get(name, [])
         if kind == "step" and any(not isinstance(part, str) for part in parts):
@@ -229,6 +233,8 @@ def _training(
 def _rendered(workflow: WorkflowSpec, plan: Plan) -> tuple[str, dict[str, Any], dict[str, bytes], JobFile]:
     """The static part of a step's address, its request, and what it uploads."""
     root = join(fill(workflow.storage, run_name=workflow.name), "pipelines", workflow.name)
+    # The address ends with a digest of the request, and the request holds the address. So the request is made with a
+    # stand-in, which is replaced once the digest is known.
     stand_in = f"{plan.step}-{_STAND_IN}"
     job = JobFile(
         run_id=stand_in, attempt=1, run_uri=f"{root}/{stand_in}", spec=plan.job, spec_digest=spec_digest(plan.job)

@@ -37,10 +37,12 @@ def value_issues(
     issues = [issue for name, value in values.items() for issue in _own_issues(name, value, declared)]
     texts = {name: spelt(values.get(name, it.get("DefaultValue", ""))) for name, it in declared.items()}
     yield from issues
+    # What is wrong by itself would be reported once more by the checks below.
     yield from _input_issues(definition, texts, values) if not issues else ()
     yield from address_issues(training_steps(definition.get("Steps", ())), texts, values) if not issues else ()
     for step in training_steps(definition.get("Steps", ())) if not issues else ():
         used = {path: name for path, name in _variables(step["Arguments"]) if name in texts}
+        # Defaults were checked when the pipeline was defined.
         if not set(used.values()) & set(values):
             continue
         folder = _job_folder(step["Arguments"])

@@ -97,6 +97,7 @@ def step_home(home: RunHome, step: str) -> RunHome:
         found = [it for it in definition.get("Steps", []) if it["Name"] == step]
         tags = {tag["Key"]: tag["Value"] for it in found for tag in it["Arguments"]["Tags"]}
         uri = tags[RUN_TAG] if found else None
+    # The definition comes from storage, so any part of it may be missing or of another type.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{home.uri}/{kept}: cannot be used ({type(error).__name__}: {error})") from error
     # Reached as the workflow is: neither its record nor a definition in its storage chooses where requests go.

@@ -239,6 +239,7 @@ def aws_image(uri: str) -> AwsImage | None:
         repository,
         (int(version["major"]), int(version["minor"])) if version else None,
         (3, int(python["minor"])) if python else None,
+        # Images for Neuron name their hardware in the repository and not in the tag.
         "neuron" if "neuron" in uri else hardware,
     )
 
@@ -346,6 +347,7 @@ def address_issues(job: JobSpec) -> Iterator[Issue]:
 def _image_problem(uri: str) -> str:
     """Why an address is not that of an image in ECR: its registry, its repository, its tag or its digest."""
     registry, _, rest = uri.partition("/")
+    # Each part is tried in an address whose other parts are right, to name the part that is wrong.
     if not ECR.fullmatch(f"{registry}/x"):
         return "SageMaker runs images of ECR only"
     name, at, digest = rest.partition("@")

@@ -45,11 +45,13 @@ def distribution(job: JobSpec) -> Distribution:
     if job.compute.instance_type is not None:
         hyperparameters["sagemaker_instance_type"] = job.compute.instance_type
     if mp_parameters is not None:
+        # What the SDK makes of this distribution; a test compares the two requests.
         estimator["smdistributed"] = {"modelparallel": {"enabled": True, "parameters": mp_parameters}}
         hyperparameters["mp_parameters"] = mp_parameters
         hyperparameters["sagemaker_distributed_dataparallel_enabled"] = False
         hyperparameters["sagemaker_instance_type"] = job.compute.instance_type
     rows = machines(job)
+    # The toolkit starts one process per accelerator unless a number is given.
     if not rows or any(job.compute.processes != row.processes for row in rows):
         hyperparameters[_PROCESSES] = job.compute.processes
     return Distribution(estimator, hyperparameters, environment)

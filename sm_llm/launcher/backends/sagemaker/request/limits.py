@@ -85,6 +85,7 @@ def _walk(shape: Any, value: Any, path: str) -> Iterator[Issue]:
             yield from _walk(shape.value, item, f"{path}.{key}")
     elif shape.type_name == "string":
         yield from _text(shape, value, path)
+    # bool is an int in Python, but not a number for the service.
     elif shape.type_name in ("integer", "long") and not isinstance(value, bool):
         yield from _size(shape, value, path, "", value)
 
@@ -129,6 +130,7 @@ def _text(shape: Any, text: Any, path: str, what: str = "") -> Iterator[Issue]:
     else:
         yield from _size(shape, len(text), path, f"characters{' in its name' if what else ''}", text)
     allowed = getattr(shape, "enum", ())
+    # A type that is newer than the installed botocore is warned of and not refused (plan_checks).
     if allowed and shape.name != "TrainingInstanceType" and text not in allowed:
         yield Issue("request-text-not-a-choice", path, f"is none of {', '.join(allowed)}", text)
 

@@ -269,6 +269,7 @@ def _hyperparameters(job: JobSpec, target: SageMakerTarget, given: RunPlace, nam
 def _launch_parameters(job: JobSpec, target: SageMakerTarget) -> dict[str, Any]:
     parameters = target.distribution.hyperparameters
     if SageMakerOptions.of(job).instance_groups:
+        # The parameter holds one type, and each group may have another.
         parameters = {key: value for key, value in parameters.items() if key != "sagemaker_instance_type"}
     return parameters
 

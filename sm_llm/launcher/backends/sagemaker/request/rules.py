@@ -109,6 +109,7 @@ def _network(found: Settings) -> Iterator[Issue]:
 
 def _storage(job: JobSpec, found: Settings) -> Iterator[Issue]:
     options = job.storage_options
+    # A store behind an endpoint of its own has no regions or partitions of AWS.
     if options.endpoint_url is not None or found.region is None:
         return
     try:
@@ -144,6 +145,7 @@ def _is_loopback(endpoint: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
+        # Names below localhost resolve to the loopback interface, too (RFC 6761).
         return host.rstrip(".").lower() == "localhost" or host.lower().endswith(".localhost")
 
 
@@ -283,6 +285,7 @@ def _group_issues(job: JobSpec, groups: Sequence[InstanceGroup]) -> Iterator[Iss
                 "group-processes-differ", f"backend.instance_groups.{index}.instance_type", problem, group.instance_type
             )
     rows = machines(job)
+    # In reverse, so that the first type of each kind is the one that is named.
     kinds = {_kind(row): row.name for row in reversed(rows)}
     if len(kinds) > 1:
         problem = "all groups must have the same kind of accelerator, for the nodes run one image"

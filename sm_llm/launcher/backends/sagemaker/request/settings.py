@@ -67,6 +67,7 @@ def read_sdk_defaults(environ: Mapping[str, str] = os.environ) -> SdkDefaults:
         files = _of_files(environ)
     except PlanError:  # the session has not read them
         return own
+    # Where the files give the same values they are named as the origin, which the user can edit.
     return files if files.values == own.values else own
 
 
@@ -230,6 +231,7 @@ def settings(job: JobSpec, environ: Mapping[str, str] = os.environ) -> Settings:
         if value is None and (borrowed := defaults.get(path)) is not None:
             value = tuple(borrowed) if isinstance(borrowed, list) else borrowed
             origins[name] = defaults.origins[path]
+        # Every other setting has a default in the class.
         if value is not None or name == "role":
             values[name] = value
     tags = _borrowed_tags(defaults)

@@ -43,6 +43,7 @@ def address_issues(base: str, given: Mapping[str, Any]) -> Iterator[Issue]:
     known = []
     for it in _variables(given):
         text = getattr(it, "default_value", None)
+        # Numbers and truth values are written without characters that a tag cannot hold.
         if text is None or isinstance(text, bool | int | float):
             continue
         name = getattr(it, "name", "a variable")

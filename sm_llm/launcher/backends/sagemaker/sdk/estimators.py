@@ -157,6 +157,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     """What makes a PyTorch estimator of the SDK one whose every job is a run of ours; comes before the SDK's class."""
 
     def __init__(self, staged: Staged, session: Any, kwargs: Mapping[str, Any]) -> None:
+        # The first run is what the estimator was built for; the staged one is that of the newest fit, with its inputs.
         self._first = self._staged = staged
         self._fitted = False
         self._more_tags = kwargs.get("tags") or []
@@ -238,6 +239,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         _refuse(option_issues(options, logs))
         in_pipeline = is_pipeline(self.sagemaker_session)
         with defaults_of(self.sagemaker_session):
+            # Every fit starts a run of its own, but in a pipeline, where equal steps share one.
             begun = self._first.again() if self._fitted and not in_pipeline else self._first
             self._staged = begun.reading(specified(inputs))
         self._adopt()
@@ -248,6 +250,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             return self._fit_step(inputs, job_name, merged, wait=wait, logs=logs, **options)
         say(*self._staged.plan.start_lines(), err=True)
         session, output_path = self.sagemaker_session, self.output_path
+        # The name is ours, so the claimed attempt leads to the job before the job exists.
         native_id = f"{session.boto_region_name}/{name}"
         with of_session(session):
             assert_inputs_exist([self._staged.plan])
@@ -380,6 +383,7 @@ def of_session(session: Any) -> AbstractContextManager[None]:
     """Inside, S3 is reached with the credentials of the SDK's session: an assumed role, for example."""
     from sm_llm.storage.s3.s3_client import as_session
 
+    # boto3 has no public name for the session of botocore that it wraps.
     return as_session(session.boto_session._session)
 
 

@@ -41,6 +41,7 @@ def arguments(request: Mapping[str, Any]) -> dict[str, Any]:
         "encrypt_inter_container_traffic": request.get("EnableInterContainerTrafficEncryption", False),
         "max_retry_attempts": request.get("RetryStrategy", {}).get("MaximumRetryAttempts"),
         "enable_remote_debug": request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"),
+        # Without these two the SDK adds a profiler and a debugger hook of its own.
         "disable_profiler": True,
         "debugger_hook_config": False,
         **_resources(request),

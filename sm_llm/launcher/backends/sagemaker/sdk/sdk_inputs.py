@@ -110,6 +110,7 @@ def input_issues(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
             continue
         path = f"inputs.{name}"
         if issues := list(_value_issues(path, value)):
+            # The settings of what is not an input mean nothing.
             yield from issues
             continue
         if read is not None and name not in read:
@@ -150,6 +151,7 @@ def _value_issues(path: str, value: Any) -> Iterator[Issue]:
         yield Issue(
             "channel-bucket-invalid", path, f"names no valid bucket: a name {problem}", uri, "Write s3://bucket/prefix"
         )
+    # A variable has no value yet that could be compared with the service's limits.
     elif not any(hasattr(it, "expr") for _, it in _leaves(config, "")):
         yield from value_issues("InputDataConfig.*", {**config, "ChannelName": "any"}, path)
 

@@ -49,6 +49,7 @@ def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
             rest[name] = value
         elif effect.kind == "field" and value is not None:
             fields[effect.target] = _plain(name, value)
+    # The groups hold their counts and types, which the specification wants in fields of their own, too.
     groups = fields.get("backend.instance_groups", ())
     if groups and "compute.instance_count" not in fields:
         fields["compute.instance_count"] = sum(group["instance_count"] for group in groups)
@@ -197,6 +198,7 @@ def _group_issues(groups: Any) -> Iterator[Issue]:
 
 
 def _parameters(kind: Any) -> list[str]:
+    # PyTorch passes most of its arguments on to its base classes as keywords.
     signatures = [inspect.signature(it.__init__) for it in kind.__mro__ if "__init__" in vars(it)]
     return sorted({name for it in signatures for name in it.parameters if name not in ("self", "args", "kwargs")})
 
@@ -317,11 +319,13 @@ def _launch_issues(plan: Plan, changes: Sequence[str]) -> Iterator[Issue]:
     (changed,) = plan_loaded(load_whole(plan.job, [it for it in changes if not it.startswith("environment.")]))
     if launched(changed.job) == launched(plan.job):
         return
+    # The changes together start other processes: each that does so by itself is named.
     for change in changes:
         name = change.partition("=")[0]
         try:
             alone = load_whole(plan.job, [change]).spec
         except SpecError:
+            # A change that is valid only beside the others is not the cause by itself.
             continue
         if isinstance(alone, JobSpec) and launched(alone) != launched(plan.job):
             remedy = f"Give it to the specification: sm_llm.estimator(spec, {change!r})"

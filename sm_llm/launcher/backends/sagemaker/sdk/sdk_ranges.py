@@ -47,6 +47,7 @@ def range_issues(estimator: Any, ranges: Mapping[Any, Any]) -> list[Issue]:
                 "tuner-ranges-too-many", "hyperparameter_ranges", problem, remedy="Set the others in the specification"
             )
         )
+    # Later checks run only where earlier ones found nothing: trials of a wrong range would repeat its issues.
     issues = issues or list(_free_issues(estimator, ranges))
     return issues or list(_trial_issues(estimator, ranges, given)) or list(_effect_issues(estimator, ranges, given))
 

@@ -63,6 +63,7 @@ def region_issues(session: Any, region: str) -> Iterator[Issue]:
                 f"Give a session of {region}, or set backend.region={found}",
             )
             return
+    # Not by default_bucket(), which makes the bucket if it does not exist.
     bucket = getattr(session, "_default_bucket", None) or getattr(session, "_default_bucket_name_override", None)
     match = DEFAULT_BUCKET.fullmatch(bucket) if isinstance(bucket, str) else None
     if match and match["region"] != region:

@@ -78,6 +78,7 @@ class Staged:
             return self
         whole = self._loaded.spec.model_dump()["inputs"]
         loaded = load_whole(self._loaded.spec, fields={"inputs": {**whole, **given}})
+        # Loading from an object gives all values one origin, so those of the first load are kept.
         loaded = replace(loaded, origins={**loaded.origins, **self._loaded.origins})
         plan = planned(loaded)
         if self.record.in_pipeline:
@@ -105,6 +106,7 @@ class Staged:
         if self.is_stored:
             return
         home = job_home(self.submission.job)
+        # In a pipeline an equal step may have been stored before.
         if with_record and not home.exists():
             home.create(self.record)
         upload(self.submission)
