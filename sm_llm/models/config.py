@@ -28,6 +28,7 @@ def read_config(path_or_id: str | Path, *, where: str = "task.model.path") -> di
     when the hub cannot be reached). Raises ``SpecError`` at ``where``, also when offline or refused by the hub.
     """
     path = Path(path_or_id).expanduser()
+    # What is there on this machine comes before a hub id of the same spelling.
     if path.is_dir():
         return _parse(path / "config.json", where)
     if path.is_file():
@@ -78,6 +79,8 @@ def _download(name: str, where: str) -> Path:
             "hub-client-missing", where, "is not a folder here, and huggingface_hub is not installed", name, remedy
         ) from None
     try:
+        # The order below matters: GatedRepoError is a RepositoryNotFoundError, and LocalEntryNotFoundError an
+        # EntryNotFoundError.
         return Path(hf_hub_download(name, "config.json"))
     except HFValidationError:
         raise _error("hub-name-invalid", where, "is neither a folder here nor a hub id", name) from None
@@ -139,7 +142,9 @@ def model_config(
         )
     found = override(config, overrides, pretrained=pretrained is not None)
     named = "task.model.path" if path is not None else "task.model.preset" if preset is not None else None
+    # Weights elsewhere are compared by the worker, which comes through here with a local folder.
     if named is not None and pretrained is not None and (Path(pretrained).expanduser() / "config.json").is_file():
+        # With the same overrides, so that only what the two configs state themselves can differ.
         own = override(read_config(pretrained, where="task.start.pretrained"), overrides, pretrained=True)
         if issues := list(_other_function(named, found, own, pretrained)):
             raise SpecError(issues)
@@ -150,6 +155,7 @@ def _other_function(named: str, config: Config, own: Config, folder: str) -> Ite
     """Fields that no tensor shows (heads, rotary positions, norms) and in which a config is not that of the weights."""
     kind = family(own)
     compared = {"model_type", "rope_parameters", *(name for name, it in kind.fields.items() if not it.safe)}
+    # Weights that are loaded were drawn before: the range of initial values does not count.
     for name in sorted(compared - {"initializer_range"}):
         if config.get(name) != own.get(name):
             problem = f"has {name} {config.get(name)!r}, but the config.json beside the weights in {folder} has"
@@ -177,8 +183,10 @@ def normalise(config: Config) -> dict[str, Any]:
     found["rope_parameters"] = rope.canonical(config, kind.default_rope_theta, kind.max_position_embeddings(fields))
     if dtype := _dtype(config):
         found["dtype"] = dtype
+    # Checks over several fields need the defaults of all of them.
     if issues := kind.check(found):
         raise _spec_error(issues)
+    # Sorted: equal models give equal files, in whatever order their fields were written.
     return dict(sorted(found.items()))
 
 
@@ -227,6 +235,7 @@ def override(config: Config, overrides: Mapping[str, Any], pretrained: bool) -> 
     if issues:
         raise _spec_error(issues)
     merged = {**config, **overrides}
+    # Every spelling that the config has is removed, so that none contradicts the one that is given.
     if not overrides.keys().isdisjoint(rope.SPELLINGS):
         for name in rope.SPELLINGS:
             merged.pop(name, None)
@@ -259,6 +268,7 @@ def _override_issue(kind: Family, config: Config, name: str, value: Any, pretrai
     if issue := _value_issue(kind, name, value):
         return issue
     is_safe = name in _SAFE or (name in kind.fields and kind.fields[name].safe)
+    # With pretrained weights, the value that the config has already changes nothing.
     if not pretrained or is_safe or (name in kind.fields and kind.value(config, name) == value):
         return None
     allowed = sorted({*_SAFE, *(field for field, facts in kind.fields.items() if facts.safe)})
@@ -280,6 +290,7 @@ def _value_issue(kind: Family, name: str, value: Any) -> Issue | None:
 def _identity_issues(kind: Family, config: Config) -> list[Issue]:
     issues = []
     classes = config.get("architectures")
+    # A classifier or a reward model of the same family has other tensors.
     if classes and kind.architecture not in classes:
         issues.append(
             Issue(

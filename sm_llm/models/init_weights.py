@@ -68,6 +68,7 @@ def _key(seed: int, name: str) -> int:
 
 
 def _normal_slice(key: int, spec: Tensor, offsets: Sequence[int], sizes: Sequence[int], run: Run) -> Float32Array:
+    # The elements of a vector are rows of one column.
     lead, columns = (spec.shape[:-1], spec.shape[-1]) if len(spec.shape) > 1 else (spec.shape, 1)
     rows = _row_numbers(lead, offsets, sizes)
     first, width = (offsets[-1], sizes[-1]) if len(spec.shape) > 1 else (0, 1)
@@ -79,16 +80,20 @@ def _normal_slice(key: int, spec: Tensor, offsets: Sequence[int], sizes: Sequenc
         for block, start, stop in bounds:
             origin = block * per_block
             count = min(per_block, total - origin)
+            # A whole block is drawn straight into its place.
             if (stop - start, width) == (count, columns):
                 _draw(key, block, spec.std, out[start:stop])
                 continue
+            # A block is always drawn whole: a value depends on its place in the block.
             values = np.empty((count, columns), dtype=np.float32)
             _draw(key, block, spec.std, values)
             out[start:stop] = values[_index(rows[start:stop] - origin), first : first + width]
 
+    # The row numbers ascend, so the rows of one block follow each other.
     blocks, starts = (found.tolist() for found in np.unique(rows // per_block, return_index=True))
     bounds = list(zip(blocks, starts, [*starts[1:], rows.size], strict=True))
     tasks = [bounds[begin : begin + _TASK_BLOCKS] for begin in range(0, len(bounds), _TASK_BLOCKS)]
+    # Consumes the results of an executor's map, which raises the errors of its threads here.
     deque(run(fill, tasks), maxlen=0)
     if spec.zero_row is not None:
         out[rows == spec.zero_row] = 0.0
@@ -98,6 +103,7 @@ def _normal_slice(key: int, spec: Tensor, offsets: Sequence[int], sizes: Sequenc
 def _row_numbers(lead: Sequence[int], offsets: Sequence[int], sizes: Sequence[int]) -> NDArray[np.int64]:
     """Ascending row numbers of the slice, rows counted over all leading dimensions."""
     numbers = np.zeros(1, dtype=np.int64)
+    # Of a matrix, the last offset and size are those of its columns.
     for length, offset, extent in zip(lead, offsets, sizes, strict=False):
         numbers = (numbers[:, None] * length + np.arange(offset, offset + extent)).reshape(-1)
     return numbers

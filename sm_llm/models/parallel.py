@@ -57,6 +57,7 @@ def _tensor_issues(config: Config, degree: int) -> list[Issue]:
     wrong = [f"{name} {size} / {degree} leaves {size % degree}" for name, size in sizes.items() if size % degree]
     if not wrong:
         return []
+    # A degree divides all sizes exactly where it divides their greatest common divisor.
     common = math.gcd(*sizes.values())
     fits = ", ".join(str(value) for value in range(1, common + 1) if common % value == 0)
     return [

@@ -86,6 +86,7 @@ def issues(config: Config) -> list[Issue]:
     ]
     if found:
         return found
+    # Both fields are maps or null from here on.
     thetas = {float(t) for t in _thetas(config) if _is_number(t)}
     if any(not _is_number(theta) or theta <= 0 for theta in _thetas(config)):
         found.append(Issue("rope-theta-not-positive", "rope_theta", "must be a positive number", _thetas(config)[0]))
@@ -111,6 +112,7 @@ def issues(config: Config) -> list[Issue]:
                     "Keep one of them.",
                 )
             )
+    # The two spellings agree, so one of them stands for both.
     return found or _scaling_issues(_scaling(config))
 
 
@@ -167,6 +169,7 @@ def _scaling(config: Config) -> dict[str, Any]:
 
 def _without_theta(scaling: Mapping[str, Any]) -> dict[str, Any]:
     found = copy.deepcopy({key: value for key, value in scaling.items() if key not in ("rope_theta", "type")})
+    # Older configs call it ``type``; ``rope_type`` counts where both are there.
     if "type" in scaling:
         found.setdefault("rope_type", scaling["type"])
     return found
@@ -185,6 +188,7 @@ def _tidy(key: str, value: Any) -> Any:
     """Floats as floats: transformers 4.44 warns about an integer factor."""
     if isinstance(value, list):
         return [float(entry) for entry in value]
+    # Before the numbers, because bool is a subclass of int.
     if isinstance(value, bool):
         return value
     return int(value) if key == _LENGTH else float(value)

@@ -73,10 +73,13 @@ def read_header(path: Path) -> dict[str, Stored]:
     """The tensors of one file. Raises ``OSError``, or ``ValueError`` with what is wrong with the file."""
     size = path.stat().st_size
     with path.open("rb") as stream:
+        # The length of the header comes from the file: it is compared with the file's size before anything is
+        # allocated.
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
             raise ValueError(f"is not a whole safetensors file: {size:,} bytes, a header of {length:,} bytes announced")
         try:
+            # Without the hook json would keep the last of two entries of one name.
             header = json.loads(stream.read(length), object_pairs_hook=_unique)
             header.pop("__metadata__", None)
             tensors = {name: _stored(path, 8 + length, entry) for name, entry in header.items()}
@@ -97,7 +100,10 @@ def _stored(path: Path, data: int, entry: Mapping[str, Any]) -> Stored:
 def _check_layout(tensors: Mapping[str, Stored], data: int, size: int) -> None:
     """The tensors must fill the file from the header to its end, without gaps and without overlap."""
     place = data
+    # A header may list its tensors in any order.
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        # A format that is not known here has no width to compare; whether it is one of weights is checked with the
+        # config.
         width = _BYTES.get(entry.dtype)
         if entry.begin != place or (width and entry.end - entry.begin != width * math.prod(entry.shape)):
             raise ValueError(f"has a damaged header: the bytes of {name} do not fit its shape and place")
@@ -129,6 +135,7 @@ def _indexed(folder: Path, index: Path) -> tuple[dict[str, Stored], list[Issue]]
         return {}, [
             Issue("weights-index-invalid", START, f"{index} is not a usable index ({_short(error)})", remedy=_REWRITE)
         ]
+    # Before any file is opened: the names come with the weights and may lead anywhere.
     outside = {name: issue for name in sorted(set(names.values())) if (issue := name_fault(name))}
     if outside:
         remedy = "Put the files beside the index and correct the names there, or fetch the whole folder again"
@@ -145,6 +152,7 @@ def _indexed(folder: Path, index: Path) -> tuple[dict[str, Stored], list[Issue]]
     # What a shard holds beyond the index is not read either: the caller judges it like any tensor without a place.
     extra = {name: entry for part in held.values() for name, entry in part.items() if name not in names}
     sizes = [entry.end - entry.begin for part in held.values() for entry in part.values()]
+    # Only of files that are all sound: anything missing has its own issue, and would change the sum.
     if not issues and total is not None and not _is_total(total, sizes):
         problem = f"{index}: metadata.total_size is {total:,}, the files hold {sum(sizes):,} bytes of tensors"
         issues.append(Issue("weights-size-mismatch", START, problem, remedy=_REWRITE))
@@ -169,6 +177,7 @@ def _read_index(index: Path) -> tuple[dict[str, str], int | None]:
     if not isinstance(metadata, dict):
         raise ValueError(f"metadata must be a mapping, got {str(metadata)[:80]!r}")
     total = metadata.get("total_size")
+    # Some writers give a float.
     if total is not None and (isinstance(total, bool) or not isinstance(total, int | float)):
         raise ValueError(f"metadata.total_size must be a number, got {total!r}")
     return names, None if total is None else int(total)

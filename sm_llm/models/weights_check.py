@@ -67,9 +67,11 @@ def compare_stored(
     issues = [*_adapters(folder), *damage]
     unread = tuple(name for name in stored if name not in tensors and re.search(buffers, name))
     extra = [name for name in stored if name not in tensors and name not in unread]
+    # A head beside a tied embedding is not left over; it must only be the same matrix.
     if tied is not None and tied[0] in extra:
         extra.remove(tied[0])
         issues += _head_issues(stored, *tied)
+    # The tensors of a damaged file are absent, and would be reported as missing a second time.
     if not damage:
         issues += _missing(folder, tensors, stored, extra)
     issues += _unused(folder, tensors, stored, extra)
@@ -108,6 +110,7 @@ def _head_issues(stored: Mapping[str, Stored], head: str, embedding: str) -> Ite
 def _same(first: Stored, second: Stored) -> bool:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
+    # The bytes and not the numbers: the only tensors that are read here, a piece at a time.
     with first.file.open("rb") as left, second.file.open("rb") as right:
         left.seek(first.begin)
         right.seek(second.begin)

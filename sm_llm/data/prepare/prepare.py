@@ -283,9 +283,9 @@ def _read(
     total = float(sum(file.size for file in files))
     before, reported = 0, 0.0
     for file in files:
-        # After the yield, when the caller has encoded this batch.
         for documents in file.documents(text_field, rejections):
             yield documents
+            # After the yield, when the caller has encoded this batch.
             if (now := time.monotonic()) - reported >= _REPORT_SECONDS:
                 progress(Progress(phase, before + documents.fraction * file.size, total, "bytes", file.path.name))
                 reported = now

@@ -112,10 +112,12 @@ class Field:
         """What is wrong with ``value``, if anything (a bool is not a number, an integer is a float)."""
         if value is None and self.optional:
             return None
+        # bool is a subclass of int in Python, but true must not pass for a number.
         if isinstance(value, bool) != (self.types == (bool,)) or not isinstance(value, self.types):
             return Issue("model-field-type", name, f"must be {self.describe()}", value)
         if isinstance(value, list) and int in self.types and not all(type(it) is int and it >= 0 for it in value):
             return Issue("model-field-not-whole-numbers", name, "must be whole numbers, at least 0", value)
+        # "not value >= ..." and not "value < ...": NaN must fail, too.
         if self.minimum is not None and isinstance(value, int | float) and not value >= self.minimum:
             return Issue("model-field-too-small", name, f"must be at least {self.minimum:g}", value)
         if isinstance(value, int | float) and not value <= self.maximum:
@@ -214,6 +216,7 @@ class Family(ABC):
         if not self.value(config, "tie_word_embeddings"):
             return None
         tied = self.tensors(config)
+        # The head is the one tensor that the untied model has more.
         (head,) = self.tensors({**config, "tie_word_embeddings": False}).keys() - tied.keys()
         return head, next(name for name, tensor in tied.items() if tensor.group == "embedding")
 
@@ -225,6 +228,7 @@ class Family(ABC):
         """Every parameter of the transformers 5 model, by its name for it, in the order of ``named_parameters()``."""
         tensors, packings = self.tensors(config), self.packings(config)
         holder = {part: name for name, it in packings.items() for parts in it.parts for part in parts}
+        # A packed parameter stands where the first of its tensors does.
         names = dict.fromkeys(holder.get(name, name) for name in tensors)
         return {it: packings[it].tensor(tensors) if it in packings else tensors[it] for it in names}
 

@@ -116,6 +116,7 @@ class GatedDecoder(Family):
         """
         fields = super().canonical_fields(config)
         fields["num_key_value_heads"] = self.kv_heads(config)
+        # The default of a family without a field of its own.
         if fields.get("head_dim") in (None, fields["hidden_size"] // fields["num_attention_heads"]):
             fields.pop("head_dim", None)
         return fields

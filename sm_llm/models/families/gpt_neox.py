@@ -53,6 +53,7 @@ class GptNeoX(Family):
         """``rotary_emb_base`` as rope_theta; transformers 5 keeps ``rotary_pct`` among the rotary parameters."""
         found = dict(config)
         if (theta := found.pop("rotary_emb_base", None)) is not None:
+            # The newer name counts where a config has both.
             found.setdefault("rope_theta", theta)
         for name in _MAPS:
             if isinstance(found.get(name), dict) and _PART in found[name]:
@@ -92,6 +93,7 @@ class GptNeoX(Family):
         Its norms keep their one input. An activation that is written out as a formula keeps the result of each step.
         """
         hidden, inner = int(config["hidden_size"]), int(config["intermediate_size"])
+        # In transformers these activations are formulas of single torch operations, each of which keeps its result.
         steps = 8 if self.value(config, "hidden_act") in _WRITTEN_OUT else 2
         return LayerWidths(
             hidden=hidden,
@@ -107,10 +109,12 @@ class GptNeoX(Family):
     def packings(self, config: Config) -> dict[str, Packing]:
         if self.value(config, "tie_word_embeddings"):
             return {}
+        # transformers 5 calls the head otherwise than the published files; a tied head is no parameter of its own.
         return {"lm_head.weight": Packing((("embed_out.weight",),))}
 
     def check(self, config: Config) -> list[Issue]:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        # The head size, on which the next check depends, needs this division.
         if hidden % heads:
             return [
                 Issue(
@@ -120,6 +124,7 @@ class GptNeoX(Family):
                     hidden,
                 )
             ]
+        # Rounded down, as in transformers.
         rotary = int(self.head_dim(config) * config["rotary_pct"])
         if rotary % 2:
             problem = f"makes {rotary} of {self.head_dim(config)} channels rotary, which must be even"

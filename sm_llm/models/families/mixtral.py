@@ -76,6 +76,7 @@ class Mixtral(Mistral):
             prefix = f"model.layers.{layer}"
             experts = [f"{prefix}.{_EXPERTS}.{expert}" for expert in range(self.experts(config))]
             found[f"{prefix}.mlp.gate.weight"] = Packing(((f"{prefix}.block_sparse_moe.gate.weight",),))
+            # w1 is the gate and w3 the up projection: transformers 5 joins them in this order.
             halves = tuple((f"{expert}.w1.weight", f"{expert}.w3.weight") for expert in experts)
             found[f"{prefix}.mlp.experts.gate_up_proj"] = Packing(halves, stacked=True)
             downs = tuple((f"{expert}.w2.weight",) for expert in experts)
@@ -85,6 +86,7 @@ class Mixtral(Mistral):
     def active_parameter_count(self, config: Config) -> int:
         """As in all families, without the experts that a token does not visit."""
         idle = self.experts(config) - int(self.value(config, "num_experts_per_tok"))
+        # An expert has three matrices.
         expert = 3 * int(config["hidden_size"]) * int(config["intermediate_size"])
         return self.non_embedding_parameter_count(config) - int(config["num_hidden_layers"]) * idle * expert
 

@@ -32,4 +32,5 @@ class Qwen3(Qwen2):
 
     def canonical_fields(self, config: Config) -> dict[str, Any]:
         """As ``Qwen2``; ``head_dim`` always, since its default does not follow from the width."""
+        # ``GatedDecoder`` leaves the field out where it equals the width divided by the heads.
         return {**super().canonical_fields(config), "head_dim": self.head_dim(config)}

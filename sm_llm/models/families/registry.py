@@ -29,6 +29,7 @@ def known_family(model_type: str) -> Family | None:
     if row is None:
         return None
     module, _, name = row.partition(":")
+    # Imported by name, so that a plan does not load the modules of all families.
     return cast("Family", getattr(import_module(f"sm_llm.models.families.{module}"), name)())
 
 
