@@ -53,6 +53,7 @@ def pinned(context: WorkerContext, uri: str) -> HubSnapshot:
 def wanted(job: JobSpec, uri: str, snapshot: HubSnapshot) -> Selection:
     """The files that the fields naming ``uri`` need: a config, a tokenizer, or all but other formats of the weights."""
     fields = [path for path, place in sources(job).items() if place == uri]
+    # Such a field reads weights or data: of these everything may be needed.
     if any(path not in _PARTS for path in fields):
         return Selection(exclude=EXCLUDE)
     patterns = {pattern for path in fields for pattern in _PARTS[path]}

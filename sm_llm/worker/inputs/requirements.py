@@ -51,6 +51,7 @@ def install(
 
 def _pins(line: str | None) -> list[str]:
     """The image's own packages in the versions that it has."""
+    # A broken installation can have a distribution without a name.
     found = {it.metadata["Name"]: it.version for it in metadata.distributions() if it.metadata["Name"]}
     return [f"{name}=={version}" for name, version in sorted(found.items()) if is_owned(name, line)]
 
@@ -73,6 +74,8 @@ class _Wanted:
         constraints, report = self._scratch / "image.txt", self._scratch / "report.json"
         constraints.write_text("".join(f"{pin}\n" for pin in pins), encoding="utf-8")
         wanted = ["--requirement", str(self._file), "--constraint", str(constraints)]
+        # The image's own packages are constraints: what would replace one of them fails here, before anything is
+        # installed.
         self._pip(["--dry-run", "--report", str(report), *wanted])
         return list(json.loads(report.read_text(encoding="utf-8"))["install"])
 
@@ -80,6 +83,7 @@ class _Wanted:
         """Exactly what was resolved, and nothing that it depends on."""
         lock = self._scratch / "lock.txt"
         lock.write_text("".join(f"{_exact(it)}\n" for it in found), encoding="utf-8")
+        # With ``--target`` pip ignores what is installed: resolving anew would bring every dependency a second time.
         self._pip(["--no-deps", "--target", str(folder), "--requirement", str(lock)])
 
     def _pip(self, arguments: list[str]) -> None:

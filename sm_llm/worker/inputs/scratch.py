@@ -34,10 +34,12 @@ def scratch_folder(
     if told := environ.get(DISK_ENVIRONMENT):
         _check(Path(told), container)
         return _own(Path(told), run_id, node)
+    # The machine's large disks are shared by all nodes that it simulates.
     if str(container.base) != CONTAINER_BASE:
         return container.scratch
     usable = [path for path in map(Path, disks) if path.is_dir() and os.access(path, os.W_OK)]
     best = max(usable, key=_size, default=container.base)
+    # Only if it is larger: on many instances all of these are one disk.
     return _own(best, run_id, node) if _size(best) > _size(container.base) else container.scratch
 
 
@@ -57,6 +59,7 @@ def _check(told: Path, container: ContainerPaths) -> None:
     if not told.is_dir() or not os.access(told, os.W_OK):
         problem = "is not a folder that can be written to"
     watched = (container.model, container.output_data, container.base / "checkpoints")
+    # Through links: a link to such a folder is archived as well.
     if any(told.resolve().is_relative_to(it.resolve()) for it in watched):
         problem = "lies where the platform archives or copies what it finds"
     if problem:

@@ -32,6 +32,7 @@ def secrets_at_hand(
 
     Raises ``RunFailed``, naming secrets and references but no value, for all that cannot be read.
     """
+    # All of them before one is set: a job with a part of its secrets does not start.
     values = resolve(references, environ, k8s_mount)
     for name, value in values.items():
         if len(value) < SHORTEST:
@@ -44,6 +45,7 @@ def secrets_at_hand(
     try:
         yield hidden
     finally:
+        # The streams of before, not Python's own: a test or a caller may have replaced them.
         sys.stdout, sys.stderr = streams
         for name, old in before.items():
             environ.pop(name, None)
@@ -96,6 +98,7 @@ def _from_file(path: Path) -> str:
 
 
 def _from_secrets_manager(arn: str) -> str:
+    # A secret may be in another region than the job.
     region = arn.split(":")[3]
     answer = _ask_aws("secretsmanager", lambda client: client.get_secret_value(SecretId=arn), region)
     if "SecretString" not in answer:
@@ -134,6 +137,7 @@ class _Discreet:
 
     def write(self, text: str) -> int:
         self._stream.write(self._hidden(text))
+        # What the caller gave: the number that was written after replacing would look like a short write.
         return len(text)
 
     def writelines(self, lines: Any) -> None:

@@ -36,6 +36,7 @@ class Disk:
 
 def disk_of(path: Path) -> Disk:
     """The disk of ``path``, or of the nearest folder above it that exists. Raises ``OSError``."""
+    # Folders of the run may not be made yet; the disk is that of what is there.
     while not path.exists() and path != path.parent:
         path = path.parent
     return Disk(f"{socket.gethostname()}:{path.stat().st_dev}", str(path), shutil.disk_usage(path).free)
@@ -72,6 +73,7 @@ def check_space(context: WorkerContext, control: Agreement, state: Mapping[str, 
 
 def lacking(scratches: Sequence[tuple[Disk, int]], storage: Disk | None, whole: int) -> str | None:
     """What has no space for one save: each process's bytes in its scratch, ``whole`` in storage, maybe on one disk."""
+    # By disk: processes of one node share a scratch, and storage may be on the same disk.
     needed: Counter[str] = Counter() if storage is None else Counter({storage.name: whole})
     for disk, size in scratches:
         needed[disk.name] += size

@@ -48,6 +48,7 @@ def stage_inputs(context: WorkerContext) -> JobSpec:
             places[uri] = str(channel(context, mounted[uri]).resolve())
         elif "://" in uri:
             places[uri] = str(stage(context, uri))
+    # Validated again as a whole: the paths are checked like those that a user writes.
     job = _with_sources(context.job.spec, places)
     if (stream := hub_stream(job)) is None:
         return job
@@ -97,11 +98,13 @@ def once_per_node(
     The first one then writes a marker, for which the others wait. It carries the outcome, so that nobody waits for
     what has failed.
     """
+    # Named by the attempt: scratch is kept between attempts, and an older marker would count at once.
     marker = _place(context, what).with_suffix(f".{context.job.attempt}.done")
     if context.place.is_node_leader:
         try:
             result = action()
         except (SmLlmError, OSError) as error:
+            # The others raise as well, instead of waiting for hours.
             write_atomically(marker, f"failed: {context.hidden(str(error))}")
             raise
         write_atomically(marker, f"complete: {result}")
@@ -122,6 +125,7 @@ def _copy(context: WorkerContext, uri: str, target: Path) -> str:
     uri = result_address(uri, options)
     store = open_store(uri, options)
     parent, _, name = uri.rstrip("/").rpartition("/")
+    # A prefix in S3 is no object: only asking for the key distinguishes a file from a folder.
     is_file = open_store(parent, options).head(name) is not None
     report = context.agent.call(bring, store, target, options, progress=_reporter(context, uri))
     context.say(f"staged {uri}: {report.copied_size:,} bytes copied, {report.unchanged_size:,} were here already")
@@ -134,6 +138,7 @@ def bring(store: Store, target: Path, options: dict[str, Any], *, progress: Call
 
     def count(done: int, _: int) -> None:
         nonlocal told
+        # ``sync`` reports totals, the transfer agent adds up increments.
         progress(done - told)
         told = done
 

@@ -48,6 +48,7 @@ class Node:
     def names(self) -> list[str]:
         """All nodes of this step; rank 0 runs on the first."""
         listed = self.environ.get("SLURM_STEP_NODELIST") or self.environ["SLURM_JOB_NODELIST"]
+        # The same order on every node, since each of them derives its rank from it.
         return sorted(expand(listed), key=numeric)
 
     @property
@@ -89,6 +90,7 @@ class Node:
     def rendezvous(self) -> tuple[str, int]:
         """Id and port: of this start alone, so that no process of an earlier one can meet this one's."""
         job, step = int(self.environ["SLURM_JOB_ID"]), self.environ.get("SLURM_STEP_ID", "0")
+        # Seven apart, so that a few restarts of a job do not meet the next job's port.
         port = _FIRST_PORT + (job * 7 + self.restart) % _PORTS
         return f"{job}-{self.restart}-{step}", port
 
@@ -110,6 +112,7 @@ class Node:
         threads = max(1, int(self.environ.get("SLURM_CPUS_ON_NODE") or os.cpu_count() or 1) // self.processes)
         backend = self.job["spec"]["backend"]
         return {
+            # What stands before ``environ`` is a default that the user can replace; what stands after it is fixed.
             "OMP_NUM_THREADS": str(threads),
             "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(backend["stop_seconds"])),
@@ -136,6 +139,7 @@ class Node:
         for folder in ("input/config", "input/data", "model", "output/data", "code", "scratch"):
             (self.base / folder).mkdir(0o700, parents=True, exist_ok=True)
         for report in ("failure", "stopped"):
+            # The base is the same in all attempts: an old report would be taken for this start's.
             (self.base / "output" / report).unlink(missing_ok=True)
         hosts = {"current_host": self.name, "hosts": self.names, "network_interface_name": ""}
         (self.base / "input/config/resourceconfig.json").write_text(json.dumps(hosts), encoding="utf-8")
@@ -152,6 +156,7 @@ class Node:
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run this node's processes; returns torchrun's exit code, 0 after a stop in order, ``BAD_NODE`` if it is unfit."""
     node = Node(environ, int(arguments[0]), arguments[1])
+    # First, so that whatever fails from here on is in the log that the launcher reads.
     _log_to(node.folder / f"node-{node.index}.log")
     rendezvous, port = node.rendezvous
     _say(
@@ -165,6 +170,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return BAD_NODE
     node.lay_out()
     code = _run(node)
+    # Before the exit code: torchrun reports an orderly stop as a failure of its processes.
     if (node.base / "output" / "stopped").is_file():
         if node.index == 0:
             node.note(f"stopped-{node.restart}")
@@ -194,6 +200,7 @@ def _run(node: Node) -> int:
         start_new_session=True,  # Slurm signals whole process groups, and a second SIGTERM would cut short the first
         preexec_fn=partial(end_with_parent, os.getpid()),
     )
+    # Only now, because the handler needs the process. A SIGTERM before this ends both (``end_with_parent``).
     signal.signal(signal.SIGTERM, stop)
     requests = [node.folder / "stop", node.folder / f"yield-{node.restart}"]
     while True:
@@ -204,6 +211,7 @@ def _run(node: Node) -> int:
                 if node.job["spec"]["task"]["kind"] in _STEPPED:
                     if node.index == 0:
                         (node.run_folder / "stop").touch(0o600)
+                    # Asked once: the task itself reads the stop file from here on.
                     requests = []
                 else:
                     stop(signal.SIGTERM, None)

@@ -37,6 +37,7 @@ def node_issues(expected: Expected, *, clock: Callable[[], float] = time.time, r
     """Everything that is wrong with this node, in words. ``root`` is where ``dev`` and ``proc`` are."""
     issues = [text for folder in expected.writable if (text := _write_issue(folder))]
     if not issues:
+        # It needs a new file there, which the folder has just been shown to take.
         issues += _clock_issues(expected.writable[0], clock)
     issues += _disk_issues(expected.scratch)
     issues += _mount_issues(expected.mounted, root)
@@ -76,6 +77,7 @@ def _mount_issues(folders: Sequence[Path], root: Path) -> Iterator[str]:
     if not folders:
         return
     text = (root / "proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    # Field 5 is the mount point, in which blanks are written as octal escapes (proc_pid_mountinfo(5)).
     points = {_unescaped(line.split(" ")[4]) for line in text.splitlines() if line}
     for folder in folders:
         if not any(str(it) in points for it in (folder, *folder.parents) if str(it) != "/"):
@@ -90,6 +92,7 @@ def _device_issues(expected: Expected, root: Path) -> Iterator[str]:
     if not expected.device_count:
         return
     names = [path.name for path in (root / "dev").glob(f"{expected.devices}*")]
+    # ``nvidiactl`` and ``nvidia-uvm`` are no GPUs.
     found = [name for name in names if name.removeprefix(expected.devices).isdigit()]
     if len(found) != expected.device_count:
         yield f"{len(found)} {expected.devices} devices are visible, and {expected.device_count} are expected"

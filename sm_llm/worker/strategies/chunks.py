@@ -13,5 +13,6 @@ def chunk_positions(length: int, degree: int, rank: int) -> torch.Tensor:
     if degree == 1:
         return torch.arange(length)
     size = length // (2 * degree)
+    # A late token attends to more than an early one; a pair from both ends always has the same sum.
     first, second = rank * size, (2 * degree - 1 - rank) * size
     return torch.cat([torch.arange(first, first + size), torch.arange(second, second + size)])

@@ -53,6 +53,7 @@ class CompiledLayers:
         layer = _Layer(name, module, module._compiled_call_impl)  # type: ignore[arg-type]
 
         def counted(*args: Any, **kwargs: Any) -> Any:
+            # Graphs that run during the call are this layer's: the main thread calls one layer at a time.
             before = self._runs
             result = layer.compiled_call(*args, **kwargs)
             layer.calls += 1
@@ -84,6 +85,7 @@ class CompiledLayers:
         return LayersCompiled(
             layers=len(called),
             graphs=self._graphs,
+            # One graph per call is the goal: none is eager code, more than one a graph that broke.
             eager=[layer.name for layer in called if layer.graphs == 0],
             broken=[layer.name for layer in called if layer.graphs > layer.calls],
             graph_breaks={_first_line(text): count for text, count in reasons.items()},

@@ -166,6 +166,7 @@ class CudaDevice:
         return _stacked(values)
 
     def read_later(self, value: torch.Tensor) -> Callable[[], float]:
+        # A slot is free again only once it has been read, so no copy overwrites a number that is still wanted.
         slot = self._slots.pop() if self._slots else _pinned_scalar()
         slot.copy_(value, non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -230,6 +231,7 @@ def keep_freed_memory() -> None:
     """
     if platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
+        # Setting either switches off glibc's own adjustment of both.
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 

@@ -28,6 +28,7 @@ class MasterWeights:
             return
         self.parameters = {name: torch.nn.Parameter(p.detach().clone()) for name, p in parameters.items()}
         for copy in self._copies:
+            # The model keeps its parameter objects, and with them their names and hooks; only their memory is replaced.
             copy.data = copy.data.to(compute)
 
     @torch.no_grad()
@@ -40,8 +41,10 @@ class MasterWeights:
         gradients = [copy.grad for copy in self._copies if copy.grad is not None]
         if not sums:
             for master, gradient in zip(masters, gradients, strict=True):
+                # The first micro-batch needs no memory set to 0 before.
                 master.grad = gradient.to(master.dtype)
         else:
+            # One kernel for many tensors: a loop would start one for each parameter.
             torch._foreach_add_(sums, gradients)
         for copy in self._copies:
             copy.grad = None

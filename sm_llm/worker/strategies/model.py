@@ -28,6 +28,7 @@ def build_on_meta(
 
     fields = {name: value for name, value in both_spellings(dict(config)).items() if name != "model_type"}
     hf_config = AutoConfig.for_model(config["model_type"], **fields)
+    # A key/value cache only serves generation, and would hold activations.
     hf_config.use_cache = False
     with torch.device("meta"):
         model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, dtype=dtype, attn_implementation=attention)
@@ -58,6 +59,7 @@ class OuterModules:
 def outer_modules(model: torch.nn.Module) -> OuterModules | None:
     """Modules with parameters around a model's layers; None where token table and output head share one."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
+    # A parameter cannot be in two groups of FSDP.
     if table.weight is head.weight:
         return None
     behind = [
@@ -85,6 +87,7 @@ def materialise(model: torch.nn.Module, home: torch.device, device: torch.device
         for name, parameter in named_parameters(model).items():
             local, offsets = _local_part(parameter)
             if weights is None:
+                # Not 0: a parameter that a checkpoint does not bring would go unnoticed.
                 local.fill_(math.nan)
             else:
                 local.copy_(weights.read(name, offsets, tuple(local.shape)))
@@ -105,6 +108,7 @@ def _rebuild_buffers(model: torch.nn.Module, device: torch.device) -> None:
         if next(module.buffers(recurse=False), None) is None:
             continue
         with torch.device("cpu"):
+            # transformers' modules with buffers of this kind are made from the config alone.
             fresh = type(module)(model.config)
         for name, buffer in fresh.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)

@@ -28,6 +28,7 @@ class PackedWeights:
         if not packing.stacked:
             return self._joined(packing.parts[0], offsets, sizes)
         parts = packing.parts[offsets[0] : offsets[0] + sizes[0]]
+        # A process may hold none of a stack that has fewer members than there are processes.
         if not parts:
             return torch.empty(tuple(sizes))
         return torch.stack([self._joined(names, offsets[1:], sizes[1:]) for names in parts])
@@ -38,6 +39,7 @@ class PackedWeights:
         found, begin = [], 0
         for name in names:
             end = begin + self._tensors[name].shape[0]
+            # The slice and the tensor overlap in this range of the whole.
             start, stop = max(first, begin), min(last, end)
             if start < stop:
                 found.append(self._source.read(name, (start - begin, *offsets[1:]), (stop - start, *sizes[1:])))

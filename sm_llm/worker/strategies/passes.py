@@ -38,6 +38,7 @@ def run_passes(
             loss = forward_loss(loss_sum, batch, device)
             # Not ``scale * loss``: a product of its own in the graph would round the loss once more.
             torch.autograd.backward(loss, poisoned(loss, scale))
+        # Without its graph, which holds the activations of the micro-batch.
         total += loss.detach()
     return total
 

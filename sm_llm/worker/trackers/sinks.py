@@ -92,6 +92,7 @@ def earlier_events(context: WorkerContext, step: int) -> list[Mapping[str, Any]]
         "events/attempt-", lambda name: "-rank0." in name and own not in name, context.scratch / _EARLIER
     )  # fmt: skip
     files = [path for number, writer, path in event_files(run.events) if number < attempt and writer == "rank0"]
+    # A step that was done again after a rollback is in the log twice: the newest counts.
     events = [event for path in files for _, event in read_file(path) if event["kind"] in _NAMES]
     newest = [event for kind in _NAMES for event in newest_per_step(events, kind) if event["step"] <= step]
     return sorted(newest, key=lambda event: int(event["step"]))
@@ -107,6 +108,7 @@ def feeding(context: WorkerContext) -> Iterator[None]:
     """Feed the job's trackers while the block runs, on the first process; a job without trackers costs nothing."""
     task = context.job.spec.task
     wanted = context.place.is_leader and isinstance(task, TrainTask)
+    # Only the first process has the events of all.
     openers = load_openers(task.logging.sinks, context) if wanted and isinstance(task, TrainTask) else {}
     if not openers:
         yield
@@ -168,6 +170,7 @@ class Feed:
     def close(self, seconds: float) -> None:
         """Pass on what is left and close the trackers; wait at most ``seconds`` for that."""
         self._ending.set()
+        # The thread is a daemon: a tracker that hangs cannot keep the process alive beyond this.
         self._thread.join(seconds)
         if self._thread.is_alive():
             waiting = ", ".join(self._sinks) or "trackers"
@@ -185,10 +188,12 @@ class Feed:
             self._try(name, partial(sink.close, completed=self._completed))
 
     def _pass_on(self, events: Sequence[Mapping[str, Any]]) -> None:
+        # Each is opened once: one that failed is not tried with every event.
         unopened, self._openers = self._openers, {}
         for name, opener in unopened.items():
             self._try(name, partial(self._open, name, opener))
         start = next((event for event in events if event["kind"] == "start_chosen"), None)
+        # Before this attempt's own numbers, so that every tracker gets steps in ascending order.
         if start is not None and not self._is_refilled:
             self._is_refilled = True
             self._refill(int(start["step"]))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 RUN_TAG = "sm_llm.run_id"
 _OF_TRAINING = ("train/", "validation/")
+# Limits of one log-batch request of MLflow's REST API.
 _METRICS_PER_CALL = 1000
 _PARAMS_PER_CALL = 100
 _LONGEST_PARAM = 500
@@ -28,6 +29,7 @@ class Tracker:
     def __init__(self, spec: MlflowSink, context: WorkerContext) -> None:
         self._client: Any = MlflowClient(tracking_uri=spec.tracking_uri)
         experiment = self._experiment(spec.experiment or context.job.spec.name)
+        # The record's id first; the tag finds a run whose id never reached the record.
         known = context.job.trackers.get("mlflow") or self._tagged(experiment, context.job.run_id)
         self.id: str = known or self._make(experiment, context)
         if known:

@@ -59,9 +59,11 @@ class Tracker:
             if event["kind"] == "start_chosen":
                 if self._goes_on:
                     self._writer.close()
+                    # Steps that will be done again are dropped from what earlier attempts wrote.
                     self._writer = self._open(event["step"] + 1)
                 self._goes_on = True
             self._write([event])
+        # A process that is killed loses what is in the buffer.
         self._writer.flush()
 
     def _write(self, events: Sequence[Mapping[str, Any]]) -> None:

@@ -32,9 +32,11 @@ class Tracker:
             mode=spec.mode,
             dir=str(context.run.root),
             config=shown_spec(context),
+            # A resumed run may have another specification, which W&B would refuse as a changed config.
             allow_val_change=True,
             settings=wandb.Settings(console="off"),
         )
+        # See the class: charts use this axis in place of W&B's internal step.
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric("*", step_metric=STEP)
         self.uri: str | None = self._run.url or None

@@ -33,6 +33,7 @@ def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Sto
     export_model(strategy, setup.config, dtype, setup.tokenizer, folder, is_leader=is_leader)
     meta = {"kind": "model", "steps": setup.total_steps, "spec_digest": context.job.spec_digest}
     uri = publish_final(context, store, folder, control.gather, meta)
+    # After the publication: whatever fails here, the result is stored.
     _write_sample(context, setup, strategy, control)
     if uri is not None and is_s3(uri):
         context.say(f"get it with: sm-llm sync {quoted(uri, f'./{context.job.run_id}')}")

@@ -45,6 +45,7 @@ def export_model(
     for name, tensor in strategy.export_weights():
         if is_leader:
             pending[name] = tensor.contiguous()
+            # A file is written once all of its tensors are here, in whichever order the strategy gives them.
             if (names := plan.names_with(name)) <= pending.keys():
                 _write_shard(folder / plan.files[name], {it: pending.pop(it) for it in sorted(names)})
     if is_leader:
@@ -91,6 +92,7 @@ def _write_shard(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _write_configs(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, tokenizer: Path | None) -> None:
+    # Generation stops at the ids of the tokenizer that the model was trained with, not at those of the config.
     special = {} if tokenizer is None else special_ids(tokenizer)
     full = both_spellings({**config, **special, "dtype": _DTYPE_NAMES[dtype]})
     _write_json(folder / "config.json", full)

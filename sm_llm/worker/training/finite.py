@@ -70,6 +70,7 @@ class FiniteWatch:
         """The steps now known not to have been finite; ``settle`` waits for the device to know about all."""
         bad = []
         while self._pending and (settle or len(self._pending) > self._device.lag_steps):
+            # In order, and never early: a process that read ahead of the others would act alone.
             step, read = self._pending.popleft()
             kind = read()
             if kind == NO_TARGETS:
@@ -128,6 +129,8 @@ class Tolerance:
         self.message = f"step {first}: the loss or a gradient is not finite{values}, its update was not applied"
         if self._spec.policy == "stop":
             return self._fail("lower the learning rate, check the data, or see task.not_finite.policy")
+        # A step that is not finite again after going back never will be: it has the same data and begins from the same
+        # state. It is skipped then.
         if self._spec.policy == "rollback" and not self._repeated.issuperset(bad):
             return self._go_back(bad)
         for step in bad:

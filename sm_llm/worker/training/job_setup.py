@@ -68,6 +68,7 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
 
     Raises ``SpecError`` for a model or numbers that do not fit, ``DataError`` for unusable data.
     """
+    # The model first: reading its config is cheap, opening the data may not be.
     config = _model_config(task)
     if issues := model_issues(config, task.parallelism.strategy, task.parallelism.model_dump()):
         raise SpecError(issues)
@@ -76,6 +77,7 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
     validation = open_source(task.data, "validation", vocab_size, task.seed, task.tokenizer, scratch)
     warnings: list[str] = []
     if isinstance(train, Source):
+        # A stream cannot be checked before it is read; rows can.
         soundness.check_targets(train, "task.data.train")
         warnings = soundness.warnings(train)
     if validation is not None:

@@ -64,6 +64,7 @@ class StepBuffer:
         recorded, self._recorded = self._recorded, []
         if not recorded:
             return []
+        # One collective and one transfer for all steps since the last flush.
         losses = self._device.scalars([it.loss_sum for it in recorded])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(losses)
@@ -114,6 +115,7 @@ class Meter:
         """Time spent inside does not count."""
         began = self._clock()
         yield
+        # The window's beginning moves by the pause, so that the window keeps its own time alone.
         self._began += self._clock() - began
 
     def read(self, step: int, data_wait_seconds: float) -> Throughput:
@@ -169,6 +171,7 @@ def _memory(window: Throughput) -> str:
 def _host_memory() -> int:
     """Peak resident bytes of this process; what getrusage counts begins with those of the process that started it."""
     with suppress(OSError):
+        # VmHWM: the peak of this program alone, see proc_pid_status(5).
         if match := _PEAK.search(Path("/proc/self/status").read_text(encoding="utf-8")):
             return int(match[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

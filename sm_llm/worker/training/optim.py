@@ -37,6 +37,7 @@ def build_adamw(
         fused=True,
     )
     for parameter in parameters.values():
+        # What AdamW makes in its first step; fused kernels want the count on the parameter's device.
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
         optimizer.state[parameter] = {"step": step, **{name: torch.zeros_like(parameter) for name in MOMENTS}}
     return optimizer

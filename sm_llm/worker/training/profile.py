@@ -47,6 +47,7 @@ class Profiler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A failed step ends the trace as well, which is then not stored.
         if self._running is None or (kind is None and self._step < self._last):
             return
         running, self._running = self._running, None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def seed_everything(seed: int, rank: int, device: Device) -> None:
     """Seed all generators; each rank draws its own numbers (weights and data order do not come from here)."""
+    # Neighbouring seeds and ranks give unrelated states; seed + rank would give two jobs the same ones.
     own = int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
     random.seed(own)
     np.random.seed(own)
@@ -52,4 +53,5 @@ def _text(state: torch.Tensor) -> str:
 
 
 def _tensor(text: str) -> torch.Tensor:
+    # A copy, because the bytes of ``b64decode`` cannot be written to.
     return torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.uint8).copy())

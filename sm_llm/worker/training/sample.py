@@ -28,12 +28,14 @@ def generate(
     from tokenizers import Tokenizer
 
     coder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    # An empty prompt needs a token to predict from.
     ids = list(coder.encode(prompt).ids) or [0]
     prompt_length = len(ids)
     generator = torch.Generator().manual_seed(seed)
     strategy.train_mode(False)
     for _ in range(tokens):
         window = torch.tensor([ids[-context_length:]], device=strategy.device.torch_device)
+        # All processes compute the logits together, so all need the token that was drawn.
         ids.append(control.broadcast(_draw(strategy.logits(window)[0, -1], generator)))
         if ids[-1] in _end_ids(coder):
             break

@@ -63,6 +63,7 @@ class CausalAttention:
         parts = [chunk_positions(length, degree, it) for it in range(degree)]
         self.positions = parts[rank].to(self._device)
         self._mask = self._blocks = None
+        # A window as long as the sequence hides nothing.
         window = self._window if self._window is not None and self._window < length else None
         if window is not None and self._context is None and self._device.type == "cuda":
             self._blocks = _window_blocks(length, window, self._device)  # a mask keeps cuDNN and flash away
@@ -79,6 +80,7 @@ class CausalAttention:
         if self._context is None:
             return part
         whole = _gather(part, 1, self._context.get_group())
+        # Parts come by rank, each with a chunk from either end: sorting their positions puts the tokens in order.
         order = torch.cat(
             [chunk_positions(self._length, self._context.size(), it) for it in range(self._context.size())]
         )
@@ -108,6 +110,7 @@ class CausalAttention:
             return self._ring(module, query, key, value, **options), None
         if self._context is not None:
             group = self._context.get_group()
+            # Queries stay split, so the scores do, too.
             key, value = _gather(key, _SEQUENCE, group), _gather(value, _SEQUENCE, group)
         output: torch.Tensor = sdpa_attention_forward(module, query, key, value, self._mask, **options)[0]
         return output, None
@@ -141,6 +144,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, part: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.dim, ctx.group = dim, group
         front = part.movedim(dim, 0).contiguous()
+        # Collectives of one tensor join along the first dimension.
         whole = front.new_empty((front.shape[0] * dist.get_world_size(group), *front.shape[1:]))
         dist.all_gather_into_tensor(whole, front, group=group)
         return whole.movedim(0, dim)
@@ -149,6 +153,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         front = gradient.movedim(ctx.dim, 0).contiguous()
         part = front.new_empty((front.shape[0] // dist.get_world_size(ctx.group), *front.shape[1:]))
+        # Every process has used the whole, so a part's gradient is the sum of what all of them give it.
         dist.reduce_scatter_tensor(part, front, group=ctx.group)
         return part.movedim(0, ctx.dim), None, None
 
@@ -173,6 +178,7 @@ def _in_window(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, blocks: Any, scale: float | None
 ) -> torch.Tensor:
     """Attention over the blocks of a window alone. As in ``attend``."""
+    # Inside a compiled layer it is compiled with that layer.
     compute = _flex_attention() if not torch.compiler.is_compiling() else _plain_flex_attention()
     output: torch.Tensor = compute(query, key, value, block_mask=blocks, scale=scale, enable_gqa=True)
     return output.transpose(1, 2)

@@ -19,6 +19,7 @@ def _loss_kernel(  # type: ignore[no-untyped-def]
     statistics: tl.constexpr, gradients: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """One row: its maximum, sum of exponentials and target's logit, and (or) its gradient in the logits' place."""
+    # The offset of a row can exceed 32 bits: 32,768 rows of a vocabulary of 128,000 do.
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(own + row)
@@ -28,9 +29,11 @@ def _loss_kernel(  # type: ignore[no-untyped-def]
         for begin in range(0, columns, block):
             at = begin + tl.arange(0, block)
             values = tl.load(logits + at, mask=at < columns, other=float("-inf")).to(tl.float32)
+            # Maximum and sum in one pass: the sum so far is scaled to the new maximum (online softmax).
             higher = tl.maximum(highest, tl.max(values))
             scaled = scaled * tl.exp(highest - higher) + tl.sum(tl.exp(values - higher))
             highest = higher
+        # -1 would be an address before the row; what is read in its place is not stored.
         held = tl.load(logits + tl.maximum(target, 0)).to(tl.float32)
         tl.store(top + row, highest)
         tl.store(total + row, scaled)
@@ -44,6 +47,7 @@ def _loss_kernel(  # type: ignore[no-untyped-def]
         for begin in range(0, columns, block):
             at = begin + tl.arange(0, block)
             values = tl.load(logits + at, mask=at < columns, other=float("-inf")).to(tl.float32)
+            # The gradient of cross-entropy: the softmax, less 1 at the target.
             slope = tl.exp(values - log_sum)
             slope = tl.where(at == target, slope - 1.0, slope) * weight
             tl.store(logits + at, slope.to(logits.dtype.element_ty), mask=at < columns)
@@ -59,6 +63,7 @@ def row_statistics(
     """
     rows = logits.shape[0]
     top, total, chosen = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
+    # Triton needs a pointer for each argument; these are not read.
     unused = top
     _launch(logits, own, unused if counts is None else counts, (top, total, chosen), unused, counts is not None)
     return top, total, chosen
@@ -104,6 +109,7 @@ def _adamw_kernel(  # type: ignore[no-untyped-def]
     has_copy: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     skip = tl.load(scalars + 4)
+    # Decided on the device: the host does not know yet whether the step is finite.
     if skip == 0.0:
         at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
         inside = at < count
@@ -144,6 +150,7 @@ def adamw(
         return
     _adamw_kernel[(triton.cdiv(count, _ADAMW_BLOCK),)](
         parameter, parameter if copy is None else copy, gradient, *moments, scalars, count,
+        # The differences in Python's fp64: computed by the kernel from fp32 they would lose digits.
         betas[0], 1 - betas[0], betas[1], 1 - betas[1], eps, decay, copy is not None, _ADAMW_BLOCK,
         num_warps=_ADAMW_WARPS,
     )  # fmt: skip

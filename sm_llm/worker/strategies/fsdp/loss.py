@@ -45,6 +45,7 @@ def logit_bytes(device: torch.device) -> int:
 def chunk_rows(tokens: int, weight: torch.Tensor) -> int:
     """Tokens of a chunk: as many as fit in ``logit_bytes``, in chunks of equal size."""
     most = max(1, logit_bytes(weight.device) // (weight.shape[0] * weight.element_size()))
+    # Rounded up, twice: the number of chunks, then their size.
     chunks = -(-tokens // most)
     return -(-tokens // max(1, chunks))
 
@@ -77,11 +78,13 @@ class LossHead:
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         if self._targets is not None:
             tokens, targets = hidden.flatten(0, -2), self._targets.flatten()
+            # In evaluation as well: whole logits would take the memory that training has just saved.
             return linear_loss(tokens, local, targets, _part_of(weight), chunk_rows(tokens.shape[0], local))
         logits = F.linear(hidden, local)
         if not isinstance(weight, DTensor):
             return logits
         shape = torch.Size([*logits.shape[:-1], weight.shape[0]])
+        # Of the whole logits, which no process has.
         stride = torch.empty(shape, device="meta").stride()
         layout = [Shard(logits.dim() - 1)]
         return DTensor.from_local(logits, weight.device_mesh, layout, run_check=False, shape=shape, stride=stride)
@@ -122,10 +125,12 @@ class _LinearLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         chunks = _chunks(hidden.shape[0], rows)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        # Every row of it is written by exactly one chunk.
         of_hidden, of_weight = torch.empty_like(hidden), None
         for chunk in chunks:
             logits = torch.mm(hidden[chunk], weight.t())
             total += _losses(logits, targets[chunk], part, gradients=True).sum()
+            # The logits are their own gradients by now.
             torch.mm(logits, weight, out=of_hidden[chunk])
             if len(chunks) == 1:
                 of_weight = torch.mm(logits.t(), hidden)
@@ -139,6 +144,7 @@ class _LinearLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         of_hidden, of_weight = ctx.saved_tensors
+        # In place: this function owns both, and a step's backward pass comes once.
         for it in (of_hidden, of_weight):
             _scale(it, gradient)
         return of_hidden, of_weight.to(ctx.format), None, None, None
@@ -171,6 +177,7 @@ def _losses(logits: torch.Tensor, targets: torch.Tensor, part: Vocabulary, *, gr
     own = torch.where((local >= 0) & (local < logits.shape[1]), local, -1)
     counted = targets != IGNORED
     counts = counted.to(torch.float32)
+    # With a part of the vocabulary alone the sum of the row is not known before the exchange.
     at_once = gradients and logits.is_cuda and part.group is None
     if logits.is_cuda:
         from sm_llm.worker.strategies.fsdp.kernels import row_statistics, turn_into_gradients
@@ -184,6 +191,7 @@ def _losses(logits: torch.Tensor, targets: torch.Tensor, part: Vocabulary, *, gr
     if gradients and not at_once:
         (turn_into_gradients if logits.is_cuda else _turn_into_gradients)(logits, own, counts, spread)
     losses = torch.where(counted, spread - chosen, 0.0)
+    # NaN makes the step not finite, which is reported; an exception would need to wait for the device.
     known = (targets >= 0) & (targets < part.size)
     return torch.where(known | ~counted, losses, float("nan"))
 
@@ -193,6 +201,7 @@ def _joined(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The rows' statistics over all parts of the vocabulary. A collective."""
     whole = top.clone()
+    # The maximum first, because each part's sum is relative to its own.
     dist.all_reduce(whole, dist.ReduceOp.MAX, group=group)
     sums = torch.stack([total * (top - whole).exp(), chosen])
     dist.all_reduce(sums, group=group)

@@ -51,6 +51,7 @@ class _OffloadedInputs(OffloadWrapper):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         host = save_on_cpu(pin_memory=True)
+        # By memory: what is saved may be a view of a parameter, such as its transpose.
         own = {_address(it) for it in self.parameters() if not isinstance(it, DTensor)}
 
         def pack(tensor: torch.Tensor) -> Any:
@@ -75,6 +76,7 @@ def _selective_contexts() -> tuple[Any, Any]:
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if operation in _PRODUCTS:
+            # Counted apart, so that the second computation makes the same choices as the first.
             products[context.is_recompute] += 1
             kept = products[context.is_recompute] % 2 == 1
         else:

@@ -47,11 +47,13 @@ class Meshes:
 def make_meshes(device_type: str, layout: Layout) -> Meshes:
     """A collective."""
     sizes = {"replicate": layout.replicate, "shard": layout.shard, "tensor": layout.tensor}
+    # FSDP needs a dimension to shard over, even one of a single process.
     kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     parameters = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
     if layout.context == 1:
         return Meshes(parameters, None)
     shape = (layout.data, layout.context, layout.tensor)
+    # Another view of the same ranks: parameters are sharded across context-parallel processes, too.
     sequences = init_device_mesh(device_type, shape, mesh_dim_names=("data", "context", "inner"))
     return Meshes(parameters, sequences["context"])
 
@@ -61,6 +63,7 @@ def start_process_group(device: torch.device, place: Place) -> bool:
     if dist.is_initialized():
         return False
     restrict_object_collectives()
+    # gloo as well: staged checkpoints and offloaded gradients are tensors of the host.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)

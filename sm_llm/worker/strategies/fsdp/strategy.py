@@ -69,6 +69,7 @@ class FsdpStrategy:
         self._owns_group = start_process_group(self.device.torch_device, self._place)
         if self._task.deterministic:
             ask_for_determinism()
+        # Offloading is done by FSDP, so a single process is wrapped for it, too.
         if self._place.world_size > 1 or self._spec.offload_optimizer:
             self._meshes = make_meshes(self.device.type, self.layout)
 
@@ -82,6 +83,7 @@ class FsdpStrategy:
         span, length = kind.attention_span(config, self._task.data.seq_length), self._task.data.seq_length
         context = self._meshes.context if self._meshes else None
         self._attention = CausalAttention(span if span < length else None, context, self.device.torch_device)
+        # Built, split, wrapped and sharded without memory; only then does each process allocate its own shards.
         self._model = build_on_meta(config, self._attention.register(), DTYPES[self._task.precision.master])
         if self._meshes and self._meshes.tensor:
             split_matrices(self._model, self._meshes.tensor, sequence_parallel=self._spec.sequence_parallel)
@@ -106,6 +108,7 @@ class FsdpStrategy:
         layers = []
         for number, (parent, name) in enumerate(decoder_layers(self._model, config)):
             own = parent.get_submodule(name)
+            # Innermost: what wraps the layer must see the modules that compute.
             if self._in_float8:
                 compute_in_float8(own, emulate=self.device.type == "cpu")
             layer = wrap_layer(own, number, self._spec, keep_rng=keep_rng)
@@ -154,6 +157,7 @@ class FsdpStrategy:
 
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
         length = input_ids.shape[1]
+        # Each context-parallel process has two chunks, and sequence parallelism splits its part once more.
         unit = math.lcm(2, self.layout.tensor) * self.layout.context
         padded = torch.nn.functional.pad(input_ids, (0, -length % unit))  # behind them, where no token attends
         logits = self._forward(padded)
@@ -180,6 +184,7 @@ class FsdpStrategy:
         Only the sum over copies of the shards, which costs no memory to delay, waits for the last.
         """
         if isinstance(self._model, FSDPModule):
+            # Only concerns ``replicate``; shards are reduced in every micro-batch.
             self._model.set_requires_all_reduce(last)
         yield
         self._masters.collect_gradients(last=last)
@@ -189,6 +194,7 @@ class FsdpStrategy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         norm = self._update.clip(max_norm).to(self.device.torch_device)
         flag = flag_of(norm, targets)
+        # Both kinds of flag skip the step.
         self._update.apply(learning_rate, flag.clamp(max=1.0))
         return norm, flag
 

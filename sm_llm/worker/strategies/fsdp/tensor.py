@@ -58,6 +58,7 @@ class SplitVocabulary(ParallelStyle):
 
     def _as_whole(self, _module: torch.nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         given = DTensor.from_local(inputs[0], mesh, [self._inputs], run_check=False)
+        # Backward, ``Partial`` adds up what each process knows of the gradient.
         return given.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
 
 

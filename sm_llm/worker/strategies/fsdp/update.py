@@ -40,6 +40,7 @@ class Update(Protocol):
 def make_update(masters: MasterWeights, optimizer: torch.optim.Optimizer) -> Update:
     """One pass over memory where the parameters are on a GPU, torch's own operations where they are not."""
     first = next(iter(masters.parameters.values()))
+    # Offloaded parameters are in host memory even where a GPU computes.
     if first.device.type != "cuda":
         return PlainUpdate(masters, optimizer)
     from sm_llm.worker.strategies.fsdp.kernels import adamw
@@ -56,6 +57,7 @@ class PlainUpdate:
         self._optimizer = optimizer
 
     def clip(self, max_norm: float | None) -> torch.Tensor:
+        # Computed before it is clipped by, because it is reported as it was.
         norm = _total_norm([it.grad for it in self._parameters if it.grad is not None])
         if max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, max_norm, norm)
@@ -98,6 +100,7 @@ class FusedUpdate:
         self._clip: torch.Tensor | None = None
         masters.keeps_only_gradients = True
         for parameter in masters.parameters.values():
+            # One count for all parameters, updated and saved once.
             optimizer.state[parameter]["step"] = self._step
 
     def clip(self, max_norm: float | None) -> torch.Tensor:
@@ -108,6 +111,7 @@ class FusedUpdate:
     @torch.no_grad()
     def apply(self, learning_rate: float, skip: torch.Tensor) -> None:
         set_learning_rate(self._optimizer, learning_rate)
+        # On the device: only it knows whether this step counts.
         self._step.add_(1 - skip)
         gradients, copies = self._masters.gradients(), self._masters.copies()
         for group in self._optimizer.param_groups:
@@ -126,6 +130,7 @@ class FusedUpdate:
                     group["eps"],
                     group["weight_decay"],
                 )
+        # Also those of a step that was skipped.
         self._masters.drop_gradients()
 
     def _scalars(self, rate: float, betas: tuple[float, float], skip: torch.Tensor) -> torch.Tensor:
@@ -156,6 +161,7 @@ def _total_norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         return _norm_of_shards(cast("DTensor", torch.nn.utils.get_total_norm(every)))
     if all(it.dtype == torch.float32 for it in every):
         return torch.nn.utils.get_total_norm(every)
+    # bf16 gradients of a bare model: their squares are added up in fp32.
     norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(every, 2, torch.float32)))
     return norm
 
@@ -170,6 +176,7 @@ def _norm_of_shards(norm: DTensor) -> torch.Tensor:
     if mesh.size() == 1:
         return own
     copies = math.prod(mesh.size(dim) for dim, it in enumerate(norm.placements) if it.is_replicate())
+    # Squares add up over shards, roots do not.
     squares: torch.Tensor = own.square()
     dist.all_reduce(squares)
     return (squares / copies).sqrt()

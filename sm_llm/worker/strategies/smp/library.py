@@ -64,6 +64,7 @@ def start_library(parameters: Mapping[str, Any], environ: Mapping[str, str]) -> 
         init(dict(parameters))
         return
     given = json.loads(environ[PARAMETERS])
+    # Hyperparameters are strings of JSON: a launcher may have encoded the value once more.
     given = json.loads(given) if isinstance(given, str) else given
     issues = [_difference(name, value, given.get(name)) for name, value in parameters.items()]
     if found := [issue for issue in issues if issue is not None]:
@@ -82,6 +83,7 @@ def _difference(name: str, wanted: Any, given: Any) -> Issue | None:
 
 def state(name: str, default: Any = None) -> Any:
     """A property of ``torch.sagemaker.state``; ``default`` where the library left it out, or None, for plain FSDP."""
+    # The library leaves attributes of degrees out that are not used.
     value = getattr(symbol(PACKAGE, "state"), name, None)
     return default if value is None else value
 
@@ -90,6 +92,7 @@ def check_arrangement(layout: Layout, rank: int) -> None:
     """Neighbouring ranks must share a micro-batch, as the loader distributes it. A collective. Raises ``RunFailed``."""
     own = (state("tp_rank", 0), state("cp_rank", 0))
     found: list[Any] = [None] * layout.world_size
+    # Every process compares: all of them raise together.
     dist.all_gather_object(found, own)
     together = layout.tensor * layout.context
     first = rank // together * together

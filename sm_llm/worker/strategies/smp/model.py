@@ -55,10 +55,12 @@ def hugging_face_model(config: Mapping[str, Any], dtype: torch.dtype) -> torch.n
     left_out = ("model_type", "dtype", "torch_dtype")  # the format is ours to choose, and buffers stay in fp32
     fields = {name: value for name, value in both_spellings(dict(config)).items() if name not in left_out}
     hf_config = AutoConfig.for_model(config["model_type"], **fields)
+    # A key/value cache only serves generation.
     hf_config.use_cache = False
     with parameters_on_meta():
         model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, attn_implementation="sdpa")
     for parameter in model.parameters():
+        # On the meta device this changes the type alone.
         parameter.data = parameter.data.to(dtype)
     model.tie_weights()  # type: ignore[operator]
     return model
@@ -134,6 +136,7 @@ def sharded(
     options: dict[str, Any] = {}
     if initer is not None:
         validated = initer.validate_params_and_buffers_inited()
+        # FSDP calls it for each module as it wraps it, so one layer at a time has its whole memory.
         options["param_init_fn"] = initer.get_param_init_fn()
         options["post_param_init_fn"] = initer.get_post_param_init_fn()  # the library's own: ties weights again
     with validated:

@@ -65,6 +65,7 @@ def read_elements(weights: WeightReader, name: str, piece: Piece) -> torch.Tenso
     row = 1
     for size in rest:
         row *= size
+    # FSDP1 cuts flattened parameters anywhere, also within a row: whole rows are read, and cut below.
     first, last = piece.begin // row, -(-piece.end // row)
     rows = weights.read(name, (first, *(0 for _ in rest)), (last - first, *rest))
     return rows.reshape(-1)[piece.begin - first * row : piece.end - first * row]

@@ -98,6 +98,8 @@ class SmpStrategy:
         from_rank0 = own_layers and not (is_delayed and isinstance(weights, InitialWeights))
         starts_real = not is_delayed or (from_rank0 and self._place.is_leader)
         model = smp_model.hugging_face_model(config, DTYPES[self._task.precision.master])
+        # Only where the library needs real weights: of rank 0 alone, or of every process without delayed
+        # initialisation.
         if starts_real:
             smp_model.fill_whole(model, weights)
         if own_layers:
@@ -178,6 +180,7 @@ class SmpStrategy:
     def update(
         self, learning_rate: float, max_norm: float | None, targets: torch.Tensor | int
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # Without a limit it clips nothing, and still returns the norm.
         norm = library.clip_grad_norm(self._fsdp, math.inf if max_norm is None else max_norm)
         norm = norm.to(self.device.torch_device)
         flag = flag_of(norm, targets)
@@ -190,6 +193,7 @@ class SmpStrategy:
 
     def state_dict(self) -> dict[str, Any]:
         """Names begin with the process's place among the shards: copies of a shard share theirs, and only those."""
+        # After a validation parameters may still be gathered; the state would then hold whole ones.
         reshard(self._fsdp)
         with library.local_state(self._fsdp):
             local = with_plain_names(self._fsdp.state_dict().items())
@@ -234,5 +238,6 @@ class SmpStrategy:
             yield name, part.to(self._compute)
 
     def close(self) -> None:
+        # A program that made the group leaves it itself.
         if self._owns_group:
             dist.destroy_process_group()
