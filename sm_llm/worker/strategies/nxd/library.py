@@ -140,6 +140,7 @@ def shards(optimizer: Any) -> Iterable[tuple[dict[str, Any], torch.nn.Parameter,
     With ZeRO-1 the third is this process's fp32 part, and the group the base optimiser's own.
     """
     inner = optimizer.optimizer
+    # Both list the same parameters in the same order.
     for group, own in zip(inner.param_groups, base_optimizer(optimizer).param_groups, strict=True):
         for parameter, shard in zip(group["params"], own["params"], strict=True):
             yield own, parameter, shard

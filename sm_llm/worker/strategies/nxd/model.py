@@ -214,6 +214,8 @@ class LossSum(torch.nn.Module):
         """
         rows = logits.transpose(0, 1) if self.sequence_parallel else logits
         counted = targets != IGNORED
+        # NxD's cross-entropy writes into its input. Targets that do not count become 0, an index that exists, and their
+        # losses are dropped below.
         losses = library.token_losses(rows.float().flatten(0, 1).clone(), (targets * counted).flatten())
         total = (losses * counted.flatten()).sum()
         return _WeighedGradient.apply(total, scale[0])  # type: ignore[no-untyped-call, no-any-return]
@@ -249,6 +251,7 @@ class Llama(torch.nn.Module):
         )
         self.loss = LossSum(shape)
         if tied:
+            # Both split the vocabulary in the same way, so a rank's parts fit.
             self.lm_head.weight = self.model.embed_tokens.weight
         for name, module in self.named_modules():
             module.own_name = name  # what cuts or wraps a module keeps it

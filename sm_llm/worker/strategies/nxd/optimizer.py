@@ -51,6 +51,7 @@ class ShardedAdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update everything, or nothing where the norm is not finite or the step has no labels. A collective."""
         held = [(group, it, it.grad) for group, it in self._parameters() if it.grad is not None]
+        # Nothing here asks for a number: the host would have to wait, and XLA's graph would be cut.
         self.norm = self._total_norm([(group, gradient) for group, _, gradient in held])
         self.flag = flag_of(self.norm, self._targets)
         applied = self.flag == 0
@@ -76,6 +77,7 @@ class ShardedAdamW(torch.optim.Optimizer):
         bias1, bias2 = 1 - beta1**self.step_count, 1 - beta2**self.step_count
         decayed = parameter * (1 - self._rate * group["weight_decay"])
         updated = decayed - self._rate / bias1 * first / ((second / bias2).sqrt() + group["eps"])
+        # Selected, not multiplied by 0: NaN times 0 is NaN.
         parameter.copy_(torch.where(applied, updated.to(parameter.dtype), parameter))
         state["exp_avg"].copy_(torch.where(applied, first, state["exp_avg"]))
         state["exp_avg_sq"].copy_(torch.where(applied, second, state["exp_avg_sq"]))

@@ -77,6 +77,7 @@ class RankShards:
         held, found = self.tensors[name], []
         for piece in held.pieces:
             is_whole = piece.length == self._facts[piece.source].shape[held.axis]
+            # A tensor that is not split is on every tensor-parallel rank.
             share = 1 / self._plan.degrees.tensor if is_whole else 1.0
             if any(it in piece.source for it in _COPIED):
                 share = 1 / self._copies
@@ -107,6 +108,7 @@ class RankShards:
             if rank:
                 dist.send(held, dst=0, group=group)
             return held
+        # Every process comes to each tensor; only owner and rank 0 exchange a slice.
         sizes = list(self._facts[name].shape)
         sizes[axis] = length
         held = torch.empty(sizes if rank == 0 else 0, dtype=next(iter(own.values())).dtype)

@@ -73,6 +73,7 @@ class NxdStrategy:
         )
         self.data_parallel_rank = library.rank_of("data")
         self._tensor_rank, self._stage = library.rank_of("tensor_model"), library.rank_of("pipeline_model")
+        # The default group moves tensors of the device alone; places and exported slices are the host's.
         self._host_group = dist.new_group(backend="gloo")
         places: list[Any] = [None] * self.layout.world_size
         dist.all_gather_object(places, (self._tensor_rank, self._stage), group=self._host_group)
@@ -87,6 +88,7 @@ class NxdStrategy:
     def _rows(self) -> int:
         """Rows that the engine gets at a time: a micro-batch, or all those of a step where they pass through stages."""
         size = self._task.micro_batch_size
+        # A pipeline splits the rows of a step into micro-batches itself.
         if not self._is_pipeline or self._task.global_batch_size is None:
             return size
         return self._task.global_batch_size // self.layout.data
@@ -127,6 +129,7 @@ class NxdStrategy:
 
     def refusal(self, saved: Mapping[str, Any]) -> str | None:
         now = self.layout.degrees()
+        # ZeRO-1 splits optimiser state over data-parallel processes; without it each of them has the whole.
         kept = ["tensor_parallel_degree", *(["data_parallel_degree"] if self._nxd.zero1 else [])]
         changes = [f"{it} {saved[it]} -> {now[it]}" for it in kept if saved.get(it, now[it]) != now[it]]
         stages = saved.get("pipeline_parallel_degree", 1)
@@ -161,6 +164,7 @@ class NxdStrategy:
 
         self._model = library.make_model(self._config, make)
         self._parameters = with_plain_names(self._model.named_parameters())
+        # The layers are NxD's, the names are derived: a difference would leave parameters without values.
         if apart := sorted(self._parameters.keys() ^ self._shards.tensors.keys()):
             raise CheckpointError(f"NxD's layers and the model's shards differ in {', '.join(apart)}")
         self._nxd_optimizer = library.make_optimizer(
@@ -180,6 +184,7 @@ class NxdStrategy:
             full = f"{module.own_name}.{name}"
             if full not in self._shards.tensors:
                 continue  # of another stage, or the token table under its second name
+            # See ``strategies.model.materialise``: NaN cannot go unnoticed.
             if self._weights is None:
                 parameter.fill_(torch.nan)
             else:
@@ -195,16 +200,19 @@ class NxdStrategy:
         """See ``ShardedAdamW``. With ZeRO-1 of the rows that this process updates, the last part padded."""
         runs, degree = self._shards.shares(name), self.layout.data
         if not self._nxd.zero1:
+            # Every data-parallel process has the same elements, so each counts a part of them.
             runs = [(rows, share / degree) for rows, share in runs]
         if len({share for _, share in runs}) == 1:
             return runs[0][1]
         rows = torch.cat([torch.full((count,), share) for count, share in runs])
         if self._nxd.zero1:
+            # ZeRO-1 pads a parameter in the same way before it splits its rows.
             rows = torch.nn.functional.pad(rows, (0, -len(rows) % degree)).chunk(degree)[self.data_parallel_rank]
         return rows.reshape(-1, *[1] * (parameter.dim() - 1)).to(self.device.torch_device)
 
     def forward_backward(self, micro_batches: Sequence[Batch], scale: torch.Tensor | float) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
+        # One graph per micro-batch: a graph of the whole step would grow with their number.
         parts = [micro_batches] if self._is_pipeline else [[it] for it in micro_batches]
         for part in parts:
             found = self._model.run_train(**self._inputs(part, scale))
