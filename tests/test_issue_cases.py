@@ -244,6 +244,7 @@ CASES: list[Case] = [
     ("choice-unknown", {"name": "a", "task": {"kind": "trian"}}, ()),
     ("override-malformed", TRAIN, ("task.max_steps",)),
     ("override-key-unknown", TRAIN, ("sed=1",)),
+    ("override-step-unknown", FLOW, ("steps.trian.task.max_steps=3",)),
     ("override-key-in-no-step", FLOW, ("task.sed=1",)),
     ("override-ambiguous", FLOW, ("task.seq_length=1", "compute.instance_count=2", "environment.A=1", "task.kind=x")),
     ("override-inside-a-list", PREPARE, ("task.sources.0=b",)),

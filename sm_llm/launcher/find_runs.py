@@ -17,6 +17,7 @@ from sm_llm.spec.backends.table import BACKENDS
 from sm_llm.spec.job import DEFAULT_STORAGE
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.uri import parse
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,8 +76,20 @@ def attach(run: str | Path | None = None, *, storage: str | Path | None = None) 
     records = {place: run_records(place) for place in places}
     wanted = [it for found in records.values() for it in found if run is None or str(run) in (it[1].run_id, it[1].name)]
     if wanted:
-        return Run(max(wanted, key=_by_age)[0])
+        chosen = max(wanted, key=_by_age)
+        _name_unfinished(str(run), chosen[1], [record for _, record in wanted])
+        return Run(chosen[0])
     raise RunNotFound(_not_found("no run yet" if run is None else f"no run {str(run)!r}", records))
+
+
+def _name_unfinished(asked: str, chosen: RunRecord, wanted: Sequence[RunRecord]) -> None:
+    """Report which run a name stands for, and which others of that name are not finished.
+
+    A branch has the name of its run, so ``stop NAME`` would otherwise leave that one running without a word.
+    """
+    others = [it.run_id for it in wanted if it.run_id != chosen.run_id and it.outcome is None]
+    if asked == chosen.name and others:
+        say(f"{asked} is taken for {chosen.run_id}, its newest run. Not finished: {', '.join(others)}", err=True)
 
 
 def _by_spec(file: Path, storage: str | Path | None) -> Run:

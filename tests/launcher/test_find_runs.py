@@ -58,6 +58,18 @@ def test_E18_a_name_is_found_in_the_default_storage_and_in_runs_beside_it(
         assert f"{place} (runs there: {run.id})" in str(told.value)
 
 
+def test_E18_a_name_of_several_runs_says_which_and_what_else_is_not_finished(
+    runs: Fakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, newest = done(runs), done(runs)
+    first.home.update(lambda record: record.model_copy(update={"outcome": None}))
+    capsys.readouterr()
+    assert attach("fake", storage=tmp_path / "runs").id == newest.id
+    assert capsys.readouterr().err == f"fake is taken for {newest.id}, its newest run. Not finished: {first.id}\n"
+    attach(newest.id, storage=tmp_path / "runs")
+    assert capsys.readouterr().err == ""
+
+
 def test_E18_every_verb_that_takes_a_run_takes_the_storage_it_is_in(runs: Fakes, tmp_path: Path) -> None:
     run = done(runs)
     shown = CliRunner().invoke(cli.app, ["status", "fake", "--storage", str(tmp_path / "runs"), "--json"])
