@@ -38,6 +38,7 @@ ARGUMENTS_FILE = "arguments.yaml"
 _MODULE = re.compile(r"-m +([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 _STEP = re.compile(r"(?:.*[-_.]|(?:.*[-_.])?(?:step|checkpoint|ckpt|epoch|iter))?(\d+)")
 _PLAIN_HYDRA = re.compile(r"[A-Za-z_/.%@*|?][A-Za-z0-9_/.%@*|?:+-]*")
+_BEFORE_QUOTE = re.compile(r"\\+(?='|\Z)")
 
 
 def step_of(name: str) -> int | None:
@@ -106,7 +107,8 @@ def _hydra_value(value: Any) -> str:
         return json.dumps(value)
     if _PLAIN_HYDRA.fullmatch(value) and to_yaml(value) == value:
         return value
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'") if "'" in value or value.endswith("\\") else value
+    # Between quotes a backslash means itself, but for those in front of a quote or at the end.
+    escaped = _BEFORE_QUOTE.sub(lambda match: match[0] * 2, value).replace("'", "\\'")
     return f"'{escaped}'"
 
 

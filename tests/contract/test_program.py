@@ -71,10 +71,12 @@ def test_HP14_hydra_overrides(tmp_path: Path) -> None:
     args = {
         "trainer.max_steps": 2000, "+new": 1, "~old": None, "none": None, "on": True, "names": ["a b", "c"],
         "text": "x,y", "brackets": "[1]", "number": "1", "quote": "it's", "path": "/a/b-c.yaml",
+        "folder": "C:\\d\\", "both": "a\\b'c", "before": "a\\'",
     }  # fmt: skip
     assert argv(tmp_path, args=args, args_style="key=value") == [
         "trainer.max_steps=2000", "+new=1", "~old", "none=null", "on=true", "names=['a b',c]",
         "text='x,y'", "brackets='[1]'", "number='1'", "quote='it\\'s'", "path=/a/b-c.yaml",
+        "folder='C:\\d\\\\'", "both='a\\b\\'c'", "before='a\\\\\\''",
     ]  # fmt: skip
     raw = ["+new=[1,2]", "~old", "a=b,c"]
     assert argv(tmp_path, args=raw) == raw

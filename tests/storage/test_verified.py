@@ -9,6 +9,7 @@ import pytest
 
 from sm_llm.storage.publication import restore as restoring
 from sm_llm.storage.publication.publish import fetch
+from sm_llm.storage.publication.verified import Verified
 from sm_llm.storage.transfer import CopyTransfer
 
 if TYPE_CHECKING:
@@ -58,3 +59,11 @@ def test_what_was_touched_since_is_fetched_again(bench: Any, tmp_path: Path, how
     fetch(bench.store, commit, tmp_path / "out", transfer=transfer, marker=marker)
     assert transfer.fetched == first + 1
     assert path.read_bytes() == body
+
+
+def test_a_file_that_has_vanished_is_neither_noted_nor_held(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    verified = Verified(tmp_path / "marker")
+    with pytest.raises(FileNotFoundError):
+        verified.note(gone, "checksum")
+    assert not verified.holds(gone, "checksum")

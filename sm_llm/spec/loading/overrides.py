@@ -125,8 +125,8 @@ def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple
     steps = whole.get("steps")
     if path[0] == "steps" and isinstance(steps, Mapping) and len(path) > 2 and path[1] not in steps:
         # It would begin a step that has this one field, and the message would be about all that it lacks.
-        known = ", ".join(map(str, steps))
-        remedy = did_you_mean(path[1], steps).replace("mean ", "mean steps.") or f"Steps: {known}"
+        names = [str(name) for name in steps]
+        remedy = did_you_mean(path[1], names).replace("mean ", "mean steps.") or f"Steps: {', '.join(names)}"
         return path, Issue("override-step-unknown", ".".join(path), "there is no such step", path[1], remedy)
     if path[0] in kind.model_fields:
         return path, None

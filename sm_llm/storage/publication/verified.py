@@ -30,7 +30,10 @@ class Verified:
 
     def holds(self, path: Path, checksum: str) -> bool:
         """Whether ``path`` is the file that was found to have this checksum."""
-        return self._entries.get(str(path)) == [checksum, _identity(path)]
+        try:
+            return self._entries.get(str(path)) == [checksum, _identity(path)]
+        except OSError:
+            return False
 
     def note(self, path: Path, checksum: str) -> None:
         """``path``, on disk now, has this checksum. Raises ``OSError``."""
@@ -43,8 +46,6 @@ class Verified:
 
 
 def _identity(path: Path) -> str:
-    try:
-        found = path.stat()
-    except OSError:
-        return ""
+    """What changes where a file is written again. Raises ``OSError``."""
+    found = path.stat()
     return f"{found.st_size} {found.st_ino} {found.st_mtime_ns} {found.st_ctime_ns}"

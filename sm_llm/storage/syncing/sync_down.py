@@ -69,7 +69,8 @@ def _clear_half_fetched(target: Path, memory: SyncMemory) -> None:
         except OSError as error:
             raise StorageError(f"{target}: half-fetched files cannot be removed: {error}") from error
         # Folders that were made for these files alone; one that holds anything else stays.
-        for folder in {above for part in parts for above in part.relative_to(target).parents[:-1]}:
+        above = {folder for part in parts for folder in part.relative_to(target).parents[:-1]}
+        for folder in sorted(above, key=lambda it: len(it.parts), reverse=True):
             with suppress(OSError):
                 (target / folder).rmdir()
         memory.begun.clear()
