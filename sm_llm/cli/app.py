@@ -130,6 +130,7 @@ def whole(
 
 def main() -> NoReturn:
     """Entry point of ``sm-llm``: the user's issues become one message and an exit code, never a traceback."""
+    # Before anything is printed: names and log lines may hold control sequences (docs/security.md).
     clean_streams()
     gc.set_threshold(100_000)  # modules that are being loaded are not garbage: the search for it takes 5% of `plan`
     output = Output()
@@ -139,6 +140,7 @@ def main() -> NoReturn:
         from sm_llm.optional import cause
 
         if (text := cause(error)) is None:
+            # Not for want of an optional package, so a fault of ours, which keeps its traceback.
             raise
         say(f"error: {text}", err=True)
         sys.exit(1)

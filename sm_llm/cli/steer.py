@@ -69,6 +69,7 @@ def stop(
     from sm_llm.launcher.find_runs import attach as find
 
     found = find(run, storage=storage)
+    # No error: the run is over, as was asked for.
     if found.attempts and (state := found.state).is_final:
         say(f"{found.id} is {state.value}: there is nothing to stop", err=as_json)
         if as_json:
@@ -101,6 +102,7 @@ def shell(
     from sm_llm.launcher.tools.shell import shell_command
 
     found = find(run, storage=storage)
+    # The shell replaces this process, so nothing after this call is reached.
     if not print_only:
         enter(found, node)
     say(quoted(*shell_command(found, node)))

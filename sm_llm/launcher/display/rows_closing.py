@@ -39,6 +39,7 @@ def training_command(account: dict[str, Any], result: str) -> str:
     changes: dict[str, Any] = {
         "task.data": data,
         "task.tokenizer": f"{result}/tokenizer",
+        # The recipe's own model has another vocabulary and another length.
         "task.model.config.vocab_size": account["tokenizer"]["vocab_size"],
         "task.model.config.max_position_embeddings": account["seq_length"],
     }

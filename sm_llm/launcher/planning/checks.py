@@ -105,6 +105,7 @@ def check_sequence_length(draft: Draft) -> Iterator[Issue]:
         )
         problem = f"is longer than the model's max_position_embeddings of {model.max_position_embeddings}"
         yield Issue("sequence-longer-than-model", path, problem, wanted, remedy)
+    # Rows on this machine are known exactly; those of an earlier step are what it was asked to write.
     in_rows = rows.seq_length if rows else step.seq_length if step else None
     if in_rows is not None and wanted != in_rows:
         problem = f"differs from the rows, which hold {in_rows} tokens each"

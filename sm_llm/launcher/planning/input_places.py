@@ -106,9 +106,11 @@ class _Look:
 
     def issues(self, plan: Plan, path: str, place: str) -> Iterator[Issue]:
         """What is wrong with ``place``, if anything."""
+        # Compared with a closing slash, because s3://bucket/ab does not lie below s3://bucket/a.
         is_reported = any(f"{place}/".startswith(f"{it.rstrip('/')}/") for it in self._reported)
         if is_reported or (self._is_cut_off and is_s3(place)):
             return
+        # The storage is a field of the whole workflow, not of a step.
         prefix = f"steps.{plan.step}." if plan.step and path != "storage" else ""
         try:
             issue = _issue(path, place, plan.job.storage_options.model_dump(), is_rows=_is_rows(plan.job, path))

@@ -38,6 +38,7 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
     task = job.task.model_dump()
     channels: dict[str, str] = {}
     for dotted, value in sources(job).items():
+        # Of RUN@STEP only RUN is a place; the step is put back behind its absolute path.
         place, _ = run_and_step(value)
         suffix = value[len(place) :]
         folder = local_folder(place, base)

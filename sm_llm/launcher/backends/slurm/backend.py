@@ -105,6 +105,7 @@ class SlurmBackend:
 
         def find_run() -> str | None:
             row = self.connect(None if place == HERE else place).job(job_id)
+            # A comment may hold anything; only what has the form of a run's address is taken for one.
             return row.comment if row is not None and row.comment.startswith(("/", "s3://")) else None
 
         return NativeJob(text, find_run)

@@ -80,6 +80,7 @@ class Cluster:
 
         Raises ``NoAnswer`` where the controller does not answer: that states nothing of the job.
         """
+        # One listing for all jobs of this user spares the controller a call for each run.
         if self.clock() - self._read_at > _FRESH_SECONDS:
             self._rows = {row.job_id: row for row in self._squeue("--me")}
             self._read_at = self.clock()
@@ -93,8 +94,10 @@ class Cluster:
 
     def _squeue(self, *which: str) -> list[JobRow]:
         wanted = ",".join(f"{name}:{_SEPARATOR}" for name in _FIELDS)
+        # Without --states=all squeue leaves out jobs that have just ended.
         answer = self.transport.run(["squeue", "--noheader", "--states=all", *which, "--Format", wanted])
         if answer.code:
+            # A job that Slurm has forgotten is an error of squeue.
             if _INVALID in answer.error:
                 return []
             raise NoAnswer(f"squeue on {self.transport.where}: {answer.words}")
@@ -102,6 +105,8 @@ class Cluster:
 
     def accounted(self, job_id: str) -> JobRow | None:
         """The job's newest row in the accounting database; None where there is no database, or no such row."""
+        # -X: without steps. -D: every start of a requeued job, the newest last. -P and -n: bars between fields, no
+        # header.
         argv = ["sacct", "-X", "-D", "-P", "-n", "-j", job_id, "-o", "JobID,State,Submit,NodeList"]
         answer = self.transport.run(argv)
         if answer.code:
@@ -116,6 +121,7 @@ class Cluster:
         answer = self.transport.run(["scancel", job_id])
         if answer.code and _INVALID not in answer.error:
             raise SubmitError(f"scancel {job_id} on {self.transport.where}: {answer.words}")
+        # The listing may still show the job as running.
         self._read_at = float("-inf")
 
     def put(self, path: str, body: bytes) -> None:
@@ -124,6 +130,7 @@ class Cluster:
 
     def unpack(self, archive: bytes, digest: str, folder: str) -> None:
         """Unpack a ``tar.gz`` whose tar has the SHA-256 ``digest`` into ``folder``, read-only; once for all jobs."""
+        # Asked first, so that the archive of a bundle that is there is not sent again.
         if self.transport.run(["test", "-d", folder]).code:
             self._shell(f"unpack the code bundle into {folder}", UNPACK, folder, digest, stdin=archive)
 
@@ -138,6 +145,7 @@ class Cluster:
         answer = self.transport.run(["sh", "-c", READ_ENDS, "sh", folder])
         files = list(_blocks(answer.output))
         found = [(match, body) for name, body in files if (match := _END.fullmatch(name))]
+        # A requeued job works in the same folder: only what its newest start has left counts.
         newest = max((int(match["restart"]) for match, _ in found), default=0)
         own = [(match, body) for match, body in found if int(match["restart"]) == newest]
         return Ends(

@@ -62,11 +62,13 @@ def state_of(home: RunHome, record: RunRecord, cluster: Cluster) -> NativeState:
     folder = attempt_folder(record, last.number)
     ends = cluster.ends(folder)
     if row is None:
+        # What a start left that was requeued is not the end of the job.
         if ends.outcome is None or ends.outcome.get("requeued"):
             return NativeState(
                 RunState.UNKNOWN, f"Slurm no longer knows job {job_id}, and it left no outcome in {folder}"
             )
         native = NativeState(RunState.FAILED if ends.outcome["exit_code"] else RunState.COMPLETED)
+    # The events hold the cause, so they are brought here before the attempt is judged.
     home.refresh(f"events/attempt-{last.number}-")
     found = _evidence(home.paths, last.number, native, ends)
     return NativeState.of(settle(home, last, judge(home, record.run_id, last.number, found)))
@@ -78,6 +80,7 @@ def state_of_claim(home: RunHome, record: RunRecord, cluster: Cluster) -> Native
     row = cluster.job_in(attempt_folder(record, last.number))
     if row is not None:
         found = last.model_copy(update={"native_id": native_id(record.spec["backend"].get("ssh_host"), row.job_id)})
+        # Another process may have recorded the job, or its end, in between.
         home.update(lambda held: held.with_attempt(found) if last.is_open_in(held) else held)
         return native_state(row)
     if abs(time.time() - last.started) < SUBMIT_SECONDS:
@@ -91,6 +94,7 @@ def _evidence(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> 
     last = next(reversed(list(events)), None) if ends.stopped else None
     stop = StopRecord(**{name: last[name] for name in StopRecord.model_fields}).sentence if last is not None else None
     state, detail = native.state, native.detail
+    # After an orderly stop the script ends with 0, which Slurm takes for completed.
     if state is RunState.COMPLETED and ends.stopped:
         state, detail = RunState.STOPPED, stop or "asked to stop"
     if state is RunState.FAILED and not detail:
@@ -103,6 +107,7 @@ def _evidence(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> 
 def stop_job(record: RunRecord, attempt: Attempt, cluster: Cluster, *, now: bool) -> None:
     """Ask the processes to stop after their step; a job that waits, or with ``now`` any, is cancelled."""
     job_id = split_native(attempt.native_id)[1]
+    # Asked before the request is written: a job that starts in between finds the request.
     row = cluster.job(job_id)
     cluster.put(f"{attempt_folder(record, attempt.number)}/stop", b"")  # it holds for later restarts, too
     if now or (row is not None and native_state(row).state in (RunState.PENDING, RunState.RESTARTING)):
@@ -121,12 +126,14 @@ def logs_of(
         nonlocal trouble
         try:
             alive = still_running()  # asked before the rest, so that the last lines are never missed
+            # One answer brings a bounded part of each log.
             while copy.pull():
                 pass
         except NoAnswer as error:
             if not trouble:
                 say(f"{error}. The job continues; asking again", err=True)
             trouble = str(error)
+            # Until the cluster answers again the job is taken for alive.
             return True
         trouble = ""
         return alive

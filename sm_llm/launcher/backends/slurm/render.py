@@ -69,8 +69,10 @@ def _script(
         attempt=job.attempt,
         options=_options(job, options, target, paths),
         step_options=[
+            # Without it a failed node would leave the others waiting in their collectives.
             ("kill-on-bad-exit", "1"),
             ("wait", str(END_SECONDS)),
+            # srun would bind its one task of a node, and so all processes of torchrun, to the CPUs of that task.
             ("cpu-bind", "none"),
             *([("cpus-per-task", str(options.cpus_per_node))] if options.cpus_per_node is not None else []),
             *(_container(options, target, bundle, [name for name, _ in environment]) if is_container else []),
@@ -102,17 +104,18 @@ def _options(job: JobFile, options: SlurmOptions, target: SlurmTarget, paths: Cl
         *((name, value) for name, value in words.items() if value is not None),
     ]
     if options.exclusive:
-        found += [("exclusive", None), ("mem", "0")]
+        found += [("exclusive", None), ("mem", "0")]  # 0: all memory of the node
     if options.cpus_per_node is not None:
         found.append(("cpus-per-task", str(options.cpus_per_node)))
     if options.gpus_per_node is not None:
         found.append(("gpus-per-node", str(options.gpus_per_node)))
     if limit is not None:
+        # B: the signal goes to the batch script alone, which passes it on as a request to save and stop.
         found += [("time", str(limit)), ("signal", f"B:USR1@{target.signal_seconds}")]
     found.append(("requeue" if target.max_requeues is not None else "no-requeue", None))
     # Slurm replaces % and a letter in this name, and reads two as one.
     log = paths.log(job.run_id, job.attempt).replace("%", "%%")
-    return [*found, ("output", log), ("open-mode", "append")]
+    return [*found, ("output", log), ("open-mode", "append")]  # of a restart, too
 
 
 def _environment(job: JobFile, target: SlurmTarget, paths: ClusterPaths, code: str) -> list[tuple[str, str]]:

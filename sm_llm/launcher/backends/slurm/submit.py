@@ -57,6 +57,7 @@ def _submitted(cluster: Cluster, folder: str, script: str, uri: str) -> str:
         return cluster.submit(folder, script)
     except NoAnswer as error:
         try:
+            # The folder belongs to this attempt alone, so a job that works in it is this one.
             found = cluster.job_in(folder)
         except NoAnswer:
             perhaps = f"A job may have been submitted all the same; check it with: sm-llm status {quoted(uri)}"

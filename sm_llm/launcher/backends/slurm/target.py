@@ -118,6 +118,7 @@ def _devices(job: JobSpec, options: SlurmOptions) -> str:
     row = next(iter(machines(job)), None)
     if row is not None and row.is_neuron:
         return f"neuron:{row.accelerators // _CORES_OF_DEVICE[row.family]}"
+    # Only a job that has the whole node must find all its GPUs.
     if row is not None and row.is_gpu and options.exclusive:
         return f"nvidia:{row.accelerators}"
     return ""
@@ -136,6 +137,7 @@ def _folders(job: JobSpec) -> Iterator[str]:
     """Folders and files of the cluster that the task reads, and inputs."""
     for place in (*sources(job).values(), *(input_place(value) for value in job.inputs.values())):
         if place.startswith("/"):
+            # RUN@STEP is a checkpoint in the folder RUN.
             yield place.rpartition("@")[0] or place
 
 

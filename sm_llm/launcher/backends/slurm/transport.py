@@ -91,6 +91,7 @@ class SshTransport:
             answer = _run(command, stdin)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoAnswer(f"{self.host}: {error}") from error
+        # The code of ssh itself where it fails.
         if answer.code == _SSH_FAILED:
             raise NoAnswer(f"{self.host} does not answer over ssh: {answer.words}. {self._remedy(answer.error)}")
         return answer

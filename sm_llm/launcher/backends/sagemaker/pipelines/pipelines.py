@@ -152,6 +152,7 @@ def start(
         raise PlanError([Issue("pipeline-values-invalid", "values", message, given, remedy)])
     client = connect(_region(region)).client("sagemaker")
     chosen: dict[str, Any] = {} if version is None else {"PipelineVersionId": version}
+    # Without values only the defaults count, which were checked when the pipeline was defined.
     if values:
         _check_values(client, name, values, chosen)
     parameters = [{"Name": key, "Value": spelt(value)} for key, value in (values or {}).items()]

@@ -95,6 +95,7 @@ def place_warnings(job: JobSpec, found: Settings) -> Iterator[Issue]:
             yield warning("arn-of-another-account", it.path, message)
     for path, image in _images(job):
         match = ECR.fullmatch(image or "")
+        # Every account may pull from the registries of AWS.
         if match and account is not None and match["account"] not in (account, SMP_ACCOUNT, *DLC_ACCOUNTS.values()):
             message = (
                 f"the repository is of account {match['account']}, the job runs in {account}: its policy must "
@@ -124,6 +125,7 @@ def _bucket_warnings(job: JobSpec, region: str | None, account: str | None) -> I
 
 
 def _account(found: Settings) -> str | None:
+    # A job runs in the account of its role.
     match = _ARN.fullmatch(found.role or "")
     return match["account"] if match else None
 

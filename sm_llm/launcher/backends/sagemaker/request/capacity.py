@@ -43,6 +43,8 @@ def held_bytes(plan: Plan) -> tuple[int, int]:
     weights = plan.model.parameters * _FP32
     share = plan.model.checkpoint_bytes // plan.job.compute.instance_count
     start = weights if isinstance(task.start, PretrainedStart) else 0
+    # At the least a save and the final model lie there one after the other; at the most all saves and the model at
+    # once.
     return max(share, weights) + start, _SAVES * share + weights + start
 
 
@@ -153,6 +155,7 @@ def time_limit(job: JobSpec, total_flops: float | None) -> TimeLimit | Issue:
             reason += "; FLOP/s of the slowest instance group"
     wait = options.max_wait_seconds
     if options.spot and wait is None:
+        # The 28 days bound waiting and running together.
         wait = min(LONGEST_SECONDS, seconds + _SPOT_WAIT_SECONDS)
     return TimeLimit(seconds, wait, reason)
 

@@ -279,6 +279,7 @@ def _tags(job: JobSpec, options: SageMakerOptions, settings: Settings, given: Ru
     ours = {RUN_TAG: given.run_uri, ATTEMPT_TAG: str(given.attempt)}
     base = options.base_job_name or job.name
     ours[NAME_TAG] = base if normalised(base) != base else job.name
+    # Ours come last, because the run is found again by them.
     return [{"Key": key, "Value": value} for key, value in {**settings.tags, **ours}.items()]
 
 

@@ -218,6 +218,7 @@ def settings(job: JobSpec, environ: Mapping[str, str] = os.environ) -> Settings:
     defaults = read_sdk_defaults(environ)
     own: dict[str, Any] = {
         "role": options.role,
+        # An empty list and false are what nobody wrote, and leave the setting to the SDK's defaults.
         "subnets": tuple(options.vpc.subnets) or None,
         "security_group_ids": tuple(options.vpc.security_group_ids) or None,
         "encrypt_inter_container_traffic": options.encrypt_inter_container_traffic or None,

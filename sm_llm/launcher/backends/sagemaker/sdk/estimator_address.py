@@ -91,6 +91,7 @@ def step_of(estimator: Any, base: str, given: Mapping[str, Any]) -> Any:
     """
     step = copy.copy(estimator)
     step._address = step_address(base, given)
+    # The SDK changes this mapping in place, and a copy of an object shares it.
     step._hyperparameters = dict(estimator._hyperparameters)
     if step._address != base:
         step._hyperparameters[RUN_HYPERPARAMETER] = step._address

@@ -264,6 +264,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
                 with self.fitting():
                     return super().fit(merged, wait=wait, logs=logs, job_name=name, **options)
         except BaseException as error:
+            # The claim was rolled back if no job was created, so the reason is recorded in its place.
             with of_session(session):
                 self._staged.close(native_id, error)
             raise
@@ -297,6 +298,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             return self
         source = self._source or self
         own = copy.copy(source)
+        # The SDK changes this mapping in place, and a copy of an object shares it.
         own._hyperparameters = dict(source._hyperparameters)
         own._source = source
         return own
@@ -412,6 +414,7 @@ def _opted_out(given: Mapping[str, Any]) -> dict[str, Any]:
     config = {"SchemaVersion": "1.0", **given}
     block = config
     for key in _OPT_OUT[:-1]:
+        # Copied on the way down, so that the user's own configuration stays as it is.
         block[key] = dict(block.get(key) or {})
         block = block[key]
     block[_OPT_OUT[-1]] = True

@@ -64,6 +64,7 @@ def _fixed(value: Any) -> Any:
         return [_fixed(item) for item in value]
     if isinstance(value, set):
         return set(value)
+    # A pipeline variable is compared by its expression.
     if hasattr(value, "expr"):
         return json.dumps(value.expr, sort_keys=True, default=str)
     return _fixed(value._to_request_dict()) if hasattr(value, "_to_request_dict") else value

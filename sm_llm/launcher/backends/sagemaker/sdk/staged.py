@@ -134,4 +134,5 @@ class Staged:
             "reason": f"its training job was not created: {why}",
         }
         attempt = Attempt.claim(1, native_id).model_copy(update=end)
+        # An attempt in the record is that of a job which exists.
         job_home(self.submission.job).update(lambda held: held if held.attempts else held.with_attempt(attempt))
