@@ -131,6 +131,7 @@ def _total_steps(
     if max_steps is not None:
         return max_steps
     if max_tokens is not None:
+        # Exact: as a float, a quotient of large numbers could be rounded past a whole step.
         return math.ceil(Fraction(max_tokens, tokens_per_step))
     if max_epochs is None or rows is None:
         return None
@@ -143,6 +144,7 @@ def _warmup(warmup_steps: int | None, warmup_fraction: float | None, steps: int 
         return warmup_steps
     if not warmup_fraction:
         return 0
+    # A fraction above 0 asks for a warm-up, so there is at least one step of it.
     return None if steps is None else max(1, round(warmup_fraction * steps))
 
 
@@ -156,9 +158,11 @@ def _batch_issues(batch: int, micro_batch_size: int, degree: int) -> list[Issue]
     unit = micro_batch_size * degree
     if batch % unit == 0:
         return []
+    # The nearest batches that work, below and above; 0 is not one of them.
     lower = batch // unit * unit
     batches = [str(value) for value in (lower, lower + unit) if value]
     remedy = f"A global batch of {' or '.join(batches)} works"
+    # Another micro-batch helps only where the ranks divide the batch.
     if batch % degree == 0:
         remedy += f"; so does a micro-batch of {listed(divisors(batch // degree))}"
     problem = (

@@ -92,6 +92,7 @@ def spec_digest(spec: JobSpec | WorkflowSpec) -> str:
     Defaults are part of it: two specifications are equal if they mean the same, however they were written.
     """
     body = spec.model_dump(mode="json", exclude={"name", "storage", "storage_options", "secrets"})
+    # ``exclude`` removed the workflow's own; steps have secrets, too.
     for step in body.get("steps", {}).values():
         del step["secrets"]
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)

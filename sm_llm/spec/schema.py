@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def members(annotation: Any) -> tuple[Any, ...]:
     """The alternatives of an annotation without ``None``; ``Annotated`` around a union is removed."""
+    # A union with a tag is wrapped in Annotated; the Annotated of a single type belongs to that type and stays.
     if get_origin(annotation) is Annotated and _is_union(get_args(annotation)[0]):
         annotation = get_args(annotation)[0]
     if not _is_union(annotation):
@@ -65,6 +66,7 @@ def block_for(annotation: Any, value: Any) -> type[SpecModel] | None:
         return classes[0]
     if key := tag(annotation):
         return tag_values(annotation).get(str(value.get(key))) if isinstance(value, Mapping) else None
+    # Without a tag the keys show what is meant: the class that has most of them.
     keys = set(value) if isinstance(value, Mapping) else set()
     return max(
         (kind for kind in classes if keys & set(kind.model_fields)),
@@ -91,6 +93,7 @@ def knows(annotation: Any, value: Any, path: Sequence[str]) -> bool:
     inner = value.get(path[0]) if isinstance(value, Mapping) else None
     if block := block_for(annotation, value):
         field = block.model_fields.get(path[0])
+        # A block that nobody wrote is of the default's class.
         usual = default_block(field) if field and inner is None else None
         return field is not None and knows(usual or field.annotation, inner, path[1:])
     if classes := blocks(annotation):
@@ -101,6 +104,7 @@ def knows(annotation: Any, value: Any, path: Sequence[str]) -> bool:
 def dotted_paths(annotation: Any, value: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every path the schema knows below a value; free mappings contribute the keys they hold."""
     block = block_for(annotation, value)
+    # Where neither a tag nor the keys choose a class, the keys of all of them may follow.
     untagged = blocks(annotation) if block is None and tag(annotation) is None else ()
     own = list(block.model_fields) if block else list(value) if isinstance(value, Mapping) else []
     for key in dict.fromkeys(map(str, [*own, *(name for kind in untagged for name in kind.model_fields)])):

@@ -51,6 +51,7 @@ def _image(value: str) -> str:
             raise ValueError("must end with .sqsh if it is a file")
         return _path(value)
     registry, slash, rest = value.partition("/")
+    # enroot separates the registry by #; behind a slash it would search all of the name on Docker Hub.
     if slash and "." in registry and "#" not in value:
         raise ValueError(f"must have # between registry and repository: {registry}#{rest}")
     return value

@@ -54,6 +54,7 @@ def unclassified(
     """Dotted path of every field below a class of blocks that has no class of its own or of a block around it."""
     for name, field in kind.model_fields.items():
         here, own = f"{path}.{name}" if path else name, declared(field) or kind.fields_are or inherited
+        # A class that contains itself would be walked without end.
         blocks = [it for it in child_blocks(field.annotation) if it not in above]
         for block in blocks:
             yield from unclassified(block, here, own, (*above, kind))

@@ -103,6 +103,7 @@ def secret_by_name(name: str) -> str:
     tracked = len(path.parts) > 1 and path.parts[-2] in _TRACKER_FOLDERS and path.name in _CREDENTIAL_FILES
     if ending in _IN_FOLDERS or tracked:
         return "holds credentials by its name"
+    # After the folders: in ``.aws`` a file counts whatever its name.
     if any(fnmatchcase(path.name, it) for it in _HARMLESS):
         return ""
     return "holds secrets by its name" if any(fnmatchcase(path.name, it) for it in _NAMES) else ""
@@ -132,6 +133,7 @@ def secret_by_content(path: Path) -> str:
 
 
 def _reason(block: bytes, is_prose: bool, is_data: bool) -> str:
+    # Latin-1 decodes any bytes, one character for each; what is searched for is ASCII.
     text = block.decode("latin-1")
     if "\0" in text[:4096]:  # UTF-16, as PowerShell writes it, or no text at all
         text += "\n" + text.replace("\0", "")

@@ -119,6 +119,7 @@ def environment_issues(environment: Mapping[str, str], secrets: Mapping[str, str
                 "environment-variable-given-twice", f"environment.{name}", "is set here and by secrets; keep one"
             )
     yield from reserved_issues(environment)
+    # A name that is in both has its issue already.
     yield from reserved_issues((name for name in secrets if name not in environment), "secrets")
 
 
@@ -140,12 +141,14 @@ def conceal(tree: Tree) -> list[Issue]:
     """
     issues = []
     leaves = list(_leaves(tree.value, ()))
+    # As they were written: a flag must be readable after its value was hidden, and the reverse.
     values = dict(leaves)
     options = options_class(tree.get(("backend",)))
     keeper = options.secret_keeper if options is not None else "env"
     for path, value in leaves:
         if problem := _problem(path, value) or _argument_problem(path, values):
             tree.replace(path, HIDDEN)
+            # The characters that were typed hold the secret as well.
             tree.texts.pop(path, None)
             issues.append(
                 Issue(
@@ -165,6 +168,7 @@ def _problem(path: Path, value: Any) -> str:
             return "not a name of an environment variable"
         is_reference = len(entry) == 1 and isinstance(value, str) and _REFERENCE.fullmatch(value)
         return "" if is_reference else f"is not a reference: expected {FORMS}"
+    # Keys as well: a token may have been typed as one.
     if any(isinstance(it, str) and is_token_shaped(it) for it in (value, *path)):
         return "holds what looks like a token or password, and a specification is stored and shown"
     entry = _entry(path, "environment")
@@ -179,10 +183,12 @@ def _argument_problem(path: Path, values: Mapping[Path, Any]) -> str:
     if len(entry) != 2 or entry[0] != "args" or not isinstance(value, str):
         return ""
     name = entry[1]
+    # ``args`` is a list: the name is in this word or in the one before it.
     if name.isdigit():
         flag, equals, rest = value.partition("=")
         before = str(values.get((*path[:-1], str(int(name) - 1)), ""))
         name, value = (flag, rest) if equals else (before, value)
+        # The word before is not a flag, or has its value already.
         if not name.startswith("-") or "=" in name:
             return ""
     if is_secret_name(name) and _TYPED.fullmatch(value):

@@ -71,6 +71,7 @@ def read_defaults(environ: Mapping[str, str], config_file: FilePath | None = Non
     file = config_file or user_config_file(environ)
     tree = _read_file(file)
     for variable, path in _VARIABLES.items():
+        # An empty variable counts as one that is not set.
         if text := environ.get(variable):
             tree.put(path, _from_variable(path, text, f"environment {variable}"), UserDefaults)
     values, issues = validate(UserDefaults, tree)
@@ -92,6 +93,7 @@ def with_account(tree: Tree, defaults: Defaults) -> None:
     options = options_class(backend)
     if options is None or not options.account_fields:
         return
+    # The network is a block: its fields are filled in one by one below.
     account = defaults.values.model_dump(include={*options.account_fields} - {"vpc"}, exclude_none=True)
     for name, value in account.items():
         if name not in backend:
@@ -100,6 +102,7 @@ def with_account(tree: Tree, defaults: Defaults) -> None:
     network = defaults.values.vpc if "vpc" in options.account_fields else VpcSpec()
     for name, value in network.model_dump(exclude_defaults=True).items():
         own = backend.setdefault("vpc", {})
+        # The tree is not checked yet: what is not a mapping is left to the validation.
         if isinstance(own, dict) and name not in own:
             own[name] = value
             tree.origins["backend", "vpc", name] = defaults.origins[f"vpc.{name}"]

@@ -99,7 +99,9 @@ def _merged(
         else:
             issues.append(replace(issue, origin=value.origin(())))
     issues += _apply(tree, changes, kind)
+    # After the changes, which may choose the backend that takes these defaults.
     with_account(tree, defaults)
+    # ``changed`` gives no environment: a job that was launched before must not follow from this machine.
     if environ is not None:
         options = options_class(tree.value.get("backend") or {})
         if options is not None and options.runs_here:
@@ -107,8 +109,10 @@ def _merged(
 
             with_local_gpus(tree, environ)
         _with_hub_tokenizers(tree)
+    # Before the validation, whose issues show the values that they refuse.
     concealed = conceal(tree)
     spec, type_issues = validate(kind, tree)
+    # A concealed value has lost its type, which is not an issue of its own.
     type_issues = at_new_paths(type_issues, concealed)
     further = _further_issues(spec, tree, [*type_issues, *concealed])
     issues += [*field_issues, *concealed, *type_issues]
@@ -116,6 +120,7 @@ def _merged(
         raise SpecError([*issues, *further])
     origins = {".".join(path): origin for path, origin in tree.origins.items() if path}
     loaded = Loaded(spec, origins, spec_digest(spec), defaults)
+    # Every field has its type, so that a plan can search for further issues before all are reported.
     if further:
         raise InvalidSpec(further, loaded)
     return loaded
@@ -127,6 +132,7 @@ def _apply(tree: Tree, changes: Sequence[tuple[Path, Tree]], kind: type[JobSpec]
     A change of ``data.format`` alone takes the place of the source's values of another format, and its origin names
     them; what other changes set stays, and is refused where it does not fit.
     """
+    # Classes are chosen first: in whatever order the changes are given, their values meet the new class.
     left_out = {path: tree.retag(path, value.value, kind) for path, value in dict(changes).items()}
     issues = []
     for path, value in changes:
@@ -169,6 +175,7 @@ def read_source(source: SpecSource) -> Tree:
 
 def _find(source: str | FilePath) -> tuple[FilePath, str]:
     recipes = recipe_files()
+    # A recipe comes before a file of the same name; ./NAME is the file.
     if isinstance(source, str) and source in recipes:
         return recipes[source], f"recipe {source}"
     file = FilePath(source).expanduser()
@@ -191,6 +198,7 @@ def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:
         tree.origins[("storage",)] = defaults.origins["storage"]
     for name, value in defaults.values.storage_options.model_dump(exclude_none=True).items():
         own = tree.value.setdefault("storage_options", {})
+        # The tree is not checked yet: what is not a mapping is left to the validation.
         if isinstance(own, dict) and name not in own:
             own[name] = value
             tree.origins["storage_options", name] = defaults.origins[f"storage_options.{name}"]
@@ -214,6 +222,7 @@ def _with_hub_tokenizers(tree: Tree) -> None:
         name = tree.get(path)
         if not isinstance(name, str) or is_reference(name):
             continue
+        # Where its first part is a folder here, a path was meant: if it is not there, the checks report it.
         if _HUB_ID.fullmatch(name) and not FilePath(name).parent.is_dir():
             tree.replace(path, f"hf://{name}")
 

@@ -56,12 +56,14 @@ def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], 
             continue
         key, equals, value = text.partition("=")
         path = _path(key)
+        # Refused before it reaches a tree, where each part of the path becomes a level.
         if equals and path and len(path) > DEEPEST:
             remedy = "Write the path of a field, for example task.max_steps=100"
             issues.append(
                 Issue("override-too-deep", f"{key[:_SHOWN_KEY]}…", f"names more than {DEEPEST} levels", remedy=remedy)
             )
             continue
+        # A word with hyphens in front is an option of the program that was misspelt.
         if not (equals and path and not key.startswith("-")):
             issues.append(
                 Issue("override-malformed", key or text, "an override is written key.path=value", text, _example(text))
@@ -110,6 +112,7 @@ def without_step(overrides: Sequence[Override], step: str) -> list[Override]:
 
     def own(override: Override) -> Override:
         if isinstance(override, str):
+            # Keeps ``CommandLine``, and with it the origin of the value.
             return type(override)(override.removeprefix(prefix))
         return {key.removeprefix(prefix): value for key, value in override.items()}
 
@@ -131,6 +134,7 @@ def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple
     if path[0] in kind.model_fields:
         return path, None
     key = ".".join(path)
+    # Suggested only where the rest of the path names a field of the job.
     if kind is JobSpec and path[0] == "steps" and knows(JobSpec, whole, path[2:]) and len(path) > 2:
         return path, Issue(
             "override-of-steps-in-a-job",

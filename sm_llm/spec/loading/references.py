@@ -28,11 +28,14 @@ def resolve(job: JobSpec, inputs: Mapping[str, str], steps: Mapping[str, str]) -
         SpecError: references to inputs or steps that are not given, all at once.
     """
     issues: list[Issue] = []
+    # Inputs come first: the task may refer to them, and they to steps.
     own = {name: _resolved_input(name, value, steps, issues) for name, value in job.inputs.items()}
+    # Where the reader has an input counts before where it came from.
     places = {**{name: input_place(value) for name, value in own.items()}, **inputs}
     task = _map_strings(job.task.model_dump(), "task", lambda path, text: _replace(path, text, places, steps, issues))
     if issues:
         raise SpecError(issues)
+    # Validated here, because ``model_copy`` takes any value as it is.
     return job.model_copy(update={"task": type(job.task).model_validate(task), "inputs": own})
 
 
@@ -104,6 +107,7 @@ def _replace(path: str, text: str, inputs: Mapping[str, str], steps: Mapping[str
 
 def _resolved_input(name: str, value: Input, steps: Mapping[str, str], issues: list[Issue]) -> Input:
     if isinstance(value, str):
+        # No inputs are given to it: an input cannot refer to another one.
         return _replace(f"inputs.{name}", value, {}, steps, issues)
     if isinstance(value, S3Input):
         return value.model_copy(update={"uri": _replace(f"inputs.{name}.uri", value.uri, {}, steps, issues)})

@@ -67,6 +67,7 @@ class Tree:
             for name, part in other.parts().items():
                 self.put((*path, name), part, annotation)
             return
+        # Origins of what is replaced, and of all below it, would name the wrong place.
         self._forget(path)
         parent[path[-1]] = other.value
         self.origins.update({(*path, *rest): origin for rest, origin in other.origins.items()})
@@ -134,6 +135,7 @@ class Tree:
         node, kind = self.value, annotation
         for index, key in enumerate(path):
             kind = child(kind, node, key)
+            # A value that is not a mapping gives way to one: the later source wins.
             if not isinstance(node.get(key), dict):
                 self._forget(path[: index + 1])
                 node[key] = {}
@@ -179,6 +181,7 @@ def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: 
         raise SpecError([Issue("value-too-large", ".".join(path[:3]), problem, origin=origin)])
     if isinstance(value, SpecModel):
         kind = type(value)
+        # A tag is kept even where it was not set: it chooses the class.
         kept = [name for name in kind.model_fields if name in value.model_fields_set or constant(kind, name)]
         value = {name: getattr(value, name) for name in kept}
     if isinstance(value, Mapping):
@@ -187,6 +190,7 @@ def _plain(value: Any, path: Path, origins: dict[Path, str], origin: str, size: 
         value = os.fspath(value)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
         value = [_plain(item, (*path, str(at)), origins, origin, size) for at, item in enumerate(value)]
+    # Python refuses to write integers of more than 4,300 digits as text, and messages show values.
     elif isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
         problem = f"is a number of {value.bit_length():,} bits"
         raise SpecError(

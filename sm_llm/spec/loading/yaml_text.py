@@ -59,6 +59,7 @@ class _TooLarge(yaml.MarkedYAMLError):
 class _Loader(yaml.SafeLoader):
     """Composes nodes, resolving plain scalars by ``_SCALARS`` only."""
 
+    # Empty, so that none of the library's resolvers of YAML 1.1 is inherited.
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def __init__(self, stream: str) -> None:
@@ -76,6 +77,7 @@ class _Loader(yaml.SafeLoader):
 
 
 for _tag, _pattern, _first, _ in _SCALARS:
+    # The library chooses resolvers by the first character, and an empty scalar has none.
     _Loader.add_implicit_resolver(_CORE + _tag, re.compile(_pattern), [*_first, *([""] if _tag == "null" else [])])
 
 
@@ -105,6 +107,7 @@ def from_yaml(text: str, name: str) -> Tree:
 def read_text(file: FilePath) -> str:
     """The text of a YAML file, but little more than ``from_yaml`` takes. Raises ``OSError``, ``UnicodeDecodeError``."""
     with file.open(encoding="utf-8") as stream:
+        # One character more than is taken, so that a longer file is refused and not cut.
         return stream.read(LONGEST_TEXT + 1)
 
 
@@ -128,6 +131,7 @@ def from_typed(text: str, origin: str) -> Tree:
     """
     tree = _typed(text, origin)
     if text[:1] in ("{", "[", '"') and (exact := _json(text)) is not None and exact != tree.value:
+        # By way of YAML, so that the tree has the origins and texts of every other value.
         return _typed(to_yaml(exact), origin)
     return tree
 
@@ -202,11 +206,13 @@ def to_yaml(value: Any) -> str:
 def _number(value: float) -> str:
     if not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    # YAML 1.1 takes 1e-05 for text, and 1.0e-05 for a number.
     digits, exponent, power = json.dumps(value).partition("e")
     return f"{digits}{'' if '.' in digits else '.0'}{exponent}{power}"
 
 
 def _resolves_to_text(value: str) -> bool:
+    # "..." is the end of a YAML document.
     is_text = not any(re.match(pattern, value) for _, pattern, _, _ in _SCALARS)
     return is_text and _YAML_1_1.resolve(yaml.ScalarNode, value, (True, False)) == f"{_CORE}str" and value != "..."
 
@@ -241,6 +247,7 @@ class _Builder:
     def build(self, node: yaml.Node, path: Path) -> Any:
         """The value of a node at ``path``."""
         self.tree.origins[path] = self._where(node)
+        # An alias inside of what its anchor names: it would be built without end.
         if node in self._open:
             return self._issue("yaml-refers-to-itself", node, path, "refers to itself")
         if problem := self._size.enter(_characters(node)):  # an alias counts as all that it stands for
@@ -261,6 +268,7 @@ class _Builder:
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         built: dict[str, Any] = {}
         own: dict[str, int] = {}
+        # Merged mappings first, so that the mapping's own keys replace theirs wherever the merge stands.
         for key_node, value_node in sorted(node.value, key=lambda pair: not _is_merge(pair[0])):
             if not isinstance(key_node, yaml.ScalarNode):
                 self._issue(

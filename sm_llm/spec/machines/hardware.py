@@ -193,6 +193,7 @@ def nearest_instance(name: str) -> Instance | None:
     """The row that a name which is in no row was probably meant to name."""
     name = name.lower()
     close = get_close_matches(name, _BY_NAME, n=1, cutoff=_MISSPELT)
+    # EC2's own names of the types lack the prefix.
     return _BY_NAME.get(f"ml.{name}") or (_BY_NAME[close[0]] if close else None)
 
 

@@ -27,12 +27,15 @@ class Machine:
 
 def this_machine(environ: Mapping[str, str] = os.environ, devices: Path | None = None) -> Machine:
     """Cores of this process's affinity mask and the visible NVIDIA devices; loads no CUDA library."""
+    # taskset or a scheduler may leave this process fewer cores than the machine has.
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     visible = environ.get(_VISIBLE)
+    # An empty value hides all GPUs.
     if visible is not None:
         return Machine(cpus, tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")))
     files = (devices or DEVICES).glob("nvidia[0-9]*")
     numbers = sorted(int(path.name[6:]) for path in files if path.name[6:].isdigit())
+    # CUDA numbers the devices that it sees from 0 on, whatever the numbers of their files.
     return Machine(cpus, tuple(str(index) for index in range(len(numbers))))
 
 
@@ -63,11 +66,13 @@ def _fill(tree: Tree, holder: tuple[str, ...], environ: Mapping[str, str]) -> No
     above = (*holder, "compute") if not holder or tree.get((*holder, "compute")) is not None else ("compute",)
     compute = tree.get(above) or {}
     own = {**(tree.get(("environment",)) or {}), **(tree.get((*holder, "environment")) or {})}
+    # A value of the job's own is what its processes will see.
     gpus = this_machine({**environ, **own} if _VISIBLE in own else environ).gpus
     if not gpus or not isinstance(compute, Mapping):
         return
     if compute.get("processes_per_instance") is not None or compute.get("instance_type") is not None:
         return
+    # Simulated nodes share this machine's GPUs.
     nodes = compute.get("instance_count", 1)
     count = max(1, len(gpus) // nodes) if isinstance(nodes, int) and nodes > 0 else 1
     origin = f"this machine's {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"

@@ -76,6 +76,7 @@ def release_fault(installed: Mapping[str, str | None]) -> str | None:
     if any(it.packages == found and it.trains for it in RELEASES):
         return None
     shown = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
+    # The release whose neuronx-distributed is installed is probably the one that was meant.
     row = next((it for it in RELEASES if it.trains and it.nxd == found.get("neuronx-distributed")), RELEASES[0])
     wanted = ", ".join(f"{name} {version}" for name, version in row.packages.items())
     releases = ", ".join(it.sdk for it in RELEASES if it.trains)

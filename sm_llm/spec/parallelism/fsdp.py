@@ -65,6 +65,7 @@ class FsdpSpec(StrategySpec):
         return Degrees(self.tensor_parallel_degree, self.context_parallel_degree)
 
     def degree_issues(self, world_size: int, node_size: int) -> Iterator[Issue]:
+        # Shards divide what tensor parallelism leaves: with wrong degrees, their issues would only follow from those.
         yield from _degree_issues(self, world_size) or _shard_issues(self, world_size, node_size)
 
     def arranged(self, world_size: int, node_size: int) -> Layout:
@@ -186,6 +187,7 @@ def _fp8_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
 def _sequence_issues(spec: FsdpSpec, seq_length: int) -> list[Issue]:
     """Whether a sequence can be cut: into two chunks per context-parallel process, those over tensor-parallel ones."""
     context, tensor = spec.context_parallel_degree, spec.tensor_parallel_degree if spec.sequence_parallel else 1
+    # The part of a process must consist of two equal chunks and be divisible over the tensor-parallel processes.
     unit = context * math.lcm(2, tensor) if context > 1 else tensor
     if seq_length % unit == 0:
         return []
@@ -210,6 +212,7 @@ def _degree_issues(spec: FsdpSpec, world_size: int) -> list[Issue]:
     product = tensor * context
     if world_size % product == 0:
         return []
+    # The degree that is wrong by itself, or else the one that makes the product wrong.
     name = "tensor_parallel_degree" if world_size % tensor or context == 1 else "context_parallel_degree"
     problem = (
         f"{world_size} processes are not divisible by tensor_parallel_degree x context_parallel_degree = "
@@ -260,6 +263,7 @@ def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue
 
 def _reshard_issues(spec: FsdpSpec, shard: int) -> list[Issue]:
     kept = spec.reshard_after_forward
+    # fully_shard takes no trivial divisors: 1 and the whole degree are what false and true mean.
     if isinstance(kept, bool) or (1 < kept < shard and shard % kept == 0):
         return []
     fits = [d for d in divisors(shard) if 1 < d < shard]

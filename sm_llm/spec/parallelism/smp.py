@@ -99,6 +99,7 @@ class SmpSpec(StrategySpec):
 
     def degree_issues(self, world_size: int, node_size: int) -> Iterator[Issue]:
         """Source: Developer Guide, "Core features of v2"; ``validate_distributed_degrees`` of AWS's adapter."""
+        # The library's rules name the degree that is wrong, the general rule only the product.
         yield from list(_degree_issues(self, world_size, node_size)) or super().degree_issues(world_size, node_size)
 
     def arranged(self, world_size: int, node_size: int) -> Layout:
@@ -175,7 +176,9 @@ def _degree_issues(smp: SmpSpec, world: int, processes: int) -> Iterator[Issue]:
                 degree,
                 f"Use one of {fitting}",
             )
+    # 0 takes whatever the other degrees leave.
     product = max(shard, 1) * tensor * expert
+    # Only where no degree is wrong by itself.
     if all(whole) and shard <= world // tensor and world % product:
         problem = f"hybrid_shard_degree x tensor x expert = {product} does not divide the world size of {world}"
         remedy = f"Use one of {listed(divisors(largest))}" if largest else "Use smaller degrees"

@@ -13,6 +13,7 @@ from sm_llm.spec.base import SpecModel
 def field_docs(kind: type[SpecModel]) -> dict[str, str]:
     """Field name -> its documentation, on one line; fields of base classes too."""
     docs: dict[str, str] = {}
+    # From the base class on, so that the text of a subclass replaces the one above it.
     for base in reversed(kind.__mro__):
         if issubclass(base, SpecModel) and base is not SpecModel:
             docs |= _module_docs(base.__module__).get(base.__name__, {})
@@ -26,6 +27,7 @@ def class_doc(kind: type[SpecModel]) -> str:
 
 @cache
 def _module_docs(module: str) -> dict[str, dict[str, str]]:
+    # Python keeps no string under a field; only the source has it.
     tree = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: _class_docs(node) for node in tree.body if isinstance(node, ast.ClassDef)}
 

@@ -204,5 +204,6 @@ def _address_issues(path: str, place: str, *, hub: bool = False) -> Iterator[Iss
 def _without_odd_folders(place: str) -> str:
     """The address that is probably meant: a user who writes ``..`` means the folder above."""
     bucket, _, prefix = place[len("s3://") :].partition("/")
+    # The leading slash keeps ``..`` from leaving the bucket.
     below = posixpath.normpath("/" + prefix.lstrip("/"))
     return f"s3://{bucket}{below}".rstrip("/")

@@ -28,6 +28,7 @@ def check(spec: JobSpec | WorkflowSpec) -> list[Issue]:
     if isinstance(spec, JobSpec):
         return [*found, *_body_issues(spec), *run(SINGLE_JOB_CHECKERS, spec)]
     found += run(WORKFLOW_CHECKERS, spec)
+    # Each step is checked as the job that it becomes.
     bodies = {name: _body_issues(workflow_job(spec, name)) for name in spec.steps}
     return [*found, *gathered(spec, bodies, found)]
 
@@ -36,6 +37,7 @@ def _body_issues(job: JobSpec) -> list[Issue]:
     """Issues of what a job has of its own, alone and as a step."""
     found = run(JOB_CHECKERS, job)
     if (task := training_of(job.task)) is not None:
+        # After the checkers of the job: wrong machines and degrees block the arithmetic of the batch.
         further = run(TRAINING_CHECKERS, Training(task, job.compute), found)
         found += map(_of_precompiled, further) if isinstance(job.task, PrecompileTask) else further
     return found
@@ -64,6 +66,7 @@ def check_step_order(workflow: WorkflowSpec) -> Iterator[Issue]:
                 known = f"Steps before {name}: {', '.join(earlier) or 'none'}"
                 problem = "refers to itself or a later step" if other in workflow.steps else "there is no such step"
                 yield Issue("step-reference-unknown", path, problem, other, known)
+        # After its own references: a step does not come before itself.
         earlier.append(name)
 
 

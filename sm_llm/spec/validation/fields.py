@@ -52,9 +52,11 @@ def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Issue]]:
     quotes become text where text is wanted, ``1e6`` a whole number where one is wanted, and a block with nothing in
     it the block's defaults; a block without the key that chooses one of several becomes the one that is the default.
     """
+    # Without its tag, pydantic would refuse a block as a whole.
     _choose(kind, tree, ())
     too_large = _take_too_large(kind, tree)
     spec, places = _attempt(kind, tree)
+    # Only what does not fit is read in another way; what fits stays as it was typed.
     if repairs := [(path, value) for path, _ in places if (value := _repair(kind, tree, path)) is not None]:
         for path, value in repairs:
             tree.replace(path, value)
@@ -89,6 +91,7 @@ def _rest(kind: type[Spec], tree: Tree) -> Spec | None:
     """The specification of a tree without its faulty parts, nor the blocks that cannot be without those."""
     spec, places = _attempt(kind, tree)
     for path, _ in places:
+        # What still fails lacks a field that it must have, so the block around it has to go.
         tree.remove(path[:-1] or path)
     return _attempt(kind, tree)[0] if places else spec
 
@@ -103,6 +106,7 @@ def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
     known = list(block.model_fields) if block else []
     elsewhere = [other for other in dotted_paths(kind, tree.value) if other[-1] == path[-1] and other != path]
     beside = [(*path[:-1], close) for close in get_close_matches(path[-1], known, n=1)]
+    # A key beside it that is nearly the same counts before the same key elsewhere, a distant one after it.
     misspelt = bool(beside) and SequenceMatcher(None, beside[0][-1], path[-1]).ratio() >= _MISSPELT
     if meant := (beside if misspelt else elsewhere[:3] or beside):
         return f"Did you mean {' or '.join('.'.join(other) for other in meant)}?"
@@ -151,6 +155,7 @@ def _attempt(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[tuple[Path
         for detail in error.errors(include_url=False):
             path = _path(kind, tree, detail["loc"])
             if path is not None:
+                # Every alternative of a union reports the same place; the first report is shown.
                 places.setdefault(path, detail)
         return None, list(places.items())
 
@@ -165,6 +170,7 @@ def _path(kind: type[SpecModel], tree: Tree, location: tuple[int | str, ...]) ->
     path: Path = ()
     labelled = False
     for item in location:
+        # Behind a union, pydantic's location names the member that it tried.
         if labelled:
             meant = block_for(annotation, tree.get(path))
             if tag(annotation) is None and meant is None:
@@ -192,6 +198,7 @@ def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
         if any(get_origin(kind) is list for kind in wanted):
             return []
     if isinstance(value, list) and any(get_origin(kind) is list and get_args(kind) == (str,) for kind in wanted):
+        # Entries of a list of text as they were typed: an unquoted 010 is not the number 10.
         spelt = [it if isinstance(it, str) else tree.texts.get((*path, str(place))) for place, it in enumerate(value)]
         return None if None in spelt or spelt == value else spelt
     if text is None or value is None:

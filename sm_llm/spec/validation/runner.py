@@ -50,6 +50,7 @@ def run(checkers: Sequence[Checker[S]], subject: S, earlier: Sequence[Issue] = (
     for checker in checkers:
         names: tuple[str, ...] = getattr(checker, "blocked_by", ())
         if not any(blocks(issue, names) for issue in (*earlier, *found)):
+            # The issues keep what blocks them, for ``gathered``, which compares them with those of the workflow.
             issues = (replace(it, blocked_by=(*it.blocked_by, *names)) for it in checker(subject))
             found += settle(issues, (*earlier, *found))
     return found
@@ -123,6 +124,8 @@ def gathered(
 
     One of a field that all steps share names the steps that it is about, unless it is about all of them.
     """
+    # By the workflow's own paths: an issue of a shared field is the same in every step, and ``settle`` keeps one of
+    # them.
     named = {step: [_named(workflow, step, issue) for issue in issues] for step, issues in found.items()}
     reporting = {step: {_key(issue) for issue in issues} for step, issues in named.items()}
     for issue in settle(chain.from_iterable(named.values()), earlier):
@@ -141,6 +144,7 @@ def written(workflow: WorkflowSpec, step: str, path: str) -> str:
     block, _, rest = path.partition(".")
     own = workflow.steps[step]
     if block in ("environment", "secrets"):
+        # These mappings are merged, so a name belongs to the step where the step gives it.
         is_shared = rest not in getattr(own, block)
     else:
         is_shared = block in _SHARED or (block == "compute" and own.compute is None)

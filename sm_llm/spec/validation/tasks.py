@@ -34,6 +34,7 @@ _KEY = re.compile(r"[^\s=]+")
 def check_tokenizer(job: JobSpec) -> Iterator[Issue]:
     """A tokenizer to use and one to train, for the same text."""
     task = job.task
+    # A block of defaults cannot be distinguished from one that was left out.
     if isinstance(task, PrepareTask) and task.tokenizer is not None and task.train_tokenizer != TrainTokenizer():
         yield Issue("tokenizer-given-twice", "task.train_tokenizer", "give tokenizer or train_tokenizer, not both")
 
@@ -131,6 +132,7 @@ def check_placeholders(job: JobSpec) -> Iterator[Issue]:
         if word in known:
             continue
         meant = did_you_mean(word, known)
+        # Other words in braces are the program's own, such as those of a format.
         if is_folder_name(word) or meant:
             problem, listed = "names no folder of the job", ", ".join(f"{{{it}}}" for it in known)
             yield Issue("placeholder-unknown", path, problem, f"{{{word}}}", f"{meant} Known: {listed}".strip())
@@ -219,6 +221,7 @@ def _argument_issues(task: ScriptTask, key: str, value: Any) -> Iterator[Issue]:
     except (TypeError, ValueError) as error:
         yield Issue("argument-not-json", path, f"cannot be written down: {error}", value)
         return
+    # In a file nothing has to fit into a command line.
     if task.args_style == "file":
         return
     for word in value if isinstance(value, list) else [value]:

@@ -31,6 +31,7 @@ class Training:
 def check_stream(training: Training) -> Iterator[Issue]:
     """A streamed data set that is not one of the hub."""
     data = training.task.data
+    # A name without a scheme is a plain hub id or the name of a builder.
     if not isinstance(data, StreamData) or not SCHEME.match(data.dataset):
         return
     match = HUB.fullmatch(data.dataset)
