@@ -216,6 +216,7 @@ def _numbers(values: Any) -> tuple[int, ...]:
 def _prefix(shapes: Mapping[str, Any], entries: Mapping[str, Any]) -> str:
     """What stands before the names of the model's tensors, such as ``model.`` Raises ``ConversionRefused``."""
     candidates = sorted({name.removesuffix(EMBEDDING) for name in entries if name.endswith(EMBEDDING)})
+    # A prefix counts only where the whole model is there under it.
     fitting = [it for it in candidates if all(it + name in entries for name in shapes)]
     if len(fitting) == 1:
         return fitting[0]

@@ -137,6 +137,7 @@ def _bin_tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list
         try:
             held = read_torch_file(path)
         except ConversionError as error:
+            # The other files are read all the same, so that one call reports every issue.
             issues.append(Issue("bin-file-unreadable", SOURCE, str(error)))
             continue
         for name, entry in _state(held).items():

@@ -96,8 +96,10 @@ def job_to_nxd(folder: Path, target: Path, given: Given) -> Job:
         layout=given.layout or "trn1",
     )
     plan = ShardPlan(source.config, degrees)
+    # What NxD joins into one tensor has one number format.
     if issues := mixed_formats(plan, source.views):
         raise ConversionRefused(issues)
+    # Without the option, None, shards are xser.
     is_xser = given.xser is not False
     return Job(
         "nxd",

@@ -187,6 +187,7 @@ def _nothing(folder: Path) -> Issue:
     tags = sorted(it.name for it in folder.iterdir() if (it / SHARDS).is_dir() and any(_rank_files(it / SHARDS)))
     if tags:
         done = [it for it in tags if (folder / it / "done").is_file()]
+        # By number: step_10 comes after step_9.
         steps = sorted((int(match[1]), it) for it in done if (match := re.fullmatch(r"step_(\d+)", it)))
         newest = f"; the latest complete one is {steps[-1][1]}" if steps else ""
         problem = f"{folder} holds {len(tags)} checkpoints: {', '.join(tags[:_SHOWN])}{newest}"

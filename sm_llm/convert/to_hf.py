@@ -95,6 +95,7 @@ class Joined:
             if begin < end:
                 held = Slice(self._view(part), axis, part.at + begin - part.begin, part.at + end - part.begin).array()
                 others = [slice(o, o + s) for o, s in zip(offsets, sizes, strict=True)]
+                # Along this axis ``held`` is cut already.
                 others[axis] = slice(None)
                 pieces.append(held[tuple(others)])
         return np.concatenate(pieces, axis=axis) if pieces else zeros(sizes, self.dtype(name))
@@ -125,6 +126,7 @@ class Joined:
             for tensor in held:
                 stage = self._shards.stages.get(tensor.name)
                 view = None if stage is None else self._shards.views[tp, stage].get(tensor.name)
+                # A tensor that is missing has its own issue.
                 if view is None:
                     continue
                 formats.setdefault(tensor.name, set()).add(view.dtype)
@@ -186,6 +188,7 @@ def hf_units(plan: ShardPlan, joined: Tensors, destination: Path) -> list[Unit]:
     filled = 0
     for name in plan.shapes:
         size = joined.size(name)
+        # No tensor is divided over files: one that is larger has a file of its own.
         if filled and filled + size > file_bytes:
             groups.append([])
             filled = 0

@@ -24,6 +24,7 @@ def check_targets(source: Source, field: str, max_rows: int | None = None) -> No
 
     Reads no further than the first such row.
     """
+    # Only padding or a column of labels can leave a row without any.
     if not source.padded:
         return
     count = source.count if max_rows is None else min(max_rows, source.count)

@@ -216,6 +216,7 @@ def misread_by_transformers_444(config: Config) -> list[str]:
         reasons.append(f"transformers 4.44 ignores the {scaling} rope scaling of {kind} models")
     elif rope.differs_in_444(rotary, found["max_position_embeddings"]):
         reasons.append(f"transformers 4.44 computes {scaling} rope scaling differently")
+    # A canonical config has the field only where it is not the width divided by the heads.
     if "head_dim" in found and kind not in ("mistral", "mixtral"):
         reasons.append(f"transformers 4.44 knows no head_dim in {kind} models and cannot load the weights")
     if kind == "mixtral" and found.get("sliding_window") is not None:

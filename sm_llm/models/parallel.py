@@ -98,6 +98,7 @@ def nxd_issues(config: Config, *, tensor: int, pipeline: int, virtual: int, mult
                 f"It has for {', '.join(NXD_FAMILIES)}",
             )
         ]
+    # Key/value heads are not among them: they may be copied (``copy_issues``).
     names = ("num_attention_heads", "vocab_size", "intermediate_size")
     wrong = [
         f"{name} {size} / {tensor} leaves {size % tensor}" for name in names if (size := int(config[name])) % tensor

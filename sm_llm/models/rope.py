@@ -129,6 +129,7 @@ def _scaling_issues(scaling: Mapping[str, Any]) -> list[Issue]:
             )
         ]
     required, optional = _KEYS[kind]
+    # A value of null counts as absent.
     keys = {key for key, value in scaling.items() if value is not None} - {"rope_type"}
     allowed = ", ".join(sorted(required | optional)) or "nothing else"
     found = [

@@ -199,6 +199,7 @@ def _misplaced(index: Path, names: Mapping[str, str], held: Mapping[str, Mapping
             yield Issue(
                 "weights-tensor-repeated", START, f"{name} is in several files: {', '.join(places)}", remedy=_REWRITE
             )
+        # A file that could not be read has its own issue.
         elif file in held and places != [file]:
             elsewhere = f"; it is in {places[0]}" if places else ""
             problem = f"{index.parent / file} does not hold {name}, which {index.name} places there{elsewhere}"

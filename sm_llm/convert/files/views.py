@@ -98,6 +98,7 @@ class Slice:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, left)))
         with self.view.file.open("rb", buffering=0) as file:
             while left:
+                # It may return fewer bytes than were asked for, and none only at the end of the file.
                 count = os.preadv(file.fileno(), [buffer[:left]], place)
                 if not count:
                     raise OSError(f"{self.view.file} was cut off while it was read")

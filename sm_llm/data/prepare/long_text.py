@@ -40,6 +40,7 @@ def encode_long(encoder: Encoder, parts: Iterable[str]) -> Iterator[Tokens]:
             continue
         cut = _find_cut(encoder, text)
         if cut is None:
+            # No good place in this piece; one is searched for in the next.
             wanted += PIECE
             continue
         yield _ids(encoder, lead, text[:cut])

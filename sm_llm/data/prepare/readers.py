@@ -101,6 +101,7 @@ def _read_parquet(path: Path, text_field: str, collector: Collector) -> Iterator
     try:
         with pq.ParquetFile(path) as file:
             _check_column(path, file.schema_arrow, text_field)
+            # Other columns are never decoded.
             batches = file.iter_batches(BATCH_DOCUMENTS, columns=[text_field])
             for row, value in enumerate(_column_values(batches), 1):
                 yield row, value, row / file.metadata.num_rows

@@ -56,10 +56,13 @@ class RowsWriter:
         """
         if len(ids) == 0:
             return
+        # Before anything is written: it refuses ids that lie outside the vocabulary.
         self._count(ids if mask is None else ids[mask])
         if self._first is None:
+            # A copy, so that the whole batch is not kept alive.
             self._first = ids[0].copy()
         self._repeats = self._repeats and bool((ids == self._first).all())
+        # For the fingerprint of the content (``_state``).
         self._crc = zlib.crc32(np.ascontiguousarray(ids).data, self._crc)
         for begin, end, is_new in self._cuts(len(ids)):
             if is_new:

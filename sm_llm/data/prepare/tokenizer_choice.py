@@ -91,6 +91,7 @@ def _not_held_out(task: PrepareTask, file: SourceFile, rejections: Rejections) -
 
     for documents in file.documents(task.text_field, rejections):
         if documents.long is not None:
+            # The document is read twice, once for its hash and once for its text: it is never held in memory.
             if not is_left_out(documents.long.parts(), f"{documents.file}:{documents.lines[0]}"):
                 yield from ((part, len(part.encode("utf-8"))) for part in documents.long.parts())
             continue

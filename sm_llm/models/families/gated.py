@@ -40,6 +40,7 @@ class GatedDecoder(Family):
     def iterate_tensors(self, config: Config) -> Iterator[tuple[str, Tensor]]:
         hidden, vocab = int(config["hidden_size"]), self.vocab_size(config)
         std = float(self.value(config, "initializer_range"))
+        # The row of the padding token starts at zero, as ``nn.Embedding`` has it.
         padding = self.value(config, "pad_token_id")
         yield "model.embed_tokens.weight", Tensor((vocab, hidden), "embedding", "normal", std, padding)
         for layer in range(int(config["num_hidden_layers"])):

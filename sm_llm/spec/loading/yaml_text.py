@@ -166,11 +166,13 @@ def _typed(text: str, origin: str) -> Tree:
         raise SpecError(
             [Issue("yaml-value-too-large", "", str(error.problem), remedy=_SMALLER, origin=origin)]
         ) from None
+    # Text that only resembles YAML, such as a prompt with braces.
     except yaml.YAMLError:
         return Tree(text, {(): origin})
     if builder.issues:
         return Tree(text, {(): origin})
     if not quoted:
+        # Where text is wanted, an unquoted value is read again as it was typed.
         builder.tree.texts[()] = text
     return builder.tree
 

@@ -107,6 +107,7 @@ class FsdpSpec(StrategySpec):
 def _option_issues(spec: FsdpSpec) -> list[Issue]:
     """Options that do not go together, whatever the number of processes."""
     issues = []
+    # An option that equals its default cannot be distinguished from one that was left out.
     if spec.hybrid_shard_degree != "node" and spec.sharding != "hybrid":
         remedy = "Set task.parallelism.sharding to hybrid, or leave it out"
         issues.append(
@@ -232,6 +233,7 @@ def _degree_issues(spec: FsdpSpec, world_size: int) -> list[Issue]:
 
 def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue]:
     tensor = spec.tensor_parallel_degree
+    # Before the degree is computed, which would be rounded down here.
     if spec.sharding == "hybrid" and spec.hybrid_shard_degree == "node" and node_size % tensor:
         problem = f"a node has {node_size} processes, which tensor_parallel_degree {tensor} does not divide"
         return [

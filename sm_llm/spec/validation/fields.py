@@ -217,6 +217,7 @@ def _is_text(kind: Any) -> bool:
 def _issue(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) -> Issue:
     annotation = annotation_at(kind, tree, path)
     code = detail["type"]
+    # pydantic names the block, but its tag is what is wrong.
     if code in ("union_tag_not_found", "union_tag_invalid"):
         path = (*path, tag(annotation) or "")
     dotted, origin, seen = ".".join(path), tree.origin(path), tree.get(path)

@@ -148,6 +148,7 @@ def check_program_folders(job: JobSpec) -> Iterator[Issue]:
         if folder.startswith("/") or ".." in folder.split("/") or folder.strip("/.") == "":
             problem = "is not a folder below the program's working directory"
             yield Issue("program-folder-not-relative", f"task.{name}", problem, folder, "For example output")
+    # Normalised, because ./out/ and out are the same folder.
     output, checkpoints = (posixpath.normpath(it) for it in (task.output_folder, task.checkpoint_folder))
     if output == checkpoints:
         problem = "is the output folder too: checkpoints would end up in the result"

@@ -100,6 +100,7 @@ def check_optimiser(training: Training) -> Iterator[Issue]:
     if optim.min_learning_rate > optim.learning_rate:
         problem = f"the floor is above the peak learning_rate {optim.learning_rate}"
         yield Issue("learning-rate-floor-above-peak", "task.optim.min_learning_rate", problem, optim.min_learning_rate)
+    # AdamW multiplies a weight by 1 - learning_rate x weight_decay in every step.
     if optim.learning_rate * optim.weight_decay >= 1:
         problem = f"times learning_rate {optim.learning_rate:g} is 1 or more: a step would turn every matrix's sign"
         yield Issue("weight-decay-too-large", "task.optim.weight_decay", problem, optim.weight_decay, "For example 0.1")
