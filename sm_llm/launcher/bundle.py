@@ -61,6 +61,7 @@ def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bu
     plain = _tar(members)
     return Bundle(
         gzip.compress(plain, compresslevel=_COMPRESSION, mtime=0),
+        # Of the plain archive, because another zlib compresses the same bytes differently.
         hashlib.sha256(plain).hexdigest(),
         len(plain),
         len(members),

@@ -194,6 +194,7 @@ class _Program:
 
     def _place_issues(self, path: str, number: int, line: str) -> Iterator[Issue]:
         """Issues of a folder or archive, relative to the program's folder, where pip runs."""
+        # A folder may be named with extras: ./lib[gpu].
         place = posixpath.normpath(re.sub(r"\[[^\]]*\]$", "", line.removeprefix("file:")))
         if "${" in place:
             return
@@ -267,6 +268,7 @@ def _package(line: str) -> str:
 
 def _is_local(line: str) -> bool:
     """Whether a line names a folder or an archive here: pip takes what has a slash, a leading dot or such an ending."""
+    # An address, alone or behind a name (name @ address), is not a path.
     if "://" in line or "@" in line:
         return False
     return line.startswith((".", "/", "file:")) or line.endswith(_ARCHIVES) or ("/" in line and ";" not in line)
@@ -294,6 +296,7 @@ def _file_url(line: str) -> str | None:
 
 def _agree(pinned: Requirement, other: Requirement) -> bool:
     """Whether every exact version that one line asks for is one that the other takes."""
+    # A prefix (==2.*) fixes no version.
     exact = [it.version for it in pinned.specifier if it.operator == "==" and not it.version.endswith("*")]
     return all(other.specifier.contains(version, prereleases=True) for version in exact)
 

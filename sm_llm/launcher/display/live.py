@@ -64,6 +64,7 @@ class Display:
         from rich.text import Text
 
         text = Text.assemble((f"{self._label}  ", "dim"), (line, "yellow" if warn else ""))
+        # soft_wrap keeps a line whole, to be copied and searched for.
         self._console.print(text, soft_wrap=True)
 
     def _say_progress(self, event: Mapping[str, Any]) -> None:
@@ -81,6 +82,7 @@ def live_text(label: str, summary: Summary, width: int) -> Text:
     """
     from rich.text import Text
 
+    # A phase in the midst of training does not replace the line of the step.
     if summary.phase is not None and not summary.step:
         amount = f"{big(summary.done or 0)}{'/' + big(summary.total) if summary.total else ''} {summary.unit}".rstrip()
         text = f" {summary.phase}  {amount}"

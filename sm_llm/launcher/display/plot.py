@@ -127,6 +127,7 @@ def _style(panel: Axes, last_step: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
     panel.set_xlabel("step")
+    # At least one step wide, and with room behind the last one.
     panel.set_xlim(0, max(1, last_step) * 1.01)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     panel.grid(color=GRID, linewidth=0.9)

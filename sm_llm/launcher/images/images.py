@@ -162,6 +162,7 @@ def rows(line: Line) -> list[Image]:
 def choose(job: JobSpec, version: str | None) -> Image | Issue:
     """The image of a job; ``version`` asks for a certain row. An issue lists what there is."""
     line = line_of(job)
+    # The worker does not run with an older Python, whatever the task.
     known = [it for it in rows(line) if _numbers(it.python) >= MINIMUM_PYTHON]
     oldest = MINIMUM_TORCH[line] if isinstance(job.task, TrainTask | PrecompileTask) else (0,)
     wanted = (it for it in known if it.version == version or (version is None and _numbers(it.torch) >= oldest))

@@ -40,6 +40,7 @@ def check_storage_folder(draft: Draft) -> Iterator[Issue]:
     folder = local_folder(job.storage)
     if folder is None:
         return
+    # The nearest place that exists: folders below it are made when a run begins.
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not there.is_dir():
         where = "is a file" if there == folder else f"lies below {there}, which is a file"

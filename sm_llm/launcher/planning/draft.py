@@ -83,6 +83,7 @@ class Draft:
     def config(self) -> Known[dict[str, Any]]:
         """The canonical config of the model; nothing for the output of an earlier step."""
         task = self.training
+        # What an earlier step will put out has no config yet.
         if task is None or is_reference(task.model.path) or is_reference(pretrained_source(task)):
             return Known()
         return _known(lambda: planned_config(task))

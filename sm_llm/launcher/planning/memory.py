@@ -116,6 +116,7 @@ class _Parameters:
             if ".layers." not in name:
                 root += tensor.size / arranged.tensor
             else:
+                # Expert parallelism divides the experts, tensor parallelism everything else.
                 layers += tensor.size / (arranged.expert if ".experts." in name else arranged.tensor)
         table = family(config).vocab_size(config) * int(config["hidden_size"]) / arranged.tensor
         # With less than two tables outside the layers, the head is the token table itself.
@@ -166,6 +167,7 @@ class _Step:
         else:
             lasting, gradients = shard * (3 * master + copies + earlier), shard * own
         kept_gathered = 0.0
+        # Gathered parameters are kept whole after the forward pass, or divided over that many processes.
         if terms.resharded is False:
             kept_gathered = parts.all
         elif terms.resharded is not True:
@@ -234,6 +236,7 @@ def _of_a_stage(
     kind, stages, tensor = family(config), arranged.pipeline, arranged.tensor
     compute = _SIZES["bf16" if task.precision.compute == "auto" else task.precision.compute]
     parts, widths = _Parameters.of(config, arranged), kind.layer_widths(config)
+    # Rounded up: the estimate is that of the fullest stage.
     layers = -(-int(config["num_hidden_layers"]) // stages)
     held = parts.layer * layers + (parts.root if stages == 1 else parts.head)
     masters = _FP32 if terms.zero1 else 0
@@ -260,6 +263,7 @@ def _loss_bytes(config: Config, step: _Step, tokens: int, card: Instance) -> flo
     The sizes of chunks are those of ``worker.strategies.fsdp.loss``.
     """
     row = step.compute * step.vocabulary
+    # As many chunks as keep the logits of one below their share of the memory.
     chunks = math.ceil(tokens * row / (card.accelerator_gib * GIB * LOGITS_SHARE))
     weight = (step.compute if chunks <= 1 else _FP32) * step.parts.head
     return tokens * row / max(1, chunks) + weight + 2 * tokens * step.compute * int(config["hidden_size"])

@@ -210,6 +210,7 @@ def program_issues(job: JobSpec, tree: SourceTree | None, image: Image | None) -
 def module_warnings(entry: str, tree: SourceTree) -> Iterator[Issue]:
     """A module to start that is not part of the program, and that no requirement brings."""
     package = entry.removeprefix(_MODULE).strip().partition(".")[0]
+    # Python's own modules, and those that the image owns, are there without a requirement.
     if not entry.startswith(_MODULE) or package in sys.stdlib_module_names or is_owned(package, None):
         return
     here = any(name == f"{package}.py" or name.startswith(f"{package}/") for name in tree.files)

@@ -139,6 +139,7 @@ def render(
         workflow = _with_registration(workflow, register)
     known = variables_of(workflow, variables or {})
     steps: list[PipelineStep] = []
+    # Filled step by step, because a step refers to earlier ones only.
     places: dict[str, list[Any]] = {}
     if plans is None:
         plans = plan_workflow(workflow)

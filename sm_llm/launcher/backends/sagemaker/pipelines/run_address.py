@@ -23,6 +23,7 @@ def part_problem(text: str) -> str | None:
         return "is empty, which no folder in S3 is"
     if {".", ".."} & set(text.split("/")):
         return "holds '.' or '..', which S3 takes for names"
+    # Cut, because the length is checked of the whole address.
     if next(value_issues(_TAG, text[:_LONGEST], "value"), None) is not None:
         return "holds what the tag of a job cannot: letters, digits, spaces and _.:/=+-@ are possible"
     return None

@@ -27,6 +27,7 @@ def variable_issue(job: JobSpec, path: str) -> Issue | None:
     """Why ``path`` cannot be a variable, whose value nobody knows before the job starts; None where it can."""
     if (issue := settled_issue(path)) is not None:
         return issue
+    # The field is tried with other values, so no list of fields has to follow what a request is made from.
     usual = launched(job)
     if any(changed is None or launched(changed) != usual for changed in _changed(job, path.split("."))):
         return Issue("field-fixed-by-request", path, PROBLEM, remedy="Write its value into the specification")

@@ -203,6 +203,7 @@ def training_job(job: JobSpec, target: SageMakerTarget, given: RunPlace) -> dict
         "StoppingCondition": _stopping(target.limit),
         "HyperParameters": _hyperparameters(job, target, given, name),
         "Tags": _tags(job, options, settings, given),
+        # The worker profiles by itself (task.logging.profile).
         "ProfilerConfig": {"DisableProfiler": True},
     }
     variables = _environment(job, options, target)
@@ -225,6 +226,7 @@ def _algorithm(options: SageMakerOptions, target: SageMakerTarget) -> dict[str, 
 
 def _output(given: RunPlace, settings: Settings) -> dict[str, str]:
     """Where SageMaker puts what is left in its own folders; nothing large is: the worker publishes by itself."""
+    # What is left there is small, so compressing it gains nothing.
     output = {"S3OutputPath": f"{given.run_uri}/sagemaker", "CompressionType": "NONE"}
     key = settings.output_kms_key_id
     return output | ({"KmsKeyId": key} if key else {})

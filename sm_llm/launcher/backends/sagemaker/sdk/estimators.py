@@ -235,6 +235,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     def fit(
         self, inputs: Any = None, wait: bool = True, logs: str = "All", job_name: Any = None, **options: Any
     ) -> Any:
+        # Everything that was given is checked before anything is stored.
         merged = self.inputs_of(inputs, job_name)
         _refuse(option_issues(options, logs))
         in_pipeline = is_pipeline(self.sagemaker_session)
@@ -253,6 +254,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         # The name is ours, so the claimed attempt leads to the job before the job exists.
         native_id = f"{session.boto_region_name}/{name}"
         with of_session(session):
+            # Only here: in a pipeline an earlier step may make the inputs.
             assert_inputs_exist([self._staged.plan])
             self._staged.store()
         try:
@@ -294,6 +296,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
 
     def for_tuner(self) -> Any:
         """What ``fit`` of a tuner uses: in a pipeline, which is defined later, a copy for its step."""
+        # The estimator itself, so that attributes that are set after this are noticed.
         if not is_pipeline(self.sagemaker_session):
             return self
         source = self._source or self

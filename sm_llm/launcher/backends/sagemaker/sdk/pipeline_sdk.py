@@ -69,6 +69,7 @@ def _boto_session(region: str) -> Any:
 def _training(step: PipelineStep, kind: Any, session: Any, own: Mapping[str, Any], cache_days: int | None) -> Any:
     from sagemaker.workflow.steps import CacheConfig, TrainingStep
 
+    # The arguments are made of plain texts; expressions, which are no JSON, are put in after that.
     request = {**step.arguments, "HyperParameters": _texts(step.arguments["HyperParameters"])}
     given = arguments({**request, "Tags": _objects(request["Tags"], own)})
     given["hyperparameters"] = given["hyperparameters"] | {

@@ -97,6 +97,7 @@ def input_issues(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
     ``has_network`` is whether the job runs in a VPC, which file systems need.
     """
     read = read_channels(job)
+    # Together with the job's own inputs, because two names may become one variable (a-b and a_b).
     names = dict.fromkeys((name for name in inputs if isinstance(name, str)), "")
     yield from check_input_variables(job.model_copy(update={"inputs": {**job.inputs, **names}}))
     for name, value in inputs.items():
@@ -130,6 +131,7 @@ def input_issues(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
 
 def _value_issues(path: str, value: Any) -> Iterator[Issue]:
     """What is not an input, or what the service would refuse of one; variables of a pipeline have a default at most."""
+    # What the SDK makes of a plain address.
     config = {"DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": value}}}
     if not isinstance(value, str) and not hasattr(value, "expr"):
         found = getattr(value, "config", None)

@@ -274,6 +274,7 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
             f"cannot be written as JSON, which the SDK makes of them: {error}",
         )
         return
+    # The service limits the hyperparameters of a request as a whole, those of the toolkit included.
     whole, too_long = {**submission.request["HyperParameters"], **texts}, False
     for issue in limit_issues({**submission.request, "HyperParameters": whole}):
         if issue.path.startswith("HyperParameters"):
@@ -286,6 +287,7 @@ def hyperparameter_issues(submission: Submission, plan: Plan, given: Mapping[str
             yield from _launch_issues(plan, changes)
     except (SpecError, PlanError) as error:
         for issue in error.issues:
+            # A name without a dot is not a path of the specification, so an argument of the program was meant.
             own = submission.job.spec.task.kind == "script" and "." not in issue.path
             remedy = "Arguments of the program are task.args" if own else issue.remedy
             yield replace(issue, path=f"hyperparameters.{issue.path}", origin="", remedy=remedy)

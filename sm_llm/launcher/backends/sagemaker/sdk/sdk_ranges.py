@@ -69,6 +69,7 @@ def _free_issues(estimator: Any, ranges: Mapping[str, Any]) -> Iterator[Issue]:
 def _effect_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
     """Ranges of settings that the job, as it is, does not read."""
     for name, value in ranges.items():
+        # One value stands for the whole range: whether the job reads a setting does not depend on its value.
         texts = {key: json.dumps(it) for key, it in {**given, name: _tried(value)[-1]}.items() if not is_variable(it)}
         (changed,) = plan_loaded(load_whole(estimator.plan.job, applied(estimator.submission.job, texts)[1]))
         for found in changed.issues:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def defaults_of(session: Any) -> AbstractContextManager[None]:
     """Inside, a plan reads the SDK's defaults as a session that was given has them; without one it reads the files."""
+    # An empty configuration stays empty, because None stands for the files.
     return session_defaults(None if session is None else getattr(session, "sagemaker_config", None) or {})
 
 
@@ -48,6 +49,7 @@ def session_issues(session: Any) -> Iterator[Issue]:
 
 def region_issues(session: Any, region: str) -> Iterator[Issue]:
     """A session that would send the request of a job in ``region`` to another region, or store files in one."""
+    # A session may have been given a client of another region than its own.
     client = getattr(getattr(session, "sagemaker_client", None), "meta", None)
     for path, found in (
         ("sagemaker_session", getattr(session, "boto_region_name", None)),

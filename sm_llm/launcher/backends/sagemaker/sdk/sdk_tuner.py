@@ -76,6 +76,7 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
         tuner.estimator = tuner.estimator.for_tuner()
         one = _Tuned(tuner, tuner.estimator, tuner.objective_metric_name, tuner._hyperparameter_ranges or {})
         tuner.metric_definitions = one.checked(tuner.metric_definitions)
+        # The SDK would name the tuning job after the image.
         tuner.base_tuning_job_name = tuner.base_tuning_job_name or _base_name(tuner.estimator)
         return tuner.estimator.inputs_of(inputs)
     ours = {name: it for name, it in tuner.estimator_dict.items() if hasattr(it, "run_uri")}
