@@ -59,6 +59,7 @@ def fit(
         from sm_llm.launcher.planning.input_places import check_places
 
         plans, submissions = preview(spec, *overrides or ())
+        # Before anything is printed: standard output gets all requests or none.
         check_places(plans)
         for it in plans:  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)

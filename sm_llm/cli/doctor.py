@@ -46,6 +46,7 @@ def doctor(
         proof = prove_resume(resume_proof, *overrides or (), steps=steps, tell=tell)
         _answer(proof.to_json(), proof.text(), proof.ok, as_json)
     assert storage is not None
+    # Only a job has values to override.
     if overrides:
         raise typer.BadParameter("--storage takes no KEY=VALUE")
     from sm_llm.storage.probe import probe_storage

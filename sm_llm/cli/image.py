@@ -58,6 +58,7 @@ def push(image: Image) -> None:
     done = bring(image)
     say(f"{image.partition(':')[0]}@{done.digest}")
     if (policy := pull_policy(image)) is not None:
+        # On standard error: standard output is the address for backend.image_uri alone.
         say("The repository's name does not contain sagemaker, so the role of the jobs needs this policy:", err=True)
         say(json.dumps(policy, indent=2), err=True)
 

@@ -87,6 +87,7 @@ def s3_access(verb: Callable[..., None]) -> Callable[..., None]:
         verb(options=_with_user_options(S3Options(**{name: given.pop(name) for name in _S3_ACCESS})), **given)
 
     own = inspect.signature(verb, eval_str=True)
+    # The fields of S3Options are options of their own in place of the one argument.
     parameters = [it for it in own.parameters.values() if it.name != "options"]
     for name, text in _S3_ACCESS.items():
         kind = Annotated[str | None, typer.Option(help=text)]

@@ -77,6 +77,7 @@ def stop(
         return
     found.stop(now=now)
     words = "is being killed" if now else "was asked to stop after its current step"
+    # With --json standard output is for the document alone.
     say(f"{found.id} {words}", err=as_json)
     if wait:
         see_it_stop(found, console(stderr=as_json))

@@ -41,6 +41,7 @@ def sync(
     from sm_llm.launcher.tools.sync import report_lines, shown, stopping_on_signals
     from sm_llm.launcher.tools.sync import sync as copy
 
+    # Progress goes to standard error, which leaves standard output to the report.
     with stopping_on_signals(), shown(console(stderr=True)) as progress:
         report = copy(
             source,
@@ -67,5 +68,6 @@ def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?(?:/s)?", text, re.IGNORECASE)
     if match is None:
         raise StorageError(f"--bandwidth: {text!r} is not an amount of bytes. Write for example 200MiB")
+    # KiB and MiB count in 1024, KB and MB in 1000.
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * float(base ** " KMGT".index(match[2].upper() or " ")))

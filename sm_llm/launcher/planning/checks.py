@@ -259,6 +259,7 @@ def check_optimiser(draft: Draft) -> Iterator[Issue]:
         yield warning("warmup-spans-schedule", "task.optim", message)
     for name, schedules in _OF_SCHEDULES.items():
         value = getattr(optim, name)
+        # A value that equals the default asks for nothing.
         if value != type(optim).model_fields[name].default and optim.schedule not in schedules:
             message = f"has no effect with schedule {optim.schedule}; it is for {', '.join(schedules)}"
             yield warning("schedule-setting-without-effect", f"task.optim.{name}", message, value)

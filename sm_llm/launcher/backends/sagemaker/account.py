@@ -79,6 +79,7 @@ def told(action: str) -> Iterator[None]:
     except ClientError as error:
         code = code_of(error)
         said = error.response.get("Error", {}).get("Message", "")
+        # The services have several codes for expired credentials.
         if code in EXPIRED or "expired" in code.lower():
             account.cache_clear()  # credentials that are refreshed are read anew
             raise Expired(f"{action}: the credentials have expired ({code}). Refresh them") from error

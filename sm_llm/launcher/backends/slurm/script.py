@@ -51,6 +51,7 @@ class Script:
 
     def text(self) -> str:
         """The script. Raises ``ValueError`` for a value that a line of options cannot hold."""
+        # A line break would end the line of the option, and bash would run what follows.
         for option, value in self.options:
             if value is not None and _UNPRINTABLE.search(value):
                 raise ValueError(f"--{option} cannot hold {value!r}")
@@ -81,6 +82,7 @@ def _comment(value: object) -> str:
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
+    # A name that the template lacks is an error, and not an empty text.
     environment = Environment(
         undefined=StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )

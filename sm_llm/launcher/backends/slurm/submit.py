@@ -73,6 +73,7 @@ def submit(submission: Submission, cluster: Cluster) -> str:
     options = SlurmOptions.of(job.spec)
     paths = ClusterPaths(options.shared_folder)
     bundle = paths.bundle(submission.request["bundle"])
+    # All that the job reads is there before Slurm may start it.
     for path, body in submission.uploads.items():
         if path == bundle:
             cluster.unpack(body, submission.request["bundle"], path)

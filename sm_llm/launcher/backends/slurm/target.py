@@ -78,7 +78,9 @@ def _decide(job: JobSpec, options: SlurmOptions, program: SourceTree | None) -> 
     venv = options.virtual_environment
     return SlurmTarget(
         nodes=job.compute.instance_count,
+        # What starts no ranks runs once on each node.
         processes=job.compute.processes if starts_ranks(job.task) else 1,
+        # In a container python3 is that of the image.
         python=f"{venv}/bin/python" if venv is not None else "python3",
         mounts=_mounts(job, options) if options.container_image is not None else (),
         environment=tuple(network_environment(job).items()),
@@ -165,6 +167,7 @@ def check_limits(asked: Asked) -> Iterator[Issue]:
     """A signal that leaves no time to train."""
     options = asked.options
     limit, signal = options.time_limit_minutes, options.signal_seconds or SIGNAL_SECONDS
+    # 30 times the minutes are half of the limit in seconds.
     if limit is not None and signal > 30 * limit:
         problem = f"must be at most half of the time limit, which is {60 * limit} s"
         yield Issue("signal-too-early", "backend.signal_seconds", problem, signal, "Raise backend.time_limit_minutes")

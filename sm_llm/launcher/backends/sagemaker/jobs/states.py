@@ -85,6 +85,7 @@ def seconds(moment: Any) -> float:
 def _failure(reason: str) -> str:
     """The service's reason without its frame: whose issue it is first, then the first line that names it."""
     kind, _, rest = reason.partition(": ")
+    # The service reports a lack of capacity in several forms.
     if kind == "CapacityError" or any(word in reason.lower() for word in _CAPACITY):
         return f"capacity: {reason}"
     if kind in ("AlgorithmError", "ExecuteUserScriptError"):

@@ -136,6 +136,7 @@ def _reads_as(kind: type[int] | type[float], text: str) -> bool:
 def _variables(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Hyperparameter and variable, where the one is the value of the other."""
     for path, value in arguments.get("HyperParameters", {}).items():
+        # A variable that is not text is joined of one part to become text.
         joined = value.get("Std:Join", {}).get("Values", [value]) if isinstance(value, dict) else []
         named = joined[0].get("Get") if len(joined) == 1 and isinstance(joined[0], dict) else None
         if isinstance(named, str) and named.startswith(_GET):

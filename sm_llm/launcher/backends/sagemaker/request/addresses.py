@@ -81,6 +81,7 @@ def place_issues(job: JobSpec, found: Settings) -> Iterator[Issue]:
     for it in _named(job, found):
         yield from _arn_issues(it, found.region, partition, account)
     for path, image in _images(job):
+        # An address of another form is refused by address_issues.
         if image is not None and (match := ECR.fullmatch(image)):
             yield from _image_issues(path, image, match, found.region)
 
@@ -146,6 +147,7 @@ def _named(job: JobSpec, found: Settings) -> Iterator[_Named]:
 
 
 def _arn_issues(it: _Named, region: str, partition: str, account: str | None) -> Iterator[Issue]:
+    # A key may be given by its id or alias, in which there is no region or account to compare.
     if it.value is None or not (it.is_arn or it.value.startswith("arn:")):
         return
     match = _ARN.fullmatch(it.value)
@@ -311,6 +313,7 @@ def _hardware_problems(job: JobSpec, image: AwsImage) -> Iterator[tuple[str, str
     if not rows or image.hardware is None:
         return
     computes = isinstance(job.task, TrainTask | PrecompileTask | ScriptTask)
+    # One type stands for all: groups of several kinds are refused.
     if image.hardware == "neuron" and not rows[0].is_neuron:
         yield f"is for Trainium, and {rows[0].name} is not", _REMEDY
     elif image.hardware != "neuron" and rows[0].is_neuron and computes:

@@ -33,6 +33,7 @@ def value_issues(place: str, value: Any, path: str, operation: str = "CreateTrai
     from botocore.validate import ParamValidator
 
     shape = _input_shape(operation)
+    # botocore's shapes: a list has one member, a structure has several by name.
     for name in place.split("."):
         shape = shape.member if name == "*" else shape.members.get(name)
         if shape is None:

@@ -79,6 +79,7 @@ def _training(step: PipelineStep, kind: Any, session: Any, own: Mapping[str, Any
     }
     estimator = kind(sagemaker_session=session, **given)
     estimator.code_channel_name, estimator.code_uri = job_channel(request)
+    # With a PipelineSession fit starts nothing and returns the arguments of the step.
     return TrainingStep(
         step.name,
         step_args=estimator.fit(channels(request) or None),

@@ -65,6 +65,7 @@ def _metric_issues(given: Sequence[Mapping[str, str]], own: Sequence[Mapping[str
                 rule["Regex"],
                 r"Put the number in parentheses: loss=([0-9.]+)",
             )
+    # Merged by name, as the estimator does it.
     merged = {it["Name"]: it for it in (*own, *given)}
     yield from value_issues(_METRICS, list(merged.values()), "metric_definitions")
 

@@ -182,6 +182,7 @@ def _of_ranges(
     """An issue of a trial under the name of the range that leads to it, or with all values of the trial."""
     path = issue.path.removeprefix("hyperparameters.")
     name = next((it for it in values if _overlap(it, path)), None)
+    # The range that the issue names, or else every one that could be the cause.
     for tuned in [name] if name is not None else values:
         if remedy := _working(estimator, ranges[tuned], tuned, {**given, **values}):
             message = issue.message if tuned == name else f"{path}: {issue.message}"
@@ -196,6 +197,7 @@ def _of_ranges(
 
 def _working(estimator: Any, value: Any, name: str, trial: Mapping[str, Any]) -> str:
     """What to write in place of a range of whole numbers of which some work; empty for any other."""
+    # Fractions that work cannot be listed, and categories are a list already.
     if value.__name__ != "Integer":
         return ""
     tried = _tried(value)
