@@ -162,6 +162,7 @@ def prepare(
     from sm_llm.launcher.api import prepare as start
     from sm_llm.spec.loading.overrides import TypedFields, is_override
 
+    # Texts and overrides share one argument; an override has the form KEY=VALUE.
     overrides = typed([it for it in sources if is_override(it)])
     texts = [it for it in sources if it not in overrides]
     task: dict[str, Any] = {

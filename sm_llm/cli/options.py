@@ -144,6 +144,7 @@ def launched(launch: Callable[[bool], Run], new: bool) -> Run:
             raise
         say(str(found), err=True)
         choices = "[c]ontinue it as it is, begin a [n]ew run, or [q]uit"
+        # The first letter is enough of an answer.
         answer = typer.prompt(choices, default="q", err=True).strip().lower()[:1]
         if answer == "c":
             return found.run.resume()

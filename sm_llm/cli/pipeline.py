@@ -41,6 +41,7 @@ def _pairs(texts: Sequence[str] | None, form: str) -> dict[str, str]:
     issues = []
     for text in texts or ():
         name, equals, value = text.partition("=")
+        # The value may be empty, the name may not.
         if not (name and equals):
             issues.append(Issue("pipeline-argument-malformed", text, f"is not written {form}"))
         elif name in found:

@@ -94,6 +94,7 @@ def proceed(
 
 
 def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
+    # Only where another folder is meant: otherwise places keep the form that they were written in.
     spec = loaded.spec if folder is None or folder == Path.cwd() else anchored(loaded.spec, folder)
     plans = plan_loaded(replace(loaded, spec=spec))
     assert_supported(plans)

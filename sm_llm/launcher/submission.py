@@ -88,6 +88,7 @@ def claimed(
     except MayRun:  # a job that nobody can find in the record could never be stopped, so its attempt stays there
         raise
     except BaseException:  # Ctrl-C, too
+        # The job of an estimator may exist although the SDK raised an error.
         if not exists() and not _has_begun(home, attempt):
             _roll_back(home, attempt, change)
         raise

@@ -194,6 +194,7 @@ def begin(run: RunHandle, console: Console) -> None:
     verb = "continues" if run.continued_attempt else "starts"
     attempt = f" as attempt {run.continued_attempt} of an unfinished run" if run.continued_attempt else ""
     console.print(Text.assemble((run.id, "bold"), f" {verb}{attempt} in {run.uri}"), soft_wrap=True)
+    # Steps that compute on the same devices are one line.
     if devices := dict.fromkeys(filter(None, (it.get("facts", {}).get("devices") for it in run.record.plan))):
         console.print(f"It computes on: {'; '.join(devices)}", style="dim", soft_wrap=True)
     where = "It runs in the background" if run.is_local else f"It is {run.native_uri}"

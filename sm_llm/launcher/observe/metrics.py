@@ -144,6 +144,7 @@ _GLANCE_BYTES = 65_536
 
 def glance(events_folder: Path) -> Summary:
     """A summary from the two ends of the newest attempt's log: cheap, for a list of many runs."""
+    # The files are ordered by attempt, so the last one is the newest.
     newest = [path for _, writer, path in event_files(events_folder) if writer == "rank0"][-1:]
     return summarise(event for path in newest for event in _ends(path))
 

@@ -86,6 +86,7 @@ def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = No
     upstream = {name: Upstream.of(task) if isinstance(task, PrepareTask) else None for name, task in tasks.items()}
     for name in workflow.steps:
         prefix = f"steps.{name}."
+        # The origins name paths of the workflow, a plan those of its own job.
         own = {path.removeprefix(prefix): text for path, text in (origins or {}).items() if path.startswith(prefix)}
         try:
             job = resolve(workflow_job(workflow, name), {}, outputs)

@@ -140,6 +140,7 @@ def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
         site = "/Library/Application Support"
         personal = f"{home}{site}"
     else:
+        # Of several folders of the site platformdirs takes the first.
         site = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)[0]
         personal = environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
     for variable, folder in ((_ADMIN, site), (_USER, personal)):
