@@ -42,7 +42,3 @@ def test_an_issue_is_a_JSON_value_without_credentials() -> None:
         "origin": "job.yaml:3",
     }
     assert "value" not in warning("value-odd", "a.b", "is odd").to_json()
-
-
-def test_the_text_of_an_issue_leaves_the_path_out() -> None:
-    assert warning("value-odd", "a.b", "a.b is odd", 3, "Use 4").text == "a.b is odd (got 3). Use 4"

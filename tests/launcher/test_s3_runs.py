@@ -375,7 +375,7 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
     run = s3_fakes.launch()
     run.wait()
     elsewhere()
-    there, record, state = Run(run.uri), S3Home.record, Run.state
+    there, record, describe = Run(run.uri), S3Home.record, Run.describe
     looks = iter(range(100))
 
     def down_in_the_middle(home: S3Home) -> Any:
@@ -383,12 +383,12 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
             raise StorageError(f"{home.uri}: cannot read 'run.json': no answer")
         return record(home)
 
-    def running_at_first(self: Run) -> RunState:
-        found = state.fget(self)  # type: ignore[attr-defined]
-        return found if next(looks) > 8 else RunState.RUNNING
+    def running_at_first(self: Run) -> tuple[RunState, str | None]:
+        found = describe(self)
+        return found if next(looks) > 8 else (RunState.RUNNING, None)
 
     s3_fakes.monkeypatch.setattr(S3Home, "record", down_in_the_middle)
-    s3_fakes.monkeypatch.setattr(Run, "state", property(running_at_first))
+    s3_fakes.monkeypatch.setattr(Run, "describe", running_at_first)
     if way == "watch":
         told = [
             event["message"]

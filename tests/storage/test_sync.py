@@ -377,4 +377,4 @@ def test_doctor_refuses_a_store_that_overwrites(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(FolderStore, "put_if_absent", careless)
     failed = [it for it in probe_storage(tmp_path / "runs").checks if not it.ok]
-    assert "two jobs could both win" in failed[0].message
+    assert "two jobs could both win" in failed[0].problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 from worker_jobs import events, job_environment, job_file, losses, result_folder, train_task
@@ -101,7 +102,7 @@ def test_a_stream_is_not_continued_by_processes_that_are_arranged_otherwise(
 
     start = Start("checkpoint", 4, "somewhere", "digest", commit, tmp_path)
     with pytest.raises(CheckpointError, match=told):
-        _load_private(WorkerContext.read(environ), start, layout)
+        _load_private(WorkerContext.read(environ), start, Mock(layout=layout))
 
 
 def test_a_sample_holds_nothing_that_a_terminal_obeys() -> None:

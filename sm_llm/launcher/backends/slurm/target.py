@@ -200,7 +200,7 @@ def check_places(asked: Asked) -> Iterator[Issue]:
     ]
     if options.ssh_host is not None:
         if storage is not None:
-            remedy = "Use s3://bucket/folder, or run sm-llm on the login node"
+            remedy = "Use s3://bucket/folder, or work on the login node"
             reached.append(("storage", job.storage, "is a folder of this machine", remedy))
         remedy = "Give its absolute path on the cluster, or its address in S3"
         problem = f"is a folder of this machine, and the job runs on {options.ssh_host}"

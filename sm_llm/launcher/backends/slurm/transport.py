@@ -66,7 +66,7 @@ class LocalTransport:
             return _run(argv, stdin)
         except FileNotFoundError:
             raise NoAnswer(
-                f"{argv[0]} is not on this machine. Run sm-llm on a login node of the cluster, or name one: "
+                f"{argv[0]} is not on this machine. Work on a login node of the cluster, or name one: "
                 "backend.ssh_host=HOST"
             ) from None
         except (OSError, subprocess.TimeoutExpired) as error:

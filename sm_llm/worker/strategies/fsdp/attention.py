@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 NAME = "sm_llm_causal"
+BLOCK_DEVICES = ("cuda",)
+"""Where a window is computed by FlexAttention: on CPUs it is slower than a mask."""
 _SEQUENCE = 2
 """Dimension of the sequence in [batch, heads, sequence, channels]."""
 
@@ -32,10 +34,14 @@ class CausalAttention:
     sliding window, which that one does not know, all are gathered.
     """
 
-    def __init__(self, window: int | None, context: DeviceMesh | None, device: torch.device) -> None:
+    def __init__(
+        self, window: int | None, context: DeviceMesh | None, device: torch.device, *, drops: bool = False
+    ) -> None:
+        """``drops``: the model has dropout in attention, which FlexAttention does not compute."""
         self._window = window
         self._context = context
         self._device = device
+        self._takes_blocks = context is None and device.type in BLOCK_DEVICES and not drops
         self._length = 0
         self._mask: torch.Tensor | None = None
         self._blocks: Any = None
@@ -65,7 +71,7 @@ class CausalAttention:
         self._mask = self._blocks = None
         # A window as long as the sequence hides nothing.
         window = self._window if self._window is not None and self._window < length else None
-        if window is not None and self._context is None and self._device.type == "cuda":
+        if window is not None and self._takes_blocks:
             self._blocks = _window_blocks(length, window, self._device)  # a mask keeps cuDNN and flash away
         elif window is not None or (degree > 1 and not self._rings):
             self._mask = self._make_mask(parts[rank], torch.cat(parts)).to(self._device)
@@ -104,7 +110,7 @@ class CausalAttention:
         """What transformers calls: [batch, heads, sequence, channels] -> [batch, sequence, heads, channels]."""
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        if self._blocks is not None and not options.get("dropout"):
+        if self._blocks is not None:
             return _in_window(query, key, value, self._blocks, options.get("scaling")), None
         if self._rings:
             return self._ring(module, query, key, value, **options), None

@@ -82,7 +82,8 @@ class FsdpStrategy:
         self._tensors, self._packings = kind.tensors(config), kind.packings(config)
         span, length = kind.attention_span(config, self._task.data.seq_length), self._task.data.seq_length
         context = self._meshes.context if self._meshes else None
-        self._attention = CausalAttention(span if span < length else None, context, self.device.torch_device)
+        window, drops = span if span < length else None, bool(config.get("attention_dropout"))
+        self._attention = CausalAttention(window, context, self.device.torch_device, drops=drops)
         # Built, split, wrapped and sharded without memory; only then does each process allocate its own shards.
         self._model = build_on_meta(config, self._attention.register(), DTYPES[self._task.precision.master])
         if self._meshes and self._meshes.tensor:
