@@ -80,4 +80,9 @@ def test_how_S3_is_reached_is_a_default_that_a_job_can_override(tmp_path: Path) 
     assert loaded.origins["storage_options.endpoint_url"] == "environment SM_LLM_ENDPOINT_URL"
     own = load({"name": "job", "task": task, "storage_options": {"endpoint_url": "http://own"}}, environ=environ)
     assert (own.spec.storage_options.endpoint_url, own.spec.storage_options.region) == ("http://own", "eu-west-1")
+    emptied = load({"name": "job", "task": task}, ["storage_options={}"], environ=environ)
+    assert emptied.spec.storage_options.region is None
+    assert {path: it for path, it in emptied.origins.items() if path.startswith("storage_options")} == {
+        "storage_options": "override"
+    }
     assert own.digest == loaded.digest == load({"name": "job", "task": task}, environ={}).digest

@@ -123,8 +123,9 @@ class Tree:
         """Take away a mapping's key, if it is there."""
         holder = self.get(path[:-1])
         if isinstance(holder, dict):
-            holder.pop(path[-1], None)
+            # First, because it searches for the value.
             self._forget(path)
+            holder.pop(path[-1], None)
 
     def origin(self, path: Path) -> str:
         """Where the value at ``path``, or else the nearest block around it, was written; empty if nowhere."""
@@ -144,7 +145,8 @@ class Tree:
         return node, kind
 
     def _forget(self, path: Path) -> None:
-        if path not in self.origins:
+        # A default's block has a value and no origin of its own; only where there is neither is nothing known below.
+        if path not in self.origins and self.get(path) is None:
             return
         for table in (self.origins, self.texts):
             for known in [known for known in table if known[: len(path)] == path]:
