@@ -112,6 +112,8 @@ def _from_datasets(info: dict[str, Any]) -> RowsInfo:
 def _not_rows(folder: Path) -> str:
     if not folder.exists():
         return f"{folder}: no such folder of rows"
+    if not folder.is_dir():
+        return f"{folder}: a file, where a folder of rows is expected. Name the folder that holds {STATE}"
     if (folder / "dataset_dict.json").is_file():
         splits = ", ".join(read_json(folder / "dataset_dict.json").get("splits", []))
         return f"{folder}: holds several splits ({splits}); name one, e.g. {folder / 'train'}"

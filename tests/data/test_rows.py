@@ -129,6 +129,13 @@ def test_an_unfinished_folder_cannot_be_opened(tmp_path: Path) -> None:
         RowsFolder.open(tmp_path)
 
 
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    write(tmp_path, numbers(3))
+    for name in ("rows.json", "state.json"):
+        with pytest.raises(DataError, match=rf"{name}: a file, where a folder of rows is expected"):
+            describe_rows(tmp_path / name)
+
+
 def damage_missing(folder: Path) -> None:
     next(folder.glob("*.arrow")).unlink()
 
