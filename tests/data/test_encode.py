@@ -83,6 +83,36 @@ def test_wrong_ids_are_caught_in_the_batch_they_appear_in(tokenizer: Path, texts
         encoder.encode(texts[:20])
 
 
+class Seeing:
+    """The honest encoder; counts the characters that it is given."""
+
+    name = "seeing"
+
+    def __init__(self, honest: encode.Encoder) -> None:
+        self._honest = honest
+        self.characters = 0
+
+    def encode(self, texts: list[str]) -> tuple[Any, Any]:
+        self.characters += sum(map(len, texts))
+        return self._honest.encode(texts)
+
+
+@pytest.mark.parametrize("beside", [1, 3], ids=["alone", "with-short-ones"])
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_long_documents_are_compared_by_a_part(tokenizer: Path, batches: int, beside: int) -> None:
+    reference = Tokenizer(tokenizer).reference()
+    documents = ["the cat sat on a mat " * 15_000, *["a"] * (beside - 1)]
+    # The first batch asks the fast encoder three times, each later one twice: it errs in the part.
+    encoder = CheckedEncoder(Lying(reference, 2 * batches), reference, "<|endoftext|>")
+    for _ in range(batches - 1):
+        encoder.encode(documents)
+    with pytest.raises(EncoderMismatch):
+        encoder.encode(documents)
+    seeing = Seeing(reference)
+    CheckedEncoder(reference, seeing, "<|endoftext|>").encode(documents)
+    assert 200_000 <= seeing.characters < 205_000
+
+
 def test_a_tokenizer_the_fast_encoder_refuses_falls_back(tokenizer: Path, tmp_path: Path, texts: list[str]) -> None:
     folder = shutil.copytree(tokenizer, tmp_path / "nfkc")
     content = json.loads((folder / "tokenizer.json").read_text())

@@ -31,7 +31,12 @@ _TRICKY = (
     "\u200d\u200b\u00a0x",
 )
 _SAMPLE_DOCUMENTS = 48
-_SAMPLE_BYTES = 200_000
+_SAMPLE_CHARACTERS = 200_000
+"""Of the first batch."""
+_PART_CHARACTERS = 20_000
+"""Of each later batch."""
+_STRIDE = 1_000_003
+"""Characters by which the place of the sample moves from batch to batch; a prime, so that no size of batch fixes it."""
 
 
 class EncoderMismatch(Exception):
@@ -96,7 +101,8 @@ class CheckedEncoder:
     """A fast encoder watched by the reference.
 
     The first batch is compared on a sample and on strings known to trip encoders up (``special``, a special token,
-    among them), each later batch on one document; ``EncoderMismatch`` as soon as one id differs.
+    among them), each later batch on one document; of a document too long for the sample, both encode a part.
+    ``EncoderMismatch`` as soon as one id differs.
     """
 
     def __init__(self, fast: Encoder, reference: Encoder, special: str) -> None:
@@ -111,8 +117,10 @@ class CheckedEncoder:
         if self._batches == 0:
             tricky = self._tricky
             _compare(self._fast.encode(tricky), self._reference.encode(tricky), range(len(tricky)))
-        chosen = _sample(texts, _SAMPLE_DOCUMENTS if self._batches == 0 else 1, self._batches)
+        chosen, part = _spread(texts) if self._batches == 0 else _one(texts, self._batches)
         _compare((ids, offsets), self._reference.encode([texts[i] for i in chosen]), chosen)
+        if part:
+            _compare(self._fast.encode([part]), self._reference.encode([part]), [0])
         self._batches += 1
         return ids, offsets
 
@@ -165,17 +173,33 @@ class _Fast:
         return np.frombuffer(ids, np.int32), np.frombuffer(offsets, np.int64)
 
 
-def _sample(texts: list[str], documents: int, turn: int) -> list[int]:
-    """Indices of documents spread over the batch, at most ``_SAMPLE_BYTES`` characters in all."""
-    step = max(len(texts) // documents, 1)
+def _spread(texts: list[str]) -> tuple[list[int], str]:
+    """Indices of documents spread over the batch, and the beginning of one that is too long for what is left."""
     chosen: list[int] = []
-    budget = _SAMPLE_BYTES
-    for index in range(turn % step, len(texts), step):
-        budget -= len(texts[index])
-        if budget < 0 or len(chosen) == documents:
-            break
+    left = _SAMPLE_CHARACTERS
+    for index in range(0, len(texts), max(len(texts) // _SAMPLE_DOCUMENTS, 1))[:_SAMPLE_DOCUMENTS]:
+        if len(texts[index]) > left:
+            return chosen, texts[index][:left]
+        left -= len(texts[index])
         chosen.append(index)
-    return chosen
+    return chosen, ""
+
+
+def _one(texts: list[str], turn: int) -> tuple[list[int], str]:
+    """The index of one document, or a part of it if it is long.
+
+    It is chosen by its characters: beside a piece of a long text stands the one character before it.
+    """
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    if not texts or not ends[-1]:
+        return [], ""
+    place = turn * _STRIDE % int(ends[-1])
+    index = int(np.searchsorted(ends, place, side="right"))
+    text = texts[index]
+    if len(text) <= _PART_CHARACTERS:
+        return [index], ""
+    begin = min(place - (int(ends[index]) - len(text)), len(text) - _PART_CHARACTERS)
+    return [], text[begin : begin + _PART_CHARACTERS]
 
 
 def _compare(found: tuple[Ids, Offsets], reference: tuple[Ids, Offsets], documents: Sequence[int]) -> None:
