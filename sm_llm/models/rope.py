@@ -8,6 +8,7 @@ Each silently falls back to theta 10000 without scaling when it meets the other'
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,8 +89,8 @@ def issues(config: Config) -> list[Issue]:
         return found
     # Both fields are maps or null from here on.
     thetas = {float(t) for t in _thetas(config) if _is_number(t)}
-    if any(not _is_number(theta) or theta <= 0 for theta in _thetas(config)):
-        found.append(Issue("rope-theta-not-positive", "rope_theta", "must be a positive number", _thetas(config)[0]))
+    if wrong := [theta for theta in _thetas(config) if not _is_number(theta) or not theta > 0]:
+        found.append(Issue("rope-theta-not-positive", "rope_theta", "must be a finite positive number", wrong[0]))
     if len(thetas) > 1:
         found.append(
             Issue(
@@ -157,9 +158,9 @@ def _value_problem(key: str, value: Any) -> str:
     if key == "truncate":
         return "" if isinstance(value, bool) else "must be true or false"
     if key in ("short_factor", "long_factor"):
-        return "" if isinstance(value, list) and all(map(_is_number, value)) else "must be a list of numbers"
+        return "" if isinstance(value, list) and all(map(_is_number, value)) else "must be a list of finite numbers"
     if not _is_number(value):
-        return "must be a number"
+        return "must be a finite number"
     return "must be at least 1" if key in ("factor", _LENGTH) and value < 1 else ""
 
 
@@ -200,5 +201,6 @@ def _is_map(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a model can compute with it: JSON as Python reads it has NaN, Infinity and integers of any length."""
     is_int = isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, float) or (is_int and abs(value) < 2**63)
+    return (isinstance(value, float) and math.isfinite(value)) or (is_int and abs(value) < 2**63)

@@ -125,7 +125,7 @@ def test_all_faults_of_a_config_at_once() -> None:
     assert "at least 0" in found["initializer_range"]
     assert "must be an integer or null" in found["bos_token_id"]
     assert "at least 1" in found["rope_scaling.factor"]
-    assert "must be a number" in found["rope_scaling.low_freq_factor"]
+    assert "must be a finite number" in found["rope_scaling.low_freq_factor"]
     assert "is missing" in found["rope_scaling.high_freq_factor"]
     assert "is unknown for rope_type llama3" in found["rope_scaling.high"]
     assert "float32" in found["dtype"]
@@ -156,6 +156,21 @@ def test_contradictions_are_refused(change: dict[str, Any], path: str, message: 
     with pytest.raises(SpecError) as error:
         normalise({**base, **change})
     assert message in faults(error)[path]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_rotary_numbers_that_are_not_finite_are_refused(value: str) -> None:
+    number = json.loads(value)
+    longrope = {"rope_type": "longrope", "short_factor": [1.0, number], "long_factor": [1.0, 2.0]}
+    for change, path, message in (
+        ({"rope_theta": number}, "rope_theta", "must be a finite positive number"),
+        ({"rope_parameters": {"rope_theta": number}}, "rope_theta", "must be a finite positive number"),
+        ({"rope_scaling": {**SCALING, "factor": number}}, "rope_scaling.factor", "must be a finite number"),
+        ({"rope_scaling": longrope}, "rope_scaling.short_factor", "must be a list of finite numbers"),
+    ):
+        with pytest.raises(SpecError) as error:
+            normalise({**LLAMA, **change})
+        assert message in faults(error)[path]
 
 
 def test_override_any_field_from_scratch() -> None:
