@@ -204,3 +204,21 @@ def test_what_cannot_be_built_is_told() -> None:
         image_build.push("docker.io/x:1")
     with pytest.raises(SubmitError, match="exit code 2"):
         image_build.build("fsdp", "x", "us-east-1", run=Docker([], code=2))
+
+
+@pytest.mark.parametrize(
+    ("address", "is_known"),
+    [
+        ("111122223333.dkr.ecr-fips.us-east-1.amazonaws.com/x:1", True),
+        ("111122223333.dkr.ecr.cn-north-1.amazonaws.com.cn/x:1", True),
+        ("111122223333.dkr.ecr.us-iso-east-1.c2s.ic.gov/x:1", True),
+        ("111122223333.dkr.ecr.us-east-1.example.com/x:1", False),
+        ("111122223333.dkr.ecr.cn-north-1.amazonaws.com/x:1", False),
+    ],
+)
+def test_registries_of_every_partition_are_known(address: str, is_known: bool) -> None:
+    if is_known:
+        assert image_build._registry(address)["account"] == "111122223333"
+        return
+    with pytest.raises(PlanError, match="is not an image in ECR"):
+        image_build._registry(address)

@@ -49,7 +49,7 @@ def new_record(
         spec_digest=digest,
         origins=dict(origins),
         plan=plan,
-        git=git_state(Path.cwd(), with_diff=read_defaults(os.environ).values.record_git_diff),
+        git=git_state(folder or Path.cwd(), with_diff=read_defaults(os.environ).values.record_git_diff),
         versions=package_versions(RECORDED_PACKAGES),
         code_digest=code_digest(),
         host={**host_facts(), "folder": str(folder or Path.cwd())},

@@ -87,3 +87,10 @@ def test_the_verbs_print_what_they_found_and_did(storage: Path) -> None:
     assert "deleted 1 locks" in runner.invoke(app, ["cache", "unlock", str(storage)]).stdout
     assert "deleted 5 files" in runner.invoke(app, ["cache", "clear", str(storage), "--all"]).stdout
     assert left(storage) == {"notes.txt"}
+
+
+def test_the_age_of_a_lock_is_by_the_storages_clock(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock here that runs ahead would take the locks of compilers that still run for old ones."""
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    assert unlock(str(storage)).keys == (f"{NEW}/MODULE_3+bb.lock",)
+    assert not [it for it in left(storage) if "clock-" in it]

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 LINES = {"fsdp": "gpu", "smp": "smp", "neuron": "neuron", "byo": None}
 """Folder of ``docker/`` -> image stack of its base."""
-_REGISTRY = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
+_REGISTRY = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z0-9.-]+?)(?=/|$)"
+)
 _PULL = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability")
 
 
@@ -113,7 +115,7 @@ def pull_policy(image_uri: str) -> dict[str, Any] | None:
 
 def _registry(image_uri: str) -> re.Match[str]:
     match = _REGISTRY.match(image_uri)
-    if match is None:
+    if match is None or match["suffix"] != dns_suffix(match["region"]):
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG"
         raise PlanError([Issue("image-registry-not-ecr", "image", "is not an image in ECR", image_uri, remedy)])
     return match

@@ -8,7 +8,7 @@ belong to a process that compiles; one that was killed leaves them behind, and o
 from __future__ import annotations
 
 import re
-import time
+import secrets
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,10 +93,28 @@ def unlock(address: str, *, older_than_minutes: float = STALE_MINUTES, options: 
     """Delete locks that are older than so many minutes, by the storage's clock. Raises ``StorageError``."""
     if not older_than_minutes >= 0:
         raise StorageError(f"older_than_minutes must be 0 or more, got {older_than_minutes}")
-    limit = time.time() - 60 * older_than_minutes
-    locks = [it for it in _store(address, options).list("") if _LOCK.fullmatch(it.key)]
-    stale = [it for it in locks if it.modified is None or it.modified <= limit]
+    store = _store(address, options)
+    locks = [it for it in store.list("") if _LOCK.fullmatch(it.key)]
+    limit = _now(store) - 60 * older_than_minutes if locks else 0.0
+    # A lock without a date may be one that a compiler holds.
+    stale = [it for it in locks if it.modified is not None and it.modified <= limit]
     return _delete(address, options, [it.key for it in stale], sum(it.size for it in stale))
+
+
+def _now(store: Store) -> float:
+    """The time by the storage's clock, in seconds since the epoch: that of an object which is written for it.
+
+    This machine's may run ahead, and then locks of compilers that still run would count as old.
+    """
+    key = f"clock-{secrets.token_hex(8)}"
+    store.put_if_absent(key, b"")
+    try:
+        written = [it.modified for it in store.list(key)]
+    finally:
+        store.delete([key])
+    if written and written[0] is not None:
+        return written[0]
+    raise StorageError(f"{store.uri}: its clock cannot be read, so the age of locks is not known")
 
 
 def _store(address: str, options: S3Options | None) -> Store:
