@@ -32,7 +32,7 @@ LIMITS = {
     "isinstance on types of strategies, backends and stores": (0, 0),
 }
 """Count -> its limit, and its target. Lower the limit in the change that makes the count fall."""
-COMMENTS_PER_100_LINES = (0.6, 4.0)
+COMMENTS_PER_100_LINES = (2.8, 4.0)
 """The share of comments: a limit that may only rise, and its target."""
 CHOSEN = {
     "FsdpSpec",
@@ -42,6 +42,8 @@ CHOSEN = {
     "SageMakerBackend",
     "LocalOptions",
     "SageMakerOptions",
+    "SlurmBackend",
+    "SlurmOptions",
     "S3Store",
     "FolderStore",
     "S3Home",
@@ -164,6 +166,44 @@ def test_the_share_of_comments_does_not_fall() -> None:
     texts = [it.read_text() for it in PACKAGE.rglob("*.py")]
     share = 100 * sum(map(comments, texts)) / sum(len(it.splitlines()) for it in texts)
     assert share >= COMMENTS_PER_100_LINES[0], f"{share:.2f} comments in 100 lines"
+
+
+LOADED_LATE = {"boto3", "sagemaker", "kubernetes", "datasets", "matplotlib", "torchao"}
+"""Packages that cost a start seconds, or that may be missing: imported inside of functions alone. Modules of engines
+and trackers, which are loaded late as a whole, import theirs at the top."""
+OF_WORKERS = {"torch", "transformers", "triton", "safetensors"}
+"""Imported at the top of a module in ``worker`` alone."""
+
+
+def loaded_at_once(tree: ast.Module) -> set[str]:
+    """Packages that are loaded with a module: imports at its top, not those in functions or for type checkers."""
+    found: set[str] = set()
+    waiting: list[ast.stmt] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {it.name.partition(".")[0] for it in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.ClassDef):
+            waiting += [it for it in ast.walk(node) if isinstance(it, ast.Import | ast.ImportFrom)]
+    return found
+
+
+def test_large_and_optional_packages_are_loaded_where_they_are_used() -> None:
+    early = {name: loaded_at_once(tree) for name, tree in trees().items()}
+    forbidden = {name: LOADED_LATE if name.startswith("sm_llm.worker.") else LOADED_LATE | OF_WORKERS for name in early}
+    assert {name: found & forbidden[name] for name, found in early.items() if found & forbidden[name]} == {}
+
+
+def test_imports_at_the_top_are_seen() -> None:
+    source = (
+        "import torch.nn\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import boto3\n"
+        "try:\n    from sagemaker.x import y\nexcept ImportError:\n    pass\ndef f():\n    import mlflow\n"
+    )
+    assert loaded_at_once(ast.parse(source)) == {"torch", "typing", "sagemaker"}
 
 
 def fake(**sources: str) -> Iterator[tuple[str, ast.Module]]:
