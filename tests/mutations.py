@@ -152,8 +152,8 @@ FAULTS = (
     ),
     Fault(
         "worker/training/finite.py",
-        "if self._in_a_row >= self._spec.limit:",
-        "if self._in_a_row > self._spec.limit:",
+        "if (length := self._bad.count(step)) >= self._spec.limit:",
+        "if (length := self._bad.count(step)) > self._spec.limit:",
         "worker/test_finite.py",
         "one step too many is skipped",
     ),

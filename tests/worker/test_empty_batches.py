@@ -135,3 +135,12 @@ def test_skipping_such_steps_has_the_policys_limit() -> None:
     tolerance.judge_empty([7])
     with pytest.raises(DataError, match="3 in a row"):
         tolerance.judge_empty([8])
+
+
+def test_only_steps_that_follow_one_another_are_in_a_row() -> None:
+    tolerance = Tolerance(NotFiniteSpec(policy="skip", limit=3))
+    tolerance.judge_empty([3, 7, 11])
+    tolerance.judge_empty([12, 14])
+    assert tolerance.message.endswith("skipped, 5 so far")
+    with pytest.raises(DataError, match="3 in a row"):
+        tolerance.judge_empty([15, 16, 18])

@@ -93,33 +93,44 @@ class Action(Enum):
     FAIL = "fail"
 
 
+class _Row:
+    """How many steps have followed one another up to the last one that was counted."""
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._last: int | None = None
+
+    def count(self, step: int) -> int:
+        """The length of the row that ``step`` ends; steps come in ascending order, or again after going back."""
+        self._length = self._length + 1 if step - 1 == self._last else 1
+        self._last = step
+        return self._length
+
+
 class Tolerance:
     """Applies ``task.not_finite``. Every process judges the same steps, so every process comes to the same end."""
 
     def __init__(self, spec: NotFiniteSpec) -> None:
         self._spec = spec
-        self._in_a_row = 0
-        self._last: int | None = None
+        self._bad = _Row()
         self._went_back = 0
         self._repeated: set[int] = set()
         self._empty = 0
-        self._empty_in_a_row = 0
-        self._last_empty: int | None = None
+        self._without_labels = _Row()
         self.message = ""
         """The message about the last judgement."""
 
     def judge_empty(self, steps: Sequence[int]) -> None:
         """``steps`` had no label to learn from: count them, or raise ``DataError`` if the policy is to stop."""
         self._empty += len(steps)
-        self._empty_in_a_row = self._empty_in_a_row + 1 if steps[0] - 1 == self._last_empty else 1
-        self._empty_in_a_row += len(steps) - 1
-        self._last_empty = steps[-1]
         listed = ", ".join(map(str, steps))
         self.message = f"step {listed}: the global batch has no label to learn from"
         if self._spec.policy == "stop":
             raise DataError(self.message)
-        if self._empty_in_a_row >= self._spec.limit:
-            raise DataError(f"{self.message}; {self._empty_in_a_row} in a row, which is task.not_finite.limit")
+        # One report may hold steps that lie apart.
+        longest = max(self._without_labels.count(step) for step in steps)
+        if longest >= self._spec.limit:
+            raise DataError(f"{self.message}; {longest} in a row, which is task.not_finite.limit")
         self.message += f"; skipped, {self._empty} so far"
 
     def judge(self, bad: Sequence[int], known: Sequence[Step] = ()) -> Action:
@@ -134,10 +145,8 @@ class Tolerance:
         if self._spec.policy == "rollback" and not self._repeated.issuperset(bad):
             return self._go_back(bad)
         for step in bad:
-            self._in_a_row = self._in_a_row + 1 if step - 1 == self._last else 1
-            self._last = step
-            if self._in_a_row >= self._spec.limit:
-                return self._fail(f"{self._in_a_row} in a row, which is task.not_finite.limit")
+            if (length := self._bad.count(step)) >= self._spec.limit:
+                return self._fail(f"{length} in a row, which is task.not_finite.limit")
         self.message += f"; skipped: {', '.join(map(str, bad))}"
         return Action.CONTINUE
 
