@@ -13,6 +13,7 @@ from sm_llm.storage.publication.result import POINTER, RESULT, leave_pointer
 from sm_llm.storage.publication.retire import retire_all
 from sm_llm.storage.uri import join
 from sm_llm.terminal import quoted
+from sm_llm.worker.publishing.publish_final import announce
 
 if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
@@ -45,21 +46,23 @@ def replace_finished(context: WorkerContext) -> None:
 def is_published(context: WorkerContext) -> bool:
     """Whether this very job, or an earlier attempt of its run, has published the result. The leader's business.
 
-    Then the attempt does nothing, and reports that. Raises ``RunFailed`` for the result of another specification.
+    Then the attempt does nothing but report both. Raises ``RunFailed`` for the result of another specification.
     """
     final = find_final(context.store, run_id=context.job.run_id)
     if final is None:
         return False
-    # The attempt that created the commit may have been killed before it stored the pointer.
-    leave_pointer(context.store, final)
     uri = join(context.store.uri, final.save.data_prefix.rstrip("/"))
     digest, own = final.meta.get("spec_digest"), context.job.spec_digest
     # Else a changed job would end at once and report the result of other settings as its own.
     if digest not in (None, own):
+        # The result is whole all the same, and its address has to exist.
+        leave_pointer(context.store, final)
         raise RunFailed(
             f"{uri} is the result of another specification ({str(digest)[:12]}, this job has {own[:12]}). "
             f"Begin another run: sm-llm rerun {quoted(context.store.uri)}, or in fit the option --new"
         )
+    # The attempt that created the commit may have been killed before it reported that, and its container is gone.
+    announce(context, context.store, final)
     reason = "the result of this run is published already; there is nothing to do"
     context.say(reason)
     context.emit(NothingDone(reason, uri))

@@ -79,7 +79,10 @@ def publish_final(
 
 def announce(context: WorkerContext, store: Store, commit: CommitManifest) -> str:
     """Report a result that was committed: in the model folder, which the platform archives whole, under the stable
-    address, and in events and log. Returns the address of the files."""
+    address, and in events and log. Returns the address of the files.
+
+    It may be done again: an attempt that finds the result of one that was killed reports it in its own container.
+    """
     uri = join(store.uri, commit.save.data_prefix.rstrip("/"))
     write_atomically(context.container.model / POINTER, pointer_text(store, commit))
     leave_pointer(store, commit)
