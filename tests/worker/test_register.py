@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
+from sm_llm.errors import StorageError
+from sm_llm.runs.events.events import read_file
 from sm_llm.spec.job import JobSpec
 from sm_llm.storage.publication.publish import find_final, new_save, publish, seal
+from sm_llm.storage.publication.result import POINTER, RESULT
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.main import main
+from sm_llm.worker.tasks import register
 from tests.fixtures.sagemaker_double import Refusal
 
 if TYPE_CHECKING:
@@ -77,6 +82,45 @@ def test_a_version_is_exactly_the_files_of_the_committed_save_and_is_made_once(
     final = find_final(open_store(f"{storage}/register-1"))
     assert final is not None
     assert final.meta["arn"].endswith(":model-package/models/1")
+
+
+def test_an_attempt_after_one_that_registered_and_did_not_publish_makes_no_second_version(
+    storage: str, sagemaker_double: SageMakerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*given: Any) -> None:
+        raise StorageError("the attempt ends here")
+
+    trained(f"{storage}/train-1", tmp_path)
+    environ = register_job(storage, f"{storage}/train-1/result", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(register, "publish_final", ends)
+        assert main("register", environ) == 1
+    assert find_final(open_store(f"{storage}/register-1")) is None
+    assert main("register", environ) == 0
+    assert sagemaker_double.groups == {"models": 1}
+    tokens = [it["ClientToken"] for it in packages(sagemaker_double)]
+    assert len(tokens) == 2
+    final = find_final(open_store(f"{storage}/register-1"))
+    assert final is not None
+    assert final.meta["arn"].endswith(":model-package/models/1")
+
+
+def test_an_attempt_killed_between_the_commit_and_its_report_leaves_both_to_the_next(
+    storage: str, sagemaker_double: SageMakerDouble, tmp_path: Path
+) -> None:
+    trained(f"{storage}/train-1", tmp_path)
+    environ = register_job(storage, f"{storage}/train-1/result", tmp_path)
+    assert main("register", environ) == 0
+    store, model = open_store(f"{storage}/register-1"), tmp_path / "node" / "base" / "model"
+    pointer = (model / POINTER).read_bytes()
+    # What a kill just after the commit leaves: another container has nothing, and the stable address does not exist.
+    shutil.rmtree(tmp_path / "node" / "base")
+    store.delete([f"{RESULT}/{POINTER}"])
+    assert main("register", environ) == 0
+    assert (model / POINTER).read_bytes() == pointer
+    assert store.get(f"{RESULT}/{POINTER}") == pointer
+    log = next((tmp_path / "node").rglob("attempt-1-rank0.jsonl"))
+    assert [it["kind"] for _, it in read_file(log)][-2:] == ["final_published", "nothing_done"]
 
 
 def test_a_group_that_is_there_gets_one_version_more(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
 from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.spec.tasks import RegisterTask
+from sm_llm.storage.hub.hub_ledger import LEDGERS, Ledger
 from sm_llm.storage.publication.result import result_address
 from sm_llm.storage.uri import is_s3
 from sm_llm.worker.checkpoint.earlier import is_published
@@ -18,10 +21,14 @@ from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
+    from sm_llm.storage.base import Store
     from sm_llm.worker.context import WorkerContext
 
 RECORD = "model_package.json"
 """What the task publishes: the version's ARN and the request that made it."""
+_LEDGER = f"{LEDGERS}register/"
+_TOKEN_LENGTH = 36
+"""The longest ``ClientToken`` that SageMaker takes."""
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
@@ -40,6 +47,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     if not is_s3(address):
         raise RunFailed(f"task.model: {address} is not in S3, where SageMaker reads models from")
     request = package(task, address)
+    request["ClientToken"] = _token(context.store, request)
     arn = _register(request)
     context.say(f"registered {address} as {arn}")
     folder = result_folder(context)
@@ -62,6 +70,16 @@ def package(task: RegisterTask, address: str) -> dict[str, Any]:
         # A person decides about deployment, not a training job.
         "ModelApprovalStatus": "PendingManualApproval",
     }
+
+
+def _token(store: Store, request: dict[str, Any]) -> str:
+    """What SageMaker knows ``request`` by: an attempt that repeats it gets the version that the first one has made.
+
+    One attempt may be killed after it has registered the model and before it has published that. The run's storage
+    keeps the key, not the run's name alone, so that a job which begins the run anew registers a version of its own.
+    """
+    key = Ledger(store, _LEDGER).once("token", uuid.uuid4().hex)
+    return hashlib.sha256(f"{key}{json.dumps(request, sort_keys=True)}".encode()).hexdigest()[:_TOKEN_LENGTH]
 
 
 def _register(request: dict[str, Any]) -> str:
