@@ -252,6 +252,20 @@ def test_files_that_cannot_be_taken_are_told_and_publication_goes_on(
     ]  # fmt: skip
 
 
+def test_a_checkpoint_is_published_though_old_ones_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **named: Any) -> None:
+        raise StorageError("AccessDenied")
+
+    monkeypatch.setattr(script_publisher.publication, "collect_garbage", refuse)
+    cluster = Cluster(tmp_path)
+    cluster.write(5, age=OLD)
+    until(cluster.published)
+    cluster.finish()
+    assert cluster.notices == ["old checkpoints could not be deleted: AccessDenied"]
+
+
 def test_a_node_whose_files_cannot_be_taken_fails_the_checkpoint_on_all_and_the_next_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,10 +255,17 @@ class ScriptPublisher:
         uri, size = join(self._store.uri, published.commit.save.slot.commit_key), published.commit.size
         self._context.emit(CheckpointPublished(step, uri, size, seconds, 0.0))
         self._context.say(f"checkpoint step {step}: {size / 2**20:.1f} MiB published in {seconds:.2f} s")
-        # Also kept is the one that the program resumed from: docs/publication.md, "Garbage collection".
-        publication.collect_garbage(
-            self._store, run_id=self._context.job.run_id, keep_last=KEEP_LAST, protect={self._resumed, step}
-        )
+        self._collect(step)
+
+    def _collect(self, step: int) -> None:
+        """Delete what is older than ``step``. A failure leaves garbage, which the next collection finds."""
+        try:
+            # Also kept is the one that the program resumed from: docs/publication.md, "Garbage collection".
+            publication.collect_garbage(
+                self._store, run_id=self._context.job.run_id, keep_last=KEEP_LAST, protect={self._resumed, step}
+            )
+        except StorageError as error:
+            self._context.notice(f"old checkpoints could not be deleted: {error}", "warning")
 
 
 def await_publication(handover: Path, is_over: Callable[[], bool]) -> None:
