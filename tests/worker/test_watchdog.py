@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from nodes import Nodes
@@ -117,6 +117,58 @@ def test_a_pulse_knows_the_usual_step_and_leaves_pauses_out() -> None:
     assert pulse.seconds_without_step() == 2
     pulse.done(12)
     assert pulse.median_seconds == 2
+
+
+class Watched(Pulse):
+    """A pulse with an observer, called after everything that its writer sets or before all that its reader takes."""
+
+    written = read = staticmethod(lambda: None)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name not in ("written", "read"):
+            self.written()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_mark", "_stepping", "_clock"):
+            super().__getattribute__("read")()
+        return super().__getattribute__(name)
+
+
+def test_the_start_is_at_no_moment_taken_for_a_step() -> None:
+    clock, seen = Clock(), list[float | None]()
+    pulse = Watched(clock)
+    clock.now = 100
+    pulse.written = lambda: seen.append(pulse.seconds_without_step())  # type: ignore[method-assign]
+    pulse.begin(7)
+    assert set(seen) == {None, 0}
+
+
+@pytest.mark.parametrize(("begins", "moment"), [(False, 0), (False, 1), (True, 0), (True, 1), (True, 2)])
+def test_a_phase_is_not_taken_for_a_step_whenever_the_reader_is_held_up(begins: bool, moment: int) -> None:
+    """The phase ends, or begins and ends, between any two reads of the watchdog's thread."""
+    clock = Clock()
+    pulse = Watched(clock)
+    pulse.begin(7)
+    phase = pulse.during("validation")
+    if not begins:
+        phase.__enter__()
+        clock.now = 100
+
+    def act() -> None:
+        nonlocal moment
+        moment -= 1
+        if moment == -1:
+            if begins:
+                phase.__enter__()
+                clock.now = 100
+            phase.__exit__(None, None, None)
+
+    pulse.read = act  # type: ignore[method-assign]
+    found = pulse.seconds_without_step()
+    del pulse.read
+    assert found in (None, 0)
+    assert moment < 0, "the phase took place"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ class Pulse:
 
     def begin(self, step: int) -> None:
         """Steps follow, after ``step`` that are done."""
-        self.step, self._stepping, self._warm, self._mark = step, True, False, self._clock()
+        # ``_stepping`` last: the time before must not count as that of a step.
+        self.step, self._warm, self._mark = step, False, self._clock()
+        self._stepping = True
 
     def done(self, step: int) -> None:
         """One more step is done. The first of an attempt does not count: it compiles and warms up."""
@@ -59,5 +61,7 @@ class Pulse:
 
     def seconds_without_step(self) -> float | None:
         """Since the last step ended; None while something else than steps is being done."""
-        mark = self._mark
-        return self._clock() - mark if self._stepping else None
+        # The writer sets the mark before ``_stepping``, so they are read the other way round. The clock comes first:
+        # this thread may be held up between any two reads, and that time is nobody's step.
+        now = self._clock()
+        return max(0.0, now - self._mark) if self._stepping else None
