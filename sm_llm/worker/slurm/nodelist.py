@@ -19,10 +19,16 @@ def expand(text: str) -> list[str]:
         part = _PART.match(text, position)
         if part is None:
             raise ValueError(f"{text!r} is not a list of nodes")
-        pieces = [_values(ranges) if ranges else [plain] for ranges, plain in _PIECE.findall(part[1])]
+        pieces, count = [], 1
+        for ranges, plain in _PIECE.findall(part[1]):
+            pieces.append(_values(ranges) if ranges else [plain])
+            count *= len(pieces[-1])
+            # Counted before the names are made: a few ranges stand for more than fit into memory.
+            if len(names) + count > _MOST:
+                raise ValueError(f"{text!r} is not a list of nodes: it stands for more than {_MOST:,} names")
         names += ["".join(chosen) for chosen in product(*pieces)]
         position = part.end()
-    if not names or len(names) > _MOST:
+    if not names:
         raise ValueError(f"{text!r} is not a list of nodes")
     return names
 
@@ -35,5 +41,8 @@ def _values(ranges: str) -> list[str]:
         if match is None or int(match[2] or match[1]) - int(match[1]) not in range(_MOST):
             raise ValueError(f"[{ranges}] is not a range of numbers")
         first, width = int(match[1]), len(match[1])
-        found += [f"{number:0{width}}" for number in range(first, int(match[2] or first) + 1)]
+        numbers = range(first, int(match[2] or first) + 1)
+        if len(found) + len(numbers) > _MOST:
+            raise ValueError(f"[{ranges}] is not a range of at most {_MOST:,} numbers")
+        found += [f"{number:0{width}}" for number in numbers]
     return found

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
 import pytest
 
+from sm_llm.worker.slurm import nodelist
 from sm_llm.worker.slurm.nodelist import expand
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize(
@@ -26,4 +34,20 @@ def test_lists(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize("text", ["", "a[", "a]", "a[1-", "a[x]", "a[3-1]", "a[]", "a[0-999999999]"])
 def test_what_is_not_a_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
+        expand(text)
+
+
+@pytest.mark.parametrize("text", ["a[1-99999]b[1-2]", "a[1-99999],b[1-2]", "a[1-99999,1-2]", "a" + "[1-2]" * 60])
+def test_a_list_of_too_many_nodes_is_refused_before_its_names_are_made(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def counted(*pieces: list[str]) -> Iterator[tuple[str, ...]]:
+        made.append(prod(map(len, pieces)))
+        assert sum(made) <= 100_000
+        return product(*pieces)
+
+    monkeypatch.setattr(nodelist, "product", counted)
+    with pytest.raises(ValueError, match="100,000"):
         expand(text)
