@@ -237,6 +237,30 @@ def test_a_file_that_another_process_writes_too_is_left_to_it_and_told(store: S3
     assert (tmp_path / "three" / name).read_bytes() == b"aaaa\nbb\n"
 
 
+def test_a_file_that_grows_as_fast_as_it_is_uploaded_does_not_hold_up_the_others(
+    store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast, behind = tmp_path / "events/attempt-1-rank0.jsonl", ["events/attempt-1-rank1.jsonl", "logs/attempt-1/0"]
+    for name in behind:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"one\n")
+    fast.write_bytes(b"line\n")
+
+    def grows(*arguments: Any) -> Any:
+        with fast.open("ab") as stream:
+            stream.write(b"line\n")
+        return swap(*arguments)
+
+    monkeypatch.setattr("sm_llm.runs.replication.shipper.swap", grows)
+    shipper = Shipper(tmp_path, store)
+    for _ in range(2):
+        shipper.ship()
+    assert set(behind) < set(segments.files_of(store.list("")))
+    before = fast.stat().st_size
+    shipper.ship()
+    assert fast.stat().st_size > before, "its own turn comes again"
+
+
 @pytest.mark.parametrize("before", [b"", b"aaaa\n"])
 def test_a_file_that_grew_after_an_upload_whose_answer_was_lost_goes_on(
     store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 FOLDERS = ("events/", "logs/")
 """What is uploaded of a run's folder."""
 _ROUND_SEGMENTS = 64
-"""Uploads of one round, so that a file that grows fast does not hold up the rest."""
+"""Uploads of one round, so that its caller comes to its other work while files grow fast."""
 
 
 @dataclass
@@ -46,6 +47,8 @@ class Shipper:
         self._chosen = chosen
         self._sent: dict[str, _Sent] | None = None
         self._given_up: set[str] = set()
+        self._served = ""
+        """The file that was uploaded from last."""
 
     def ship(self) -> None:
         """Store what is new. Raises ``StorageError`` if the store does not answer; the next call continues from there.
@@ -55,10 +58,14 @@ class Shipper:
         if self._sent is None:
             self._sent = dict(self._stored())
         budget = _ROUND_SEGMENTS
-        for name in self._names():
-            # The budget is shared by all files of a round; what is left over comes with the next.
+        names = self._names()
+        # The files of a round share the budget. Each round begins behind the file that was served last: one that grows
+        # as fast as it is uploaded holds up none of the others.
+        behind = bisect_right(names, self._served)
+        for name in names[behind:] + names[:behind]:
             while budget and name not in self._given_up and self._ship_segment(name, self._sent):
                 budget -= 1
+                self._served = name
 
     def ship_all(self) -> None:
         """Upload until nothing is left."""
