@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
 from sm_llm.file_names import name_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -19,9 +20,15 @@ _LOG = logging.getLogger(__name__)
 
 # The cache is what remembers reported problems; its size bounds the memory of a long run.
 @lru_cache(maxsize=4096)
-def report_once(place: str, problem: str) -> None:
-    """Warn of ``problem`` at an address, unless this process has done so before."""
-    _LOG.warning("%s: %s", place, problem)
+def _reports(place: str, problem: str) -> Iterator[int]:
+    """Counts the reports of one problem at an address."""
+    return count()
+
+
+def report_once(place: str, problem: str, detail: str = "") -> None:
+    """Warn of ``problem`` at an address, unless this process has done so before; with the ``detail`` of the first."""
+    if next(_reports(place, problem)) == 0:
+        _LOG.warning("%s: %s%s", place, problem, f" ({detail})" if detail else "")
 
 
 def report_unknown(place: str, names: Iterable[str]) -> None:

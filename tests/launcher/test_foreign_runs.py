@@ -287,7 +287,7 @@ def test_s12_an_unknown_name_among_logs_is_ignored(root: Path, name: str) -> Non
 def test_s12_an_event_that_is_not_ours_is_reported_once_and_half_a_line_never(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    foreign = [altered(json.loads(LINES[4]), ("step",), "1"), altered(json.loads(LINES[4]), ("step",), "2")]
+    foreign = [altered(json.loads(LINES[4]), ("step",), "1"), altered(json.loads(LINES[4]), ("tokens",), "2")]
     folder = write(root, whole_record("evil"), [*LINES, LINES[4][:20], *map(json.dumps, foreign)])
     (folder / "events" / "attempt-1-rank0-failure.jsonl").unlink()
     with caplog.at_level(logging.WARNING):

@@ -326,7 +326,7 @@ def read_file(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]
             try:
                 yield offset, decode(raw.decode("utf-8"))
             except NoEvent as error:
-                report_once(str(path), f"passed over a line that is not an event of this release ({error})")
+                report_once(str(path), "passed over a line that is not an event of this release", str(error))
             except (ValueError, RecursionError):
                 continue
 
