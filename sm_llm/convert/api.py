@@ -99,9 +99,16 @@ def _target(destination: str | Path) -> Path:
 def _workers(workers: int | None) -> int:
     if workers is None:
         return min(8, 2 * (os.cpu_count() or 1))  # while one waits for the disk, another computes
-    if isinstance(workers, bool) or not 1 <= workers <= MOST_WORKERS:
+    if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
         raise ConversionRefused(
-            [Issue("workers-out-of-range", "workers (--workers)", f"must be from 1 to {MOST_WORKERS}", workers)]
+            [
+                Issue(
+                    "workers-out-of-range",
+                    "workers (--workers)",
+                    f"must be a whole number from 1 to {MOST_WORKERS}",
+                    workers,
+                )
+            ]
         )
     return workers
 
@@ -119,7 +126,7 @@ def _identity(job: Job, folder: Path, to: str) -> dict[str, Any]:
 def _run(job: Job, folder: Path, target: Path, workers: int, progress: Progress | None) -> ConversionReport:
     journal = Journal(target, _identity(job, folder, job.to))
     # Before the journal is opened: it refuses a folder that holds files and no journal, as a complete one does.
-    if (found := _complete(target, journal.digest)) is not None:
+    if (found := _complete(job, target, journal)) is not None:
         sizes = {unit: it["bytes"] for unit, it in found["files"].items()}
         return _report(job, folder, target, sizes, found["digest"], reused=len(sizes), is_unchanged=True)
     with journal.open():
@@ -138,17 +145,45 @@ def _run(job: Job, folder: Path, target: Path, workers: int, progress: Progress 
     return report
 
 
-def _complete(target: Path, identity: str) -> dict[str, Any] | None:
-    """The manifest of this very conversion, if all its files are there."""
+def _complete(job: Job, target: Path, journal: Journal) -> dict[str, Any] | None:
+    """The manifest of this very conversion, if it is complete; ``ConversionRefused`` if it was and is damaged."""
     try:
         found = read_manifest(target / MANIFEST)
     except ValueError:
         # A file of this name that is no manifest of ours: the journal refuses the folder as not empty.
         return None
-    if found is None or found.get("identity") != identity:
+    if found is None or found.get("identity") != journal.digest:
         return None
-    there = all((target / name).is_file() for name in found["files"])
-    return found if there else None
+    if not (damaged := _damaged(job, target, found)):
+        return found
+    # The same call writes what is damaged again as long as the journal is there.
+    if journal.is_there:
+        return None
+    names = f"{', '.join(damaged[:4])}{' …' if len(damaged) > 4 else ''}"
+    problem = f"{target} holds this conversion, but {names} of it is missing or damaged"
+    raise ConversionRefused(
+        [Issue("destination-damaged", DESTINATION, problem, remedy="Remove this folder and convert again")]
+    )
+
+
+def _damaged(job: Job, target: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Files of a complete conversion that are missing or cut off. Their structure is read, and not their weights."""
+    units = [unit for unit in job.units if unit.file]
+    files = manifest.get("files")
+    is_whole = (
+        isinstance(manifest.get("digest"), str)
+        and isinstance(manifest.get("tensors"), dict)
+        and isinstance(files, dict)
+        and files.keys() == {unit.file for unit in units}
+        and all(isinstance(it, dict) and isinstance(it.get("bytes"), int) for it in files.values())
+    )
+    if not is_whole:
+        return [MANIFEST]
+    beside = [*job.beside, *([INDEX_FILE] if job.to == "hf" and len(units) > 1 else [])]
+    return [
+        *(unit.file for unit in units if not unit.is_readable()),
+        *(name for name in beside if not (target / name).is_file()),
+    ]
 
 
 def _tensors(job: Job, results: Mapping[str, Result]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sm_llm.convert.files.torch_file import read_torch_file
 from sm_llm.convert.files.torch_writer import (
     Plain,
     TorchFile,
@@ -62,7 +63,15 @@ def _counted(pieces: Iterator[memoryview], count: Callable[[int], None]) -> Iter
 
 def _held(path: Path) -> dict[str, Iterator[memoryview]]:
     """The tensors of a rank's file that is there already."""
-    return {name: chunks([whole(view)], 0) for name, view in read_rank(path)[0].items()}
+    views, kind = read_rank(path)
+    if kind == "xser":
+        # NxD needs it, and our own reader does not: it is read only to find out whether it is whole.
+        read_torch_file(_info_path(path))
+    return {name: chunks([whole(view)], 0) for name, view in views.items()}
+
+
+def _info_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.info.pt")
 
 
 def shard_chunks(tensor: ShardTensor, views: Mapping[str, View]) -> Iterator[memoryview]:
@@ -89,8 +98,10 @@ def mixed_formats(plan: ShardPlan, views: Mapping[str, View]) -> list[Issue]:
 
 
 def _plain(tensor: ShardTensor, views: Mapping[str, View]) -> Plain:
-    # A rank whose rows are all padding has no source; it takes the format of the token table.
-    source = next((piece.source for piece in tensor.pieces if piece.source), EMBEDDING)
+    # A rank whose rows are all padding has no source; it takes the format that the others have: that of the head, or of
+    # the token table where the head is tied.
+    padding = tensor.name if tensor.name in views else EMBEDDING
+    source = next((piece.source for piece in tensor.pieces if piece.source), padding)
     return Plain(views[source].dtype, tensor.shape)
 
 
@@ -149,8 +160,7 @@ def _write_xser(
             shutil.rmtree(partial_folder, ignore_errors=True)
             raise
     partial_folder.rename(folder)
-    info = path.with_name(f"{path.name}.info.pt")
-    total += _write_small(info, info_pickle([_plain(it, views) for it in tensors]))
+    total += _write_small(_info_path(path), info_pickle([_plain(it, views) for it in tensors]))
     # The file of references comes last: its name marks the rank as written.
     size = _write_small(path, reference_pickle([it.name for it in tensors]))
     return {"bytes": total + size, "tensors": checksums}

@@ -49,6 +49,13 @@ class Unit:
     run: Callable[[Callable[[int], None]], Result]
     read: Callable[[], Mapping[str, Iterable[memoryview]]] | None = None
 
+    def is_readable(self) -> bool:
+        """Whether the file is there and has its structure to the end; the bytes of its tensors are not read."""
+        try:
+            return self.read is not None and bool(self.read())
+        except (ConversionError, OSError, ValueError):
+            return False
+
 
 class Journal:
     """What is done already at a destination, one line per unit; gone when the conversion is complete.
@@ -71,7 +78,11 @@ class Journal:
         self._is_new = not self.destination.exists()
         self.destination.mkdir(parents=True, exist_ok=True)
         # The lock is not held yet, and another process may be writing this file: nothing may be truncated here.
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError:
+            self._remove_folders()
+            raise
         try:
             self._claim()
             yield self
@@ -115,6 +126,11 @@ class Journal:
         self._path.unlink()
 
     @property
+    def is_there(self) -> bool:
+        """Whether the destination holds a journal: what is there is not complete."""
+        return self._path.exists()
+
+    @property
     def digest(self) -> str:
         """Of source and settings: what an interrupted conversion must have in common with the one that continues it."""
         return self._digest
@@ -123,9 +139,12 @@ class Journal:
         """Leave no trace of a conversion that finished no unit: another one may take the destination."""
         if self._is_mine and not self._done:
             self._path.unlink()
-            for folder in (self.destination / SHARDS, *([self.destination] if self._is_new else [])):
-                with contextlib.suppress(OSError):  # it holds something, or was never made
-                    folder.rmdir()
+            self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        for folder in (self.destination / SHARDS, *([self.destination] if self._is_new else [])):
+            with contextlib.suppress(OSError):  # it holds something, or was never made
+                folder.rmdir()
 
     def _check(self) -> None:
         if not self.destination.exists():

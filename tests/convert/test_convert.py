@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import sm_llm
@@ -21,7 +22,7 @@ from sm_llm.convert.hf_source import clean_names
 from sm_llm.convert.nxd_source import find_shards, open_shards
 from sm_llm.errors import ConversionError, ConversionRefused
 from sm_llm.models.safetensors_folder import stored_tensors
-from tests.convert.models import CONFIGS, write_model
+from tests.convert.models import CONFIGS, write_model, write_safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,6 +120,24 @@ def test_CV10_CV12_two_round_trips_of_a_padded_vocabulary(model: Callable[..., P
         report = sm_llm.convert(shards, source, to="hf")
         assert any("1001 rows trimmed from 1004" in line for line in report.lines())
     assert contents(source) == contents(wanted)
+
+
+@pytest.mark.parametrize("xser", [True, False])
+def test_ranks_of_padding_alone_have_the_number_format_of_their_tensor(
+    xser: bool, model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """9 rows over 8 ranks: those from the fifth on hold zeros only. The head is fp32, everything else bf16."""
+    source = model(dtype="BF16", vocab_size=9)
+    held = contents(source)
+    _, shape, body = held["lm_head.weight"]
+    held["lm_head.weight"] = ("F32", shape, (np.frombuffer(body, np.uint16).astype(np.uint32) << 16).tobytes())
+    write_safetensors(source / "model.safetensors", held)
+    shards = to_nxd(source, tmp_path / "shards", 8, xser=xser)
+    views = open_shards(find_shards(shards), "(?!)").views
+    for name, dtype in (("lm_head.weight", "F32"), ("model.embed_tokens.weight", "BF16")):
+        assert {views[rank, 0][name].dtype for rank in range(8)} == {dtype}
+    sm_llm.convert(shards, tmp_path / "back", to="hf")
+    assert contents(tmp_path / "back") == contents(source)
 
 
 def test_CV13_copies_that_differ_are_refused(model: Callable[..., Path], tmp_path: Path) -> None:
@@ -375,7 +394,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"destination": "s3://bucket/x"}, r"DST: must be a local folder"),
     ({"source": "nowhere"}, r"SRC: must be a folder \(got 'nowhere'\)"),
     ({"to": "onnx"}, r"must be nxd or hf"),
-    ({"workers": 0}, r"must be from 1 to 64"),
+    ({"workers": 0}, r"must be a whole number from 1 to 64"),
+    ({"workers": "4"}, r"must be a whole number from 1 to 64 \(got '4'\)"),
+    ({"workers": 1.5}, r"must be a whole number from 1 to 64"),
     ({"tensor_parallel_degree": None}, r"tensor_parallel_degree \(--tp\): is required"),
     ({"config": "x"}, r"config \(--config\): has no effect with --to nxd"),
     ({"to": "hf"}, r"holds no shards"),
