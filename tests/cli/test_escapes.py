@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from importlib import import_module
@@ -171,14 +172,13 @@ def test_a_name_with_dollars_is_drawn_as_it_is(tmp_path: Path) -> None:
     draw([row], "run $\\no_such_command{$ x").savefig(tmp_path / "plot.png")  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("verb", ["status", "resume", "branch"])
+@pytest.mark.parametrize("verb", ["resume", "branch"])
 def test_s19_a_run_in_a_folder_with_any_name_is_named_so_that_it_can_be_pasted(
     sm_llm: Any, evil_run: Path, verb: str, tmp_path: Path
 ) -> None:
     place = tmp_path / 'sp ace; $(touch INJECTED) `id` "q" \'x'
     evil_run.parent.rename(place)
     out, err = sm_llm(verb, str(place / "evil"))
-    text = (out + err).decode()
-    for line in text.splitlines():
-        if "sm-llm " in line and str(place) in line:
-            assert "'\"'\"'" in line
+    _, found, pasted = (out + err).decode().partition("sm-llm rerun ")
+    assert found, "a command is printed"
+    assert shlex.split(pasted) == [str(place / "evil")]
