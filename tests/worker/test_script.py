@@ -19,6 +19,7 @@ from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.inputs import S3Input, StorageOptions
 from sm_llm.storage.publication.publish import list_checkpoints
+from sm_llm.storage.publication.retire import retire_all
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.main import main
 from sm_llm.worker.publishing.transfer_agent import TransferAgent
@@ -163,6 +164,28 @@ def test_a_program_goes_on_from_the_checkpoint_it_handed_over(tmp_path: Path) ->
     assert [event["source"] for event in events(job.folder, "start_chosen")] == ["scratch", "checkpoint"]
     assert job.run(attempt=3) == 0
     assert "published already" in events(job.folder, "nothing_done")[-1]["reason"]
+
+
+def test_I7_a_run_that_published_never_begins_from_scratch_unasked(tmp_path: Path) -> None:
+    """Its events say that it published, its storage shows nothing."""
+    job = Job(tmp_path, CHECKPOINTS, args=[str(tmp_path / "run")])
+    assert job.run() == 1
+    (job.folder / "ckpt").rename(tmp_path / "lost")
+    assert job.run(attempt=2) == 1
+    assert f"an earlier attempt published step 2, but {job.folder} shows no checkpoint" in job.failure
+    assert f"Bring ckpt/ back, or begin anew with sm-llm rerun {job.folder}" in job.failure
+    assert [event["step"] for event in events(job.folder, "logged")] == [1, 2, 3], "attempt 2 did not start"
+    (tmp_path / "lost").rename(job.folder / "ckpt")
+    assert job.run(attempt=3) == 0
+    assert [event["source"] for event in events(job.folder, "start_chosen")] == ["scratch", "checkpoint"]
+
+
+def test_a_run_whose_checkpoints_were_quarantined_begins_from_scratch(tmp_path: Path) -> None:
+    job = Job(tmp_path, CHECKPOINTS, args=[str(tmp_path / "run")])
+    assert job.run() == 1
+    retire_all(open_store(job.folder), label="other")
+    assert job.run(attempt=2) == 1
+    assert [event["source"] for event in events(job.folder, "start_chosen")] == ["scratch", "scratch"]
 
 
 HANDED_THEN_FAILED = """

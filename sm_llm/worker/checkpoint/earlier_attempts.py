@@ -4,11 +4,41 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm_llm.contract.job_file import job_home
+from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.events.published import CheckpointPublished
+from sm_llm.storage.publication.retire import retired_steps
 
 if TYPE_CHECKING:
     from sm_llm.runs.run_home import RunHome
+    from sm_llm.storage.base import Gather, Store
+    from sm_llm.worker.context import WorkerContext
+
+
+def refuse_to_forget(context: WorkerContext, store: Store, gather: Gather, *, anew: str) -> None:
+    """Raise ``CheckpointError`` if an earlier attempt published; the caller found no checkpoint at all in ``store``.
+
+    A checkpoint that was quarantined, so that the run starts from step 0, is not lost. Called by every process of
+    ``gather``: rank 0 reads, all raise alike. ``anew`` is how the user begins from step 0 on purpose. Raises
+    ``StorageError`` if the storage does not answer.
+    """
+    step, fault = None, None
+    if context.place.is_leader:
+        try:
+            step = published_before(job_home(context.job))
+            step = None if step in retired_steps(store) else step
+        except StorageError as error:
+            fault = str(error)
+    # No commit in the listing although one was published: a wrong or emptied storage, not a new run.
+    for published, unread in gather((step, fault)):
+        if unread is not None:
+            raise StorageError(f"earlier attempts of the run could not be read: {unread}")
+        if published is not None:
+            raise CheckpointError(
+                f"an earlier attempt published step {published}, but {store.uri} shows no checkpoint. Nothing was "
+                f"started. Bring ckpt/ back, or begin anew with {anew}"
+            )
 
 
 def published_before(home: RunHome) -> int | None:

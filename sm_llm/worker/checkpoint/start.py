@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 
-from sm_llm.contract.job_file import job_home
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.models.families.registry import family
 from sm_llm.models.weights_check import check_weights, holds_shards, unread_warning
@@ -20,10 +19,10 @@ from sm_llm.runs.events.trouble import StateVerified
 from sm_llm.spec.training import CheckpointStart, PretrainedStart
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.publication import publish as publication
-from sm_llm.storage.publication.retire import retire_after, retire_damaged, retired_steps
+from sm_llm.storage.publication.retire import retire_after, retire_damaged
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.worker.checkpoint.earlier import begin_anew
-from sm_llm.worker.checkpoint.earlier_attempts import published_before
+from sm_llm.worker.checkpoint.earlier_attempts import refuse_to_forget
 from sm_llm.worker.checkpoint.restore import fetcher, rank_file, restored_folder
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.state_hash import state_hash
@@ -136,30 +135,9 @@ class Starter:
         if resume is not None:
             which = "any checkpoint" if step is None else f"a checkpoint of step {step}"
             raise CheckpointError(f"asked to resume, but {self._store.uri} does not have {which} of {run_id}")
-        self._refuse_to_forget()
+        if self._task.start != "scratch":
+            refuse_to_forget(self._context, self._store, self._control.gather, anew="task.start=scratch")
         return None
-
-    def _refuse_to_forget(self) -> None:
-        """Raise ``CheckpointError`` where an earlier attempt published, and the storage shows no checkpoint at all.
-
-        One that was quarantined, so that the run starts from step 0, is not lost.
-        """
-        # Only rank 0 reads, but all processes raise alike.
-        step, error = None, None
-        if self._context.place.is_leader and self._task.start != "scratch":
-            try:
-                step = published_before(job_home(self._context.job))
-                step = None if step in retired_steps(self._store) else step
-            except StorageError as caught:
-                error = caught
-        if fault := self._control.verdict(error):
-            raise StorageError(f"earlier attempts of the run could not be read: {fault}")
-        # No commit in the listing although one was published: a wrong or emptied storage, not a new run.
-        if any(found := [it for it in self._control.gather(step) if it is not None]):
-            raise CheckpointError(
-                f"an earlier attempt published step {found[0]}, but {self._store.uri} shows no checkpoint. Nothing was "
-                "started. Bring ckpt/ back, or begin anew with task.start=scratch"
-            )
 
     def _continued(self, restored: Restored) -> Start:
         # A commit whose step is unknown cannot be matched to a slot and stays.

@@ -18,7 +18,9 @@ from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.inputs import input_place, input_variable
 from sm_llm.spec.tasks import ScriptTask
 from sm_llm.storage.uri import open_store
+from sm_llm.terminal import quoted
 from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.checkpoint.earlier_attempts import refuse_to_forget
 from sm_llm.worker.checkpoint.newest import newest_step
 from sm_llm.worker.inputs.requirements import install
 from sm_llm.worker.inputs.sync import channel, once_per_node, stage
@@ -157,7 +159,12 @@ class Script:
         found = restore_checkpoint(
             self.store, self.context.job.run_id, folders.checkpoints, leader=leader, gather=nodes
         )  # fmt: skip
-        return None if found is None else (found[0], str(found[1]))
+        if found is None:
+            # A script has no ``start`` to ask for a new beginning with: the way out is another run.
+            anew = f"sm-llm rerun {quoted(self.store.uri)}, or in fit the option --new"
+            refuse_to_forget(self.context, self.store, nodes, anew=anew)
+            return None
+        return found[0], str(found[1])
 
     def _install(self) -> None:
         parallelism = self.task.parallelism
