@@ -1,7 +1,8 @@
 """On a plain AWS image: installs what it lacks, once per node, before anything of it is imported.
 
-Only the standard library is used here, and boto3 where wheels come from S3: AWS's images have it. Packages go into a
-folder of their own that comes first on the path of this job alone; nothing of the image is changed.
+Only the standard library is used here, by the modules that this one imports as well, and boto3 where wheels come from
+S3: AWS's images have it. Packages go into a folder of their own that comes first on the path of this job alone; nothing
+of the image is changed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.image_packages import LOCK_FILE, WHEELHOUSE
+from sm_llm.errors import StorageError
 from sm_llm.owned import PRIVATE, opener, temporary_folder
+from sm_llm.storage.names import usable
+from sm_llm.storage.s3.listing import object_pages
+from sm_llm.storage.s3.listing_text import FAULT, ROOTS, text_fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -104,14 +109,32 @@ def _install(lock: Path, folder: Path, wheelhouse: str | None, run: Callable[...
 
 
 def download_wheels(uri: str, folder: Path) -> None:
-    """Bring the wheels below a prefix in S3 to a folder."""
+    """Bring the wheels below a prefix in S3 to a folder.
+
+    Names that no file can have are reported and left where they are. Ends the process with one line if S3 does not
+    answer, or answers with something else than whole listings, and for two wheels of one name.
+    """
     import boto3
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    client = boto3.client("s3")
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix.rstrip('/')}/")
-    for page in pages:
-        for found in page.get("Contents", []):
-            name = found["Key"].rpartition("/")[2]
-            if name.endswith(".whl"):
-                client.download_file(bucket, found["Key"], str(folder / name))
+    prefix = f"{prefix.rstrip('/')}/"
+    try:
+        client = boto3.client("s3")
+        client.meta.events.register("after-call.s3.ListObjectsV2", _note_fault)
+        pages = object_pages(client, bucket, prefix)
+        keys = [it["Key"].removeprefix(prefix) for page in pages for it in page.get("Contents") or ()]
+        for name in usable((it for it in keys if it.endswith(".whl")), uri):
+            target = folder / name.rpartition("/")[2]
+            if target.exists():
+                raise StorageError(f"two wheels are called {target.name!r}; keep one")
+            client.download_file(bucket, prefix + name, str(target))
+    except (StorageError, Boto3Error, BotoCoreError, ClientError) as error:
+        raise SystemExit(f"sm_llm: cannot bring the wheels of backend.wheelhouse={uri}: {error}") from None
+
+
+def _note_fault(http_response: Any, parsed: dict[str, Any], **_: object) -> None:
+    # After the call: the botocore of an old image has no event before it parses. Errors of S3 are left to botocore.
+    fault = text_fault(http_response.content, ROOTS["ListObjectsV2"]) if http_response.status_code < 300 else ""
+    parsed[FAULT] = fault

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 from xml.sax.saxutils import escape
 
+import boto3
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sm_llm.contract import stock
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication.find import find_newest
 from sm_llm.storage.s3 import listing
@@ -243,6 +248,56 @@ def test_I7_a_damaged_listing_never_hides_a_key(scripted: Scripted, store: S3Sto
         return
     held = "<Contents>" in scripted.answers[0] and "</Contents>" in scripted.answers[0]
     assert keys or not held
+
+
+@pytest.fixture
+def downloaded(
+    scripted: Scripted, aws_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[], list[str]]:
+    """Brings the wheels below s3://bkt/runs, as a stock image does; returns their names."""
+    monkeypatch.setattr(listing, "_FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", scripted.endpoint)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
+    client = boto3.client("s3")
+    monkeypatch.setattr(client, "download_file", lambda bucket, key, path: Path(path).write_text(f"{bucket}/{key}"))
+    monkeypatch.setattr(boto3, "client", lambda _: client)
+
+    def download() -> list[str]:
+        stock.download_wheels("s3://bkt/runs", tmp_path)
+        return sorted(it.relative_to(tmp_path).as_posix() for it in tmp_path.rglob("*"))
+
+    return download
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_I7_wheels_are_listed_with_the_same_care(
+    scripted: Scripted, downloaded: Callable[[], list[str]], name: str
+) -> None:
+    scripted.answers = [MALFORMED[name]]
+    with pytest.raises(SystemExit, match=r"cannot bring the wheels of backend[.]wheelhouse=s3://bkt/runs: "):
+        downloaded()
+    scripted.answers = [MALFORMED[name], page("runs/a.whl", "runs/readme")]
+    assert downloaded() == ["a.whl"]
+
+
+def test_names_of_wheels_are_checked_and_none_replaces_another(
+    scripted: Scripted, downloaded: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted.answers = [page("runs/../b.whl", "runs/x\\..\\c.whl", "runs/con.whl", "runs/a.whl")]
+    assert downloaded() == ["a.whl"]
+    assert "ignored '../b.whl' and 2 more" in caplog.text
+    scripted.answers = [page("runs/a/b.whl", "runs/b.whl")]
+    with pytest.raises(SystemExit, match=r"two wheels are called .b[.]whl.; keep one"):
+        downloaded()
+
+
+def test_what_a_stock_image_imports_is_the_standard_library_alone() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import sm_llm.contract.stock; "
+        "print({it.partition('.')[0] for it in set(sys.modules) - before} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "{'sm_llm'}\n"
 
 
 _ITEM = re.compile("<Contents>.*?</Contents>")
