@@ -77,8 +77,12 @@ class Node:
     @property
     def base(self) -> Path:
         """The worker's folders on a disk of this node, the same in all attempts of a run."""
-        disk = Path(str(self.job["spec"]["backend"]["scratch_folder"]))
-        return disk / f"sm-llm-{os.geteuid()}" / str(self.job["run_id"]) / f"node-{self.name}"
+        return self.of_user / str(self.job["run_id"]) / f"node-{self.name}"
+
+    @property
+    def of_user(self) -> Path:
+        """This user's folder on the disk, which others share: nobody else may have made it, or may enter it."""
+        return Path(str(self.job["spec"]["backend"]["scratch_folder"])) / f"sm-llm-{os.geteuid()}"
 
     @property
     def run_folder(self) -> Path:
@@ -127,6 +131,7 @@ class Node:
         kept = [] if "://" in uri else [Path(uri)]
         devices, _, count = self.environ.get("SM_LLM_SLURM_DEVICES", "").partition(":")
         return Expected(
+            private=self.of_user,
             writable=[self.folder, *kept, self.base],
             scratch=self.base,
             mounted=[self.folder, *kept] if backend["container_image"] else [],

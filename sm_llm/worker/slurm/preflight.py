@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sm_llm.owned import private_folder
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -23,6 +25,8 @@ FREE_BYTES = 1 << 30
 class Expected:
     """What a job needs of each of its nodes."""
 
+    private: Path
+    """This user's folder on the node's disk, which is made where it is not there."""
     writable: Sequence[Path]
     """Folders in which the job writes; the first lies on the shared file system."""
     scratch: Path
@@ -35,7 +39,10 @@ class Expected:
 
 def node_issues(expected: Expected, *, clock: Callable[[], float] = time.time, root: Path = Path("/")) -> list[str]:
     """Everything that is wrong with this node, in words. ``root`` is where ``dev`` and ``proc`` are."""
-    issues = [text for folder in expected.writable if (text := _write_issue(folder))]
+    # First: below a folder of somebody else's nothing of ours may be made.
+    foreign = _private_issues(expected.private)
+    own = [it for it in expected.writable if not foreign or expected.private not in it.parents]
+    issues = [*foreign, *(text for folder in own if (text := _write_issue(folder)))]
     if not issues:
         # It needs a new file there, which the folder has just been shown to take.
         issues += _clock_issues(expected.writable[0], clock)
@@ -43,6 +50,14 @@ def node_issues(expected: Expected, *, clock: Callable[[], float] = time.time, r
     issues += _mount_issues(expected.mounted, root)
     issues += _device_issues(expected, root)
     return issues
+
+
+def _private_issues(folder: Path) -> list[str]:
+    try:
+        private_folder(folder)
+    except OSError as error:
+        return [f"{folder} cannot be used: {error}. Name another backend.scratch_folder"]
+    return []
 
 
 def _write_issue(folder: Path) -> str:

@@ -25,7 +25,7 @@ export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-2-70b-smp-20261128-040000-ab12/att
 export PYTHONPATH=/opt/sm_llm
 export SM_LLM_SLURM_DEVICES=nvidia:8
 export FI_PROVIDER=efa
-# Names in the processes' common store hold it, so that no other job can write there.
+# Signs entries in the processes' common store: what another job writes there is refused.
 SM_LLM_STORE_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export SM_LLM_STORE_SECRET
 

@@ -30,7 +30,7 @@ export SM_LLM_SLURM_DEVICES=nvidia:8
 export FI_PROVIDER=efa
 export NCCL_DEBUG=INFO
 export NOTE="two words"
-# Names in the processes' common store hold it, so that no other job can write there.
+# Signs entries in the processes' common store: what another job writes there is refused.
 SM_LLM_STORE_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export SM_LLM_STORE_SECRET
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -28,7 +29,14 @@ def machine(tmp_path: Path) -> Path:
 
 
 def expected(folder: Path, **more: object) -> Expected:
-    fields = {"writable": [folder], "scratch": folder, "devices": "nvidia", "device_count": 2, **more}
+    fields = {
+        "private": folder / "own",
+        "writable": [folder],
+        "scratch": folder,
+        "devices": "nvidia",
+        "device_count": 2,
+        **more,
+    }
     return Expected(**fields)  # type: ignore[arg-type]
 
 
@@ -68,3 +76,20 @@ def test_everything_at_once(machine: Path, tmp_path: Path) -> None:
     bad = expected(tmp_path, device_count=8, mounted=[machine / "elsewhere"])
     assert len(node_issues(bad, root=machine)) == 2
     assert preflight.CLOCK_SECONDS < 900, "S3 refuses requests that are 15 minutes off"
+
+
+def test_s16_a_folder_that_somebody_else_made_is_refused(machine: Path, tmp_path: Path) -> None:
+    """Its owner could put folders of their own in the place of the program's and the checkpoints'."""
+    own = tmp_path / "own"
+    own.mkdir()
+    own.chmod(0o777)
+    assert node_issues(expected(tmp_path, writable=[tmp_path, own / "run"]), root=machine) == []
+    assert own.stat().st_mode & 0o777 == 0o700
+    if os.geteuid():
+        pytest.skip("only root gives folders to other users")
+    shutil.rmtree(own)
+    own.mkdir()
+    os.chown(own, 54_321, 54_321)
+    (found,) = node_issues(expected(tmp_path, writable=[tmp_path, own / "run"]), root=machine)
+    assert "belongs to another user (number 54321). Name another backend.scratch_folder" in found
+    assert not (own / "run").exists()

@@ -120,7 +120,8 @@ def _options(job: JobFile, options: SlurmOptions, target: SlurmTarget, paths: Cl
 
 def _environment(job: JobFile, target: SlurmTarget, paths: ClusterPaths, code: str) -> list[tuple[str, str]]:
     own = dict(job.spec.environment)
-    path = own.pop("PYTHONPATH", "")
+    # An empty entry would be whatever folder a process works in.
+    path = ":".join(it for it in own.pop("PYTHONPATH", "").split(":") if it)
     ours = {
         JOB_ENVIRONMENT: paths.job_file(job.run_id, job.attempt),
         "PYTHONPATH": f"{code}:{path}" if path else code,  # first, so that the bundle is what runs
