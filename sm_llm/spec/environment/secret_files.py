@@ -58,7 +58,7 @@ _TRACKER_FOLDERS = (".mlflow", "wandb", ".databricks", ".config")
 
 
 _KEY = re.compile(
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:\s|\\[nr]|#)*[A-Za-z0-9+/=]{8,}"
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?:[\s\x22',#]|\\[nr])*[A-Za-z0-9+/=]{8,}"
     r"|PuTTY-User-Key-File-[0-9]:|AGE-SECRET-KEY-1[0-9A-Z]{20,}|^---- BEGIN SSH2 ENCRYPTED PRIVATE KEY ----",
     re.MULTILINE,
 )

@@ -327,6 +327,7 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
         ("wire.txt", "[Interface]\nPrivateKey = plantedaB3aB3=\n"),
         ("users.txt", "me:$apr1$planted$aB3\n"),
         ("hook.yaml", "url: https://hooks.slack.com/services/T0/B0/plantedaB3aB3aB3\n"),
+        ("key.ipynb", '{"source": ["-----BEGIN RSA PRIVATE KEY-----\\n", "MIIEowIBAAKCAQEAplanted-aB3\\n"]}'),
         ("note.ipynb", '{"source": ["!pip install git+https://me:planted-aB3@host/x"]}'),
         ("environ.ipynb", '{"source": ["os.environ[\\"WANDB_API_KEY\\"] = \\"planted-aB3-aB3\\""]}'),
         ("key.sh", 'export K="' + KEY + '"\n'),
