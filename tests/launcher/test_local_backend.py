@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -169,6 +170,24 @@ def test_staging_numbers_the_next_attempt_and_keeps_the_records_digest(tmp_path:
     record = record.with_attempt(Attempt(number=1, native_id="1", started=1.0))
     job = stage(it, FolderHome(tmp_path), record).job
     assert (job.run_id, job.attempt, job.spec_digest, job.run_uri) == ("job-1", 2, "digest", str(tmp_path))
+
+
+@pytest.mark.parametrize(("asked", "is_kept"), [("true", True), ("false", False)])
+def test_a_user_may_keep_the_git_diff_out_of_records(
+    asked: str, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sm_llm.launcher.stage import new_record
+
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@y", "commit", "-qm", "x"]):
+        (tmp_path / "train.py").write_text("rate = 1\n")
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    (tmp_path / "train.py").write_text("rate = 2\n")
+    monkeypatch.setenv("SM_LLM_RECORD_GIT_DIFF", asked)
+    (it,) = plan(JOB)
+    found = new_record("job-1", it.job, "digest", {}, [], created=1.0, folder=tmp_path).git
+    assert found is not None
+    assert ("+rate = 2" in found.diff) is is_kept
+    assert bool(found.diff) is is_kept
 
 
 def test_channel_names() -> None:

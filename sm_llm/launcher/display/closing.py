@@ -74,6 +74,13 @@ def _next(run: RunHandle, status: Status) -> str:
         text = f"the same command continues {newest}, and so does: {resume}" if is_as_launched else ""
         text = text or f"continue {newest}, with: {resume}"
         return once + text if once else text[0].upper() + text[1:]
+    from sm_llm.runs.events.events import read_events
+    from sm_llm.runs.events.published import CheckpointPublished
+
+    if any(event["kind"] == CheckpointPublished.kind for event in read_events(run.job.events)):
+        # Not "from its beginning": the worker refuses that while a published checkpoint is missing.
+        anew = f"sm-llm rerun {quoted(run.uri)}"
+        return f"It has published checkpoints, and its storage shows none. Bring ckpt/ back, or begin anew with: {anew}"
     if is_as_launched:
         return "It has no checkpoint yet: the same command starts it from its beginning."
     return f"It has no checkpoint yet. Begin anew with: sm-llm rerun {quoted(run.uri)}"
