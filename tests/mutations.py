@@ -82,7 +82,7 @@ FAULTS = (
     ),
     Fault(
         "contract/hosts.py",
-        'sorted(value["hosts"], key=_numeric)',
+        'sorted(value["hosts"], key=numeric)',
         'sorted(value["hosts"])',
         "contract/test_hosts.py",
         "algo-10 comes before algo-2",

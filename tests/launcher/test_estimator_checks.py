@@ -275,6 +275,7 @@ def test_S12_12_inputs_of_fit_are_inputs_of_the_job_and_of_its_record(
         assert f"data       {place} (rows of 16 tokens)" in capsys.readouterr().err
         key = est.run_uri.removeprefix(f"s3://{BUCKET}/")
         record = json.loads(boto3.client("s3").get_object(Bucket=BUCKET, Key=f"{key}/run.json")["Body"].read())
-        assert record["spec"]["inputs"]["corpus"] in (place, {"uri": place, "mode": "File"})
+        corpus = record["spec"]["inputs"]["corpus"]
+        assert corpus == place or (corpus["uri"], corpus["mode"]) == (place, "File")
         assert est.submission.job.channels == {"corpus": place}
         assert {it["Key"]: it["Value"] for it in calls[-1][1]["Tags"]}["sm_llm:run"] == est.run_uri

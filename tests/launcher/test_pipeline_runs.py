@@ -145,7 +145,7 @@ def test_steps_are_cached_and_what_follows_reads_what_exists(
         text = f"document {number} says hello to the world, over and over again. " * 5
         s3_server.client.put_object(Bucket=bucket, Key=f"text/{number}.txt", Body=text.encode())
     variables = {"Steps": "steps.train.task.max_steps"}
-    register = Register("train", "models", "serve:1")
+    register = Register("train", "models", "111122223333.dkr.ecr.us-east-1.amazonaws.com/serve:1")
     found = definition(workflow(bucket), variables=variables, register=register)
     pipelines._store(found)
     interpreter = Interpreter(tmp_path, {})

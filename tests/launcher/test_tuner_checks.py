@@ -68,8 +68,8 @@ def test_C8_values_are_tried_together_with_the_other_ranges_and_what_is_set(call
     refused(lambda: tuned(floor | low).fit(wait=False), "task.optim.min_learning_rate: the floor is above")
     given = estimator(job(), hyperparameters={"task.optim.learning_rate": 1e-4})
     refused(lambda: tuned(floor, est=given).fit(wait=False), "hyperparameter_ranges.task.optim.min_learning_rate")
-    many = {f"task.optim.{name}": ContinuousParameter(0.1, 0.2) for name in ("weight_decay", "decay_fraction", "eps")}
-    many |= {"task.optim.plateau_factor": ContinuousParameter(0.1, 0.2), "task.seed": IntegerParameter(1, 2)}
+    many = {f"task.optim.{name}": ContinuousParameter(0.1, 0.2) for name in ("weight_decay", "max_grad_norm", "eps")}
+    many |= {"task.optim.warmup_fraction": ContinuousParameter(0.1, 0.2), "task.seed": IntegerParameter(1, 2)}
     tuned(many).fit(wait=False)
     refused(lambda: tuned(many | {"task.max_steps": ContinuousParameter(5, 9)}).fit(wait=False), "task.max_steps")
     assert len(calls) == 2

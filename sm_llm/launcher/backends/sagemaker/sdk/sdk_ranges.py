@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import applied
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, PlanError, SpecError
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, value_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import hyperparameter_issues, is_variable, shown
 from sm_llm.launcher.planning.planner import load_whole, plan_loaded
@@ -71,7 +71,10 @@ def _effect_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str
     for name, value in ranges.items():
         # One value stands for the whole range: whether the job reads a setting does not depend on its value.
         texts = {key: json.dumps(it) for key, it in {**given, name: _tried(value)[-1]}.items() if not is_variable(it)}
-        (changed,) = plan_loaded(load_whole(estimator.plan.job, applied(estimator.submission.job, texts)[1]))
+        try:
+            (changed,) = plan_loaded(load_whole(estimator.plan.job, applied(estimator.submission.job, texts)[1]))
+        except (SpecError, PlanError):
+            continue  # it may fit beside the other ranges alone; those are tried together elsewhere
         for found in changed.issues:
             if found.code.endswith(_UNREAD) and found.path == name:
                 where = f"hyperparameter_ranges.{name}"
