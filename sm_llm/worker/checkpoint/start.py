@@ -127,6 +127,9 @@ class Starter:
             self._context.notice(f"{error}\nStarting from scratch all the same, as start: scratch asks", "warning")
             self._set_aside(lambda label: retire_damaged(self._store, None, run_id=run_id, label=label))
             return None
+        # Asked of all before they part ways: a process that sees no checkpoint where another does must not wait in a
+        # collective that the other does not enter.
+        is_seen = any(self._control.gather(restored is not None))
         if restored is not None:
             if step is not None:
                 # Slots of later steps are taken: they are freed, or this attempt could not publish those steps again.
@@ -135,7 +138,7 @@ class Starter:
         if resume is not None:
             which = "any checkpoint" if step is None else f"a checkpoint of step {step}"
             raise CheckpointError(f"asked to resume, but {self._store.uri} does not have {which} of {run_id}")
-        if self._task.start != "scratch":
+        if self._task.start != "scratch" and not is_seen:
             refuse_to_forget(self._context, self._store, self._control.gather, anew="task.start=scratch")
         return None
 
