@@ -316,7 +316,7 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
         ("other.conf", "[global]\nindex-url = https://me:planted-aB3@host/simple\n"),
         ("db.ini", "url = postgres://u:planted-aB3@h/d\n"),
         ("docker.json", '{"auths": {"https://h/": {"auth": "planted' + 'aB3aB3=="}}}'),
-        ("npm.conf", "//registry.npmjs.org/:_authToken=planted-aB3-aB3\n"),
+        ("npm.conf", "//packages.example/:_authToken=planted-aB3-aB3\n"),
         ("net.txt", "machine api.wandb.ai\n  login user\n  password planted-aB3\n"),
         ("app.ini", "[db]\npassword = planted-aB3-aB3\n"),
         ("run.sh", "export WANDB_API_KEY=plantedaB3aB3\n"),
