@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
+from sm_llm import optional
 from sm_llm.errors import RunFailed
 from sm_llm.worker.strategies.device import CpuDevice
 from sm_llm.worker.strategies.fsdp import float8
@@ -50,9 +49,6 @@ def test_a_gpu_without_fp8_is_named() -> None:
 
 
 def test_the_package_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_found(_: Any) -> None:
-        return None
-
-    monkeypatch.setattr(float8.importlib.util, "find_spec", not_found)
-    with pytest.raises(RunFailed, match=r"torchao.*sm_llm\[fp8\]"):
+    monkeypatch.setattr(optional, "is_installed", lambda module: module != "torchao")
+    with pytest.raises(RunFailed, match=r"torchao is not installed.*sm_llm\[fp8\]"):
         float8.assert_float8(CpuDevice())

@@ -6,11 +6,11 @@ in e5m2. The output head, norms, attention and the optimiser do not see fp8, and
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
+from sm_llm.optional import missing
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +24,8 @@ _PACKAGE = "torchao"
 
 def assert_float8(device: Device) -> None:
     """Raise ``RunFailed`` where torchao is not installed, or a GPU has no fp8 tensor cores."""
-    if importlib.util.find_spec(_PACKAGE) is None:
-        raise RunFailed(
-            "task.precision.compute: fp8 needs the package torchao, which is not installed here. Add it to "
-            "requirements.txt, or install sm_llm[fp8]"
-        )
+    if (lack := missing(_PACKAGE)) is not None:
+        raise RunFailed(f"task.precision.compute: fp8 is computed by torchao: {lack}, or add it to requirements.txt")
     if device.type != "cpu" and not device.computes_fp8():
         raise RunFailed(
             f"task.precision.compute: {device.name} computes no fp8; GPUs do since compute capability 8.9 (Ada, "

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from sm_llm.errors import RunFailed
 from sm_llm.models.families.registry import family
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
@@ -110,8 +111,8 @@ class FsdpStrategy:
         for number, (parent, name) in enumerate(decoder_layers(self._model, config)):
             own = parent.get_submodule(name)
             # Innermost: what wraps the layer must see the modules that compute.
-            if self._in_float8:
-                compute_in_float8(own, emulate=self.device.type == "cpu")
+            if self._in_float8 and not compute_in_float8(own, emulate=self.device.type == "cpu"):
+                raise RunFailed(f"task.precision.compute: no product of {names[id(own)]} fits fp8. Use bf16")
             layer = wrap_layer(own, number, self._spec, keep_rng=keep_rng)
             parent.register_module(name, layer)
             layers.append(layer)
