@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _BUDGET = 0.7
-_FP8_TOKENS = 16
-"""The fp8 products of the backward pass take multiples of this as the number of tokens (torch._scaled_mm)."""
+FP8_UNIT = 16
+"""Sizes of a product of ``torch._scaled_mm`` are multiples of this: of its matrices, and of its tokens."""
 
 
 class FsdpSpec(StrategySpec):
@@ -175,13 +175,13 @@ def _fp8_issues(spec: FsdpSpec, training: TrainingFacts) -> Iterator[Issue]:
             "Use bf16, or tensor_parallel_degree 1",
         )
     tokens = training.micro_batch_size * training.seq_length // spec.context_parallel_degree
-    if tokens % _FP8_TOKENS:
+    if tokens % FP8_UNIT:
         yield Issue(
             "fp8-tokens-not-divisible",
             "task.data.seq_length",
-            f"fp8 takes micro-batches of a multiple of {_FP8_TOKENS} tokens a GPU, and this makes {tokens}",
+            f"fp8 takes micro-batches of a multiple of {FP8_UNIT} tokens a GPU, and this makes {tokens}",
             training.seq_length,
-            f"Use a multiple of {_FP8_TOKENS}",
+            f"Use a multiple of {FP8_UNIT}",
         )
 
 

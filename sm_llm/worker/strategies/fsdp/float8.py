@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
 from sm_llm.optional import missing
+from sm_llm.spec.parallelism.fsdp import FP8_UNIT
 
 if TYPE_CHECKING:
     import torch
 
     from sm_llm.worker.strategies.device import Device
 
-UNIT = 16
-"""Sizes of a product of ``torch._scaled_mm`` are multiples of this."""
 _PACKAGE = "torchao"
 
 
@@ -49,4 +48,4 @@ def compute_in_float8(layer: torch.nn.Module, *, emulate: bool) -> int:
 
 def _fits(module: torch.nn.Module, _: str) -> bool:
     sizes: tuple[Any, ...] = (module.in_features, module.out_features)
-    return all(size % UNIT == 0 for size in sizes)
+    return all(size % FP8_UNIT == 0 for size in sizes)
