@@ -155,7 +155,7 @@ def test_a_workflow_may_register_by_itself_but_not_twice() -> None:
         ({"X": "steps.other.task.max_steps"}, "names no field"),
         ({"X": "steps.train.task.max_tokens"}, "has no default"),
         ({"X": "steps.train.compute.instance_count"}, "names no field"),
-        ({"X": "steps.trian.task.max_steps"}, "Did you mean train"),
+        ({"X": "steps.trian.task.max_steps"}, r"no such step .* Did you mean steps\.train\?"),
         ({"X": "steps.train.task.max_step"}, "no such field .* Did you mean max_steps"),
         ({"My Var!": "steps.train.task.max_steps"}, "letters, digits, hyphens and underscores"),
         ({"A": "steps.train.task.max_steps", "B": "steps.train.task.max_steps"}, "changes what A changes"),
