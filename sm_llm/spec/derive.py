@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, SpecError
@@ -50,7 +51,7 @@ def derive_task(task: TrainTask, world_size: int, rows: int | None = None, *, no
     """
     if rows is None and isinstance(task.data, SyntheticData):
         rows = task.data.rows
-    return derive(
+    return _derived(
         world_size=world_size,
         data_parallel_degree=task.parallelism.layout(world_size, node_size).data,
         micro_batch_size=task.micro_batch_size,
@@ -118,6 +119,10 @@ def derive(
         checkpoint_every=_interval(checkpoint_every, steps),
         validation_every=_interval(validation_every, steps),
     )
+
+
+# The checks of a specification and its plan ask for the same numbers one after the other.
+_derived = lru_cache(maxsize=64)(derive)
 
 
 def _total_steps(

@@ -11,11 +11,12 @@ import pytest
 
 from sm_llm import launch
 from sm_llm.launcher.backends.local.backend import LocalBackend
-from sm_llm.launcher.backends.sagemaker import target
-from sm_llm.launcher.backends.sagemaker.request import capacity, settings
+from sm_llm.launcher.backends.sagemaker import decisions
+from sm_llm.launcher.backends.sagemaker.request import capacity, request, settings
 from sm_llm.launcher.backends.sagemaker.request import distribution as starting
 from sm_llm.launcher.images import images
 from sm_llm.launcher.planning import planner
+from sm_llm.spec import derive
 from tests.cli.test_typed_faults import said
 
 if TYPE_CHECKING:
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 DECISIONS = {
     "plan": planner.plan_job,
-    "decisions": target.decide,
+    "decisions": decisions.decide,
     "settings": settings.settings,
     "distribution": starting.distribution,
     "image": images.choose,
     "time limit": capacity.time_limit,
+    "request": request.training_job,
 }
+NUMBERS = {"derived numbers": derive.derive}
 ACCOUNT = ("backend.role=arn:aws:iam::123456789012:role/x", "backend.region=us-east-1", "storage=s3://bucket-x/x")
 
 
@@ -53,19 +56,20 @@ def calls(functions: dict[str, Any]) -> Iterator[Counter[str]]:
 def account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    derive._derived.cache_clear()
 
 
 def test_a_dry_run_decides_everything_once() -> None:
-    with calls(DECISIONS) as found:
+    with calls(DECISIONS | NUMBERS) as found:
         launch("llama-2-7b-fsdp", *ACCOUNT, dry_run=True)
-    assert found == dict.fromkeys(DECISIONS, 1)
+    assert found == dict.fromkeys(DECISIONS | NUMBERS, 1)
 
 
 def test_so_does_the_command_that_prints_it(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    with calls(DECISIONS) as found:
+    with calls(DECISIONS | NUMBERS) as found:
         code, _ = said(monkeypatch, capsys, "fit", "llama-2-7b-fsdp", *ACCOUNT, "--dry-run")
     assert code == 0
-    assert found == dict.fromkeys(DECISIONS, 1)
+    assert found == dict.fromkeys(DECISIONS | NUMBERS, 1)
 
 
 def test_every_step_of_a_pipeline_is_decided_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from sm_llm.errors import warning
-from sm_llm.launcher.backends.sagemaker.target import SageMakerTarget
+from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
 from sm_llm.launcher.display.report import plan_table, status_table
 from sm_llm.launcher.observe.metrics import Summary
 from sm_llm.launcher.observe.status import Status

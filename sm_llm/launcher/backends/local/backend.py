@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backends.sagemaker.target import SageMakerTarget
+    from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_home import RunHome
@@ -226,7 +226,7 @@ class LocalBackend:
 def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Issue, ...]]:
     """What SageMaker would give the job, and why it would give nothing."""
     from sm_llm.launcher.backends.local.rehearsal import as_training_job
-    from sm_llm.launcher.backends.sagemaker.target import decide
+    from sm_llm.launcher.backends.sagemaker.decisions import decide
 
     decided = decide(replace(plan, job=as_training_job(plan.job)))
     return decided.target, decided.issues

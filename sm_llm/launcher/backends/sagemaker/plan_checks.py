@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.errors import Issue, warning
+from sm_llm.launcher.backends.sagemaker.decisions import decide
 from sm_llm.launcher.backends.sagemaker.request.addresses import address_warnings, place_issues, place_warnings
 from sm_llm.launcher.backends.sagemaker.request.capacity import (
     QUOTA_SECONDS,
@@ -18,7 +19,7 @@ from sm_llm.launcher.backends.sagemaker.request.capacity import (
     volume_warnings,
 )
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, request_issues
-from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, training_job
+from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, placed
 from sm_llm.launcher.backends.sagemaker.request.rules import (
     account_issues,
     job_issues,
@@ -27,7 +28,6 @@ from sm_llm.launcher.backends.sagemaker.request.rules import (
     unusable_issues,
     unusable_warnings,
 )
-from sm_llm.launcher.backends.sagemaker.target import decide
 from sm_llm.launcher.images import images
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.spec.tasks import ScriptTask
@@ -37,7 +37,8 @@ from sm_llm.terminal import duration
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sm_llm.launcher.backends.sagemaker.target import Decisions, SageMakerTarget
+    from sm_llm.launcher.backends.sagemaker.decisions import Decisions
+    from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
     from sm_llm.launcher.images.images import Image
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec
@@ -91,11 +92,8 @@ def check_unusable_settings(it: Decided) -> Iterator[Issue]:
 def check_request_limits(it: Decided) -> Iterator[Issue]:
     """What the service's own limits refuse of the request."""
     job, assumed = it.plan.job, it.decisions.assumed
-    if assumed is None:
-        return
-    kind = job.compute.instance_type or ""  # its absence is an issue that is reported
-    shown = job.model_copy(update={"compute": job.compute.model_copy(update={"instance_type": kind})})
-    yield from request_issues(training_job(shown, assumed, _stand_in(shown)))
+    if assumed is not None:
+        yield from request_issues(placed(job, assumed, _stand_in(job)))
 
 
 def check_model_on_instance(it: Decided) -> Iterator[Issue]:

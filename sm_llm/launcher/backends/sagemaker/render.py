@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.launcher.backends.base import Submission
-from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, mounted, seen_from_inside, training_job
-from sm_llm.launcher.backends.sagemaker.target import SageMakerTarget
+from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, mounted, placed, seen_from_inside
+from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
 from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.launcher.images.images import line_of, lock_text
 from sm_llm.runs.run_paths import JOB_FILE
@@ -45,7 +45,7 @@ def render(plan: Plan, job: JobFile) -> Submission:
         given.code_uri: bundle.archive,
         f"{given.job_folder}{JOB_FILE}": inside.model_dump_json(indent=2).encode() + b"\n",
     }
-    return Submission("sagemaker", inside, training_job(spec, target, given), uploads)
+    return Submission("sagemaker", inside, placed(spec, target, given), uploads)
 
 
 def code_folder(job: JobSpec) -> str:

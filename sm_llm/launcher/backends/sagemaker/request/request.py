@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.sagemaker.request.capacity import TimeLimit
     from sm_llm.launcher.backends.sagemaker.request.settings import Settings
-    from sm_llm.launcher.backends.sagemaker.target import SageMakerTarget
+    from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
     from sm_llm.spec.job import JobSpec
 
 
@@ -189,25 +190,36 @@ class RunPlace:
     """The folder in S3 that holds job.json."""
 
 
-def training_job(job: JobSpec, target: SageMakerTarget, given: RunPlace) -> dict[str, Any]:
-    """The request. Equal inputs give equal requests; nothing is decided here."""
+def training_job(job: JobSpec, target: SageMakerTarget) -> dict[str, Any]:
+    """What every run of the job sends alike: the request without names, addresses and inputs, which ``placed`` adds."""
     options, settings = SageMakerOptions.of(job), target.settings
-    name = job_name(given.run_id, given.attempt, options.base_job_name)
     request: dict[str, Any] = {
-        "TrainingJobName": name,
         "RoleArn": settings.role,
         "AlgorithmSpecification": _algorithm(options, target),
-        "InputDataConfig": channels(job, given.job_folder),
-        "OutputDataConfig": _output(given, settings),
         "ResourceConfig": _resources(job, options, settings),
         "StoppingCondition": _stopping(target.limit),
-        "HyperParameters": _hyperparameters(job, target, given, name),
-        "Tags": _tags(job, options, settings, given),
         # The worker profiles by itself (task.logging.profile).
         "ProfilerConfig": {"DisableProfiler": True},
     }
     variables = _environment(job, options, target)
     return request | ({"Environment": variables} if variables else {}) | _switches(options, settings)
+
+
+def placed(job: JobSpec, target: SageMakerTarget, given: RunPlace) -> dict[str, Any]:
+    """The whole request of an attempt. Equal inputs give equal requests; nothing is decided here.
+
+    ``job`` is that of ``target``, with the places of its inputs as they are known by now.
+    """
+    options, settings = SageMakerOptions.of(job), target.settings
+    name = job_name(given.run_id, given.attempt, options.base_job_name)
+    return {
+        **copy.deepcopy(target.request),
+        "TrainingJobName": name,
+        "InputDataConfig": channels(job, given.job_folder),
+        "OutputDataConfig": _output(given, settings),
+        "HyperParameters": _hyperparameters(job, target, given, name),
+        "Tags": _tags(job, options, settings, given),
+    }
 
 
 def _environment(job: JobSpec, options: SageMakerOptions, target: SageMakerTarget) -> dict[str, str]:
@@ -241,7 +253,8 @@ def _resources(job: JobSpec, options: SageMakerOptions, settings: Settings) -> d
             for it in options.instance_groups
         ]
     else:
-        resources |= {"InstanceType": compute.instance_type, "InstanceCount": compute.instance_count}
+        # Its absence is an issue that is reported; the rest of the request is checked all the same.
+        resources |= {"InstanceType": compute.instance_type or "", "InstanceCount": compute.instance_count}
     optional = {
         "VolumeKmsKeyId": settings.volume_kms_key_id,
         "KeepAlivePeriodInSeconds": options.keep_alive_period_in_seconds,

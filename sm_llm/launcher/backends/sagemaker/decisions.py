@@ -1,4 +1,4 @@
-"""What is decided for a training job before its request is formatted: account, image, time, processes."""
+"""Decides what a training job gets before its request is formatted: account, image, time, processes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.request.capacity import TimeLimit, time_limit
-from sm_llm.launcher.backends.sagemaker.request.distribution import Distribution, distribution
+from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
+from sm_llm.launcher.backends.sagemaker.request.request import training_job
 from sm_llm.launcher.backends.sagemaker.request.settings import Settings, setting_issues, settings
+from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.images import images
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks
-from sm_llm.terminal import duration
 
 if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
@@ -24,44 +25,6 @@ _ANY_ROLE = "arn:aws:iam::123456789012:role/any"
 _ANY_REGION = "us-east-1"
 _MASTER_PORT = "7777"
 """The training toolkit's own."""
-
-
-@dataclass(frozen=True)
-class SageMakerTarget:
-    """Everything that a request takes from outside the job's own fields."""
-
-    settings: Settings
-    image_uri: str
-    image: images.Image | None
-    """The row of the table of images; None where the specification names an address."""
-    is_stock: bool
-    """Whether what the image lacks is installed on every node."""
-    limit: TimeLimit
-    distribution: Distribution
-    command: tuple[tuple[str, ...], ...]
-    program: SourceTree | None = None
-    """The files of the user's program, where they are on this machine."""
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """The decisions in words."""
-        limit = self.limit
-        wait = f", waiting included {duration(limit.max_wait)}" if limit.max_wait is not None else ""
-        facts = {
-            "image": self.image_uri,
-            "image mode": "stock (what it lacks is installed once per node)" if self.is_stock else "built",
-            "time limit": f"{duration(limit.max_run)}{wait} ({limit.reason})",
-            "role": str(self.settings.role),
-            "region": str(self.settings.region),
-        }
-        if self.image is not None and self.image.note:
-            facts["image note"] = self.image.note
-        if self.image is not None and self.image.patched_until is not None:
-            facts["image patches"] = f"until {self.image.patched_until} (table of {images.TABLE_DATE})"
-        if self.program is not None:
-            out = f", {len(self.program.left_out)} entries left out" if self.program.left_out else ""
-            facts["program"] = f"{len(self.program.files)} files, {self.program.bytes / 1e6:.1f} MB{out}"
-        return facts | {f"{name} from": origin for name, origin in self.settings.origins.items()}
 
 
 @dataclass(frozen=True)
@@ -102,6 +65,7 @@ def decide(plan: Plan) -> Decisions:
         command=_command(job),
         program=program,
     )
+    assumed = replace(assumed, request=training_job(job, assumed))
     if isinstance(limit, Issue):
         issues.append(limit)
     # The stand-ins of the assumed target must never reach a request.
