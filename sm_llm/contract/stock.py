@@ -16,14 +16,14 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sm_llm.contract.image_packages import LOCK_FILE, WHEELHOUSE
 from sm_llm.errors import StorageError
 from sm_llm.owned import PRIVATE, opener, temporary_folder
 from sm_llm.storage.names import usable
 from sm_llm.storage.s3.listing import object_pages
-from sm_llm.storage.s3.listing_text import FAULT, ROOTS, text_fault
+from sm_llm.storage.s3.listing_text import note_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -122,7 +122,7 @@ def download_wheels(uri: str, folder: Path) -> None:
     prefix = f"{prefix.rstrip('/')}/"
     try:
         client = boto3.client("s3")
-        client.meta.events.register("after-call.s3.ListObjectsV2", _note_fault)
+        note_faults(client)
         pages = object_pages(client, bucket, prefix)
         keys = [it["Key"].removeprefix(prefix) for page in pages for it in page.get("Contents") or ()]
         for name in usable((it for it in keys if it.endswith(".whl")), uri):
@@ -132,9 +132,3 @@ def download_wheels(uri: str, folder: Path) -> None:
             client.download_file(bucket, prefix + name, str(target))
     except (StorageError, Boto3Error, BotoCoreError, ClientError) as error:
         raise SystemExit(f"sm_llm: cannot bring the wheels of backend.wheelhouse={uri}: {error}") from None
-
-
-def _note_fault(http_response: Any, parsed: dict[str, Any], **_: object) -> None:
-    # After the call: the botocore of an old image has no event before it parses. Errors of S3 are left to botocore.
-    fault = text_fault(http_response.content, ROOTS["ListObjectsV2"]) if http_response.status_code < 300 else ""
-    parsed[FAULT] = fault

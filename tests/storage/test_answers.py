@@ -265,6 +265,18 @@ def test_I2_a_page_of_somebody_else_is_neither_an_object_nor_a_receipt(
         uses(tmp_path)[use](store)
 
 
+def test_I2_an_answer_that_the_sdk_cannot_read_proves_no_deletion(
+    scripted: Scripted, store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refused keys stand in it, in an encoding that S3 does not use."""
+    monkeypatch.setattr(listing, "_FIRST_PAUSE_SECONDS", 0.0)
+    error = "<Error><Key>runs/a</Key><Code>AccessDenied</Code><Message>n\xf3n</Message></Error>"
+    scripted.body = f'<?xml version="1.0" encoding="latin-1"?><DeleteResult>{error}</DeleteResult>'.encode("latin-1")
+    scripted.headers = {"Content-Length": str(len(scripted.body))}
+    with pytest.raises(StorageError, match="it is not UTF-8"):
+        store.delete(["a"])
+
+
 @pytest.mark.parametrize("use", ["put", "swap"])
 def test_I2_a_receipt_for_other_bytes_is_an_error(scripted: Scripted, store: S3Store, tmp_path: Path, use: str) -> None:
     scripted.headers |= {"x-amz-checksum-crc64nvme": "AAAAAAAAAAA=", "Content-Length": "0"}

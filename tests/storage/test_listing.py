@@ -135,14 +135,17 @@ def scripted() -> Iterator[Scripted]:
         def log_message(self, *_: Any) -> None:
             pass
 
-        def do_GET(self) -> None:
+        def _answer(self) -> None:
             script.requests.append(self.path)
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             body = (script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/xml")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        do_GET = do_POST = _answer
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     script.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
@@ -157,8 +160,7 @@ def scripted() -> Iterator[Scripted]:
 @pytest.fixture
 def store(scripted: Scripted, aws_environment: None, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     monkeypatch.setattr(listing, "_FIRST_PAUSE_SECONDS", 0.0)
-    retries = {"retries": {"mode": "standard", "total_max_attempts": 2}}  # of the SDK, of what is no XML at all
-    return S3Store("bkt", "runs", S3Options(endpoint_url=scripted.endpoint), retries)
+    return S3Store("bkt", "runs", S3Options(endpoint_url=scripted.endpoint))
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -171,7 +173,35 @@ def test_I7_s01_an_answer_that_is_no_whole_listing_is_an_error(scripted: Scripte
         scripted.requests.clear()
         with pytest.raises(StorageError, match="s3://bkt/runs: cannot list ''"):
             ask()
-        assert len(scripted.requests) >= 2
+        assert len(scripted.requests) == listing.TRIES
+
+
+@pytest.mark.parametrize(
+    ("body", "seen"),
+    [
+        (MALFORMED["a page of HTML"], "and begins with '<!DOCTYPE html><html><body>Please log in"),
+        ('{"message": "Please log in"}', 'and begins with \'{"message": "Please log in"}\''),
+        (MALFORMED["half of it"], "it is not XML"),
+        (MALFORMED["nothing"], "it is empty"),
+        ("http://u:planted-pw@host/", "[hidden]@host"),
+        ("<Error><Code>SlowDown</Code><Message>Reduce your rate</Message></Error>", "SlowDown Reduce your rate"),
+    ],
+)
+@pytest.mark.parametrize("use", ["list", "delete", "abort"])
+def test_I7_an_error_names_what_came_instead_of_an_answer(
+    scripted: Scripted, store: S3Store, use: str, body: str, seen: str
+) -> None:
+    """The SDK reports an answer that is not XML as "500 Internal Server Error"."""
+    twice = {"retries": {"mode": "standard", "total_max_attempts": 2}}
+    store, scripted.answers = S3Store("bkt", "runs", store.options, twice), [body]
+    uses: dict[str, Callable[[], object]] = {
+        "list": lambda: store.list(""), "delete": lambda: store.delete(["a"]),
+        "abort": lambda: store.abort_unfinished(0),
+    }  # fmt: skip
+    with pytest.raises(StorageError, match=re.escape(seen)) as caught:
+        uses[use]()
+    assert not re.search("Internal Server Error|planted", str(caught.value))
+    assert len(scripted.requests) == (2 if "Reduce" in body else listing.TRIES)
 
 
 @pytest.mark.parametrize("name", MALFORMED)

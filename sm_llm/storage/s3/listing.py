@@ -25,7 +25,7 @@ MOST_PAGES = 10_000
 MOST_KEYS = 1000
 """Keys of one page."""
 TRIES = 4
-"""Requests for one page, while its answers are not whole."""
+"""Requests for one page or deletion, while its answers are not whole."""
 MOST_SECONDS = 3600.0
 """Of all pages of one listing together."""
 _FIRST_PAUSE_SECONDS = 0.2
@@ -42,9 +42,10 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
     held: set[str] = set()
     asked = {"Bucket": bucket, "Prefix": prefix, **request}
     for _ in _numbers("listing"):
-        page = _ask(
+        page = whole(
             partial(client.list_objects_v2, **asked),
             partial(_objects_fault, asked=asked, seen=seen, held=held),
+            "a listing",
         )
         yield page
         if not page["IsTruncated"]:
@@ -58,7 +59,7 @@ def object_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
 def first_objects(client: Any, bucket: str, prefix: str, count: int, **request: Any) -> Mapping[str, Any]:
     """One page of at most ``count`` keys that begin with ``prefix``, whole as in ``object_pages``."""
     asked = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": count, **request}
-    return _ask(partial(client.list_objects_v2, **asked), partial(_objects_fault, asked=asked))
+    return whole(partial(client.list_objects_v2, **asked), partial(_objects_fault, asked=asked), "a listing")
 
 
 def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Iterator[Mapping[str, Any]]:
@@ -66,9 +67,10 @@ def upload_pages(client: Any, bucket: str, prefix: str, **request: Any) -> Itera
     seen: set[tuple[str, str]] = set()
     markers: dict[str, str] = {}
     for _ in _numbers("listing of uploads"):
-        page = _ask(
+        page = whole(
             partial(client.list_multipart_uploads, Bucket=bucket, Prefix=prefix, **request, **markers),
             lambda page: _uploads_fault(page, bucket, prefix, seen),
+            "a listing",
         )
         yield page
         if not page["IsTruncated"]:
@@ -87,8 +89,10 @@ def _numbers(what: str) -> Iterator[int]:
     raise AnswerError(f"the {what} has more than {MOST_PAGES:,} pages")
 
 
-def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, Any]], str]) -> Mapping[str, Any]:
-    from botocore.exceptions import ClientError
+def whole(
+    ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, Any]], str], what: str
+) -> Mapping[str, Any]:
+    """The answer to a request that can be repeated. Raises ``AnswerError`` if none is whole, after several tries."""
     from botocore.parsers import ResponseParserError
 
     fault = ""
@@ -96,21 +100,17 @@ def _ask(ask: Callable[[], Mapping[str, Any]], fault_of: Callable[[Mapping[str, 
         if attempt:
             time.sleep(random.uniform(0.5, 1) * _FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         try:
-            page = ask()
-            # The raw text is checked first (``note_fault``): once parsed, a foreign body looks like an empty listing.
-            fault = page[FAULT] or fault_of(page)
+            answer = ask()
+            # The raw text is checked first (``note_faults``): once parsed, a foreign body looks like an empty listing.
+            fault = answer[FAULT] or fault_of(answer)
         except ResponseParserError as error:
             fault = f"it is not XML ({str(error)[:200]})"
         except (*NONSENSE, TypeError) as error:  # the last of an element that is there twice
             fault = f"it holds a value that makes no sense ({str(error)[:200]})"
-        except ClientError as error:
-            # Of an answer that is not XML at all the SDK makes an error of the server.
-            if not (fault := error.response.get(FAULT, "")):
-                raise
         if not fault:
-            return page
+            return answer
     raise AnswerError(
-        f"the store answered a listing {TRIES} times with something else: {fault}. Is a proxy in between, or the "
+        f"the store answered {what} {TRIES} times with something else: {fault}. Is a proxy in between, or the "
         "endpoint not an S3 store?"
     )
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 from xml.etree import ElementTree
 
+from sm_llm.redaction import redact
 from sm_llm.storage.base import LARGEST_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 FAULT = "ListingFault"
 """Under this name the SDK's parsed answer holds what is wrong with its text; "" if nothing is."""
@@ -39,6 +38,8 @@ _REFUSED = frozenset({"Code", "Message", "html", "body"})
 """Of errors and of pages; other elements that are unknown may be a store's own, as long as they hold nothing."""
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _TIME = re.compile(r"(?:19[7-9]|[2-9][0-9]{2})[0-9]-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?Z")
+_SHOWN = 60
+"""Characters of an answer that is something else, in the error: enough to recognise a page of a proxy."""
 _FORMS = {
     "IsTruncated": re.compile("true|false"),
     "EncodingType": re.compile("(?:url)?"),
@@ -54,14 +55,26 @@ _FORMS = {
 """Element -> what its text must look like, to the last character."""
 
 
-def note_fault(
-    operation_model: Any, response_dict: Mapping[str, object], customized_response_dict: dict[str, str], **_: object
+def note_faults(client: Any) -> None:
+    """From now on, what a client of the SDK returns for these operations names what is wrong with the answer's text."""
+    for operation, root in ROOTS.items():
+        # Not before it is parsed: the SDK's own handler of that event comes first, and hides the status.
+        client.meta.events.register(f"response-received.s3.{operation}", partial(_note_fault, root))
+
+
+def _note_fault(
+    root: str, response_dict: dict[str, Any] | None, parsed_response: dict[str, Any] | None, **_: object
 ) -> None:
-    """Add what is wrong with an answer's text to what the SDK makes of it. Errors of the store are left to the SDK."""
-    root, status, body = ROOTS.get(operation_model.name), response_dict["status_code"], response_dict["body"]
-    if root and isinstance(status, int) and 200 <= status < 300 and isinstance(body, bytes):
-        fault = f"its status is {status}" if status != 200 else text_fault(body, root)
-        customized_response_dict[FAULT] = fault
+    if response_dict is None or parsed_response is None or not 200 <= (status := response_dict["status_code"]) < 300:
+        return
+    # S3 may send an error with status 200: one that names its code is left to the SDK.
+    if (code := parsed_response.get("Error", {}).get("Code", "")) and not code.isdigit():
+        return
+    # Of what is not XML the SDK makes a server error of its own, which would be reported instead of what came.
+    unread = "it is not UTF-8" if parsed_response.pop("Error", None) else ""
+    parsed_response["ResponseMetadata"]["HTTPStatusCode"] = status
+    fault = f"its status is {status}" if status != 200 else text_fault(response_dict["body"], root)
+    parsed_response[FAULT] = fault or unread
 
 
 def text_fault(body: bytes, root: str) -> str:
@@ -70,7 +83,8 @@ def text_fault(body: bytes, root: str) -> str:
         tree = ElementTree.fromstring(body)
     # ``LookupError`` is raised for an encoding that Python does not know.
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        return f"it is not XML ({error})"
+        begin = redact(body[: 16 * _SHOWN].decode("utf-8", "replace"))[:_SHOWN]
+        return f"it is not XML ({error}), and begins with {begin!r}" if body.strip() else "it is empty"
     namespace, _, name = tree.tag.rpartition("}")
     if name != root or not _NAMESPACE.fullmatch(namespace.removeprefix("{")):
         return f"it is a {tree.tag!r}, expected a {root}"

@@ -8,14 +8,14 @@ import re
 import threading
 import time
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from sm_llm.errors import StorageError
 from sm_llm.optional import missing
 from sm_llm.storage.base import MissingObjectError, StoredObject
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_bytes
-from sm_llm.storage.s3.listing import first_objects, object_pages, upload_pages
-from sm_llm.storage.s3.listing_text import FAULT
+from sm_llm.storage.s3.listing import first_objects, object_pages, upload_pages, whole
 from sm_llm.storage.s3.s3_client import (
     AnswerError,
     code_of,
@@ -210,14 +210,14 @@ class S3Objects:
     def delete(self, keys: Iterable[str]) -> None:
         for batch in _batches(self.full_key(key) for key in keys):
             with told(self.uri, "delete", batch[0], self.needs("DeleteObject")):
-                answer = self.client.delete_objects(
+                request = partial(
+                    self.client.delete_objects,
                     Bucket=self.bucket,
                     Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True},
                     **self.options.owner,
                 )
                 # Status 200 proves nothing here: only a whole ``DeleteResult`` shows that the keys are gone.
-                if fault := answer[FAULT]:
-                    raise AnswerError(fault)
+                answer = whole(request, lambda _: "", "a deletion")
             # S3 refuses single keys inside an answer with status 200; the SDK raises nothing for them.
             if faults := answer.get("Errors"):
                 first = faults[0]

@@ -88,7 +88,7 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
     from botocore.exceptions import BotoCoreError
 
     from sm_llm.storage.s3.bounded import BoundedSession
-    from sm_llm.storage.s3.listing_text import ROOTS, note_fault
+    from sm_llm.storage.s3.listing_text import note_faults
     from sm_llm.storage.s3.metadata_services import refuse_metadata
 
     try:
@@ -106,9 +106,7 @@ def _connected(options: S3Options, config: Mapping[str, Any] | None) -> tuple[An
     refuse_metadata(client.meta.endpoint_url)
     # botocore has no public hook around one whole answer, and its timeouts begin anew with every byte.
     client._endpoint.http_session = BoundedSession(client._endpoint.http_session, answer_seconds(client))
-    # First, because the SDK's own handler turns a 200 with a foreign body into a server error before it is parsed.
-    for operation in ROOTS:
-        client.meta.events.register_first(f"before-parse.s3.{operation}", note_fault)
+    note_faults(client)
     client.meta.events.register("before-call.s3.HeadBucket", _follow_once)
     for operation in ("PutObject", "UploadPart"):
         client.meta.events.register(f"before-sign.s3.{operation}", _leave_files_unsigned)
