@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.launcher.planning.inputs import code_digest, rendered
+from sm_llm.launcher.planning.inputs import anchored, code_digest, rendered
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.git_state import git_state
+from sm_llm.runs.locate import launch_folder
 from sm_llm.runs.run_record import RunRecord, host_facts, package_versions
+from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.loading.defaults import read_defaults
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_home import RunHome
-    from sm_llm.spec.job import JobSpec, WorkflowSpec
+    from sm_llm.spec.job import JobSpec
 
 RECORDED_PACKAGES = (
     "sm_llm", "torch", "transformers", "tokenizers", "fastokens", "safetensors", "datasets",
@@ -55,6 +57,15 @@ def new_record(
         host={**host_facts(), "folder": str(folder or Path.cwd())},
         made_from=made_from,
     )
+
+
+def recorded_workflow(home: RunHome, record: RunRecord) -> WorkflowSpec:
+    """The workflow in ``record``; its relative inputs are those of the folder that it was launched from."""
+    spec, folder = record.load_spec(), launch_folder(home, record)
+    if folder is not None and folder != Path.cwd():  # places keep their names where they mean the same
+        spec = anchored(spec, folder)
+    assert isinstance(spec, WorkflowSpec)
+    return spec
 
 
 def stage(

@@ -48,6 +48,8 @@ def stage_inputs(context: WorkerContext) -> JobSpec:
             places[uri] = str(channel(context, mounted[uri]).resolve())
         elif "://" in uri:
             places[uri] = str(stage(context, uri))
+        elif (found := result_address(uri)) != uri:
+            places[uri] = found  # a folder has its run's result below the commit, and perhaps no link to it
     # Validated again as a whole: the paths are checked like those that a user writes.
     job = _with_sources(context.job.spec, places)
     if (stream := hub_stream(job)) is None:

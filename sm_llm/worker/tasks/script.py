@@ -17,6 +17,7 @@ from sm_llm.runs.events.events import AttemptStarted, StartChosen
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.inputs import input_place, input_variable
 from sm_llm.spec.tasks import ScriptTask
+from sm_llm.storage.publication.result import result_address
 from sm_llm.storage.uri import open_store
 from sm_llm.terminal import quoted
 from sm_llm.worker.checkpoint.earlier import is_published
@@ -189,7 +190,7 @@ class Script:
             if uri in mounted:  # several inputs may be one folder: each has a channel of its own name
                 places[name] = str(channel(self.context, name if channels.get(name) == uri else mounted[uri]))
             else:
-                places[name] = str(stage(self.context, uri)) if "://" in uri else uri
+                places[name] = str(stage(self.context, uri)) if "://" in uri else result_address(uri)
         return places
 
     def _environment(

@@ -48,6 +48,7 @@ trap 'echo "sm_llm: the job is asked to end"' TERM
 echo "--- $SLURM_JOB_NAME: job $SLURM_JOB_ID, restart $restart, on $SLURM_JOB_NODELIST, $(date -u +%FT%TZ) ---"
 if [ -e "$folder/stop" ]; then
   echo "sm_llm: the run was asked to stop before this start"
+  touch "$folder/stopped-$restart"
   exit 0
 fi
 if [ "$restart" -gt 10 ]; then

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.launcher.backends.base import NativeJob, NativeState
-from sm_llm.launcher.backends.slurm.paths import HERE, native_id
+from sm_llm.launcher.backends.slurm.paths import HERE, SEPARATOR, native_id
 from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
-from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.run_paths import STEPS, RunPaths
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.states import RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sm_llm.contract.job_file import JobFile
     from sm_llm.launcher.backends.base import Submission
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Checks, Plan
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.spec.job import WorkflowSpec
+
+_NATIVE = re.compile(rf"slurm://(?P<place>.+)/(?P<jobs>[0-9]+(?:{SEPARATOR}[0-9]+)*)")
 
 
 def _cluster(ssh_host: str | None) -> Cluster:
@@ -58,17 +62,40 @@ class SlurmBackend:
         from sm_llm.launcher.submission import assert_ended
 
         assert_ended(self, home)
-        assert submission is not None
-        options = SlurmOptions.of(submission.job.spec)
-        check_cluster(options, self.connect(options.ssh_host))
+        # A workflow's specification may change once its attempt is claimed, so its start checks the cluster.
+        if submission is not None:
+            options = SlurmOptions.of(submission.job.spec)
+            check_cluster(options, self.connect(options.ssh_host))
         yield Attempt.claim(number, request=RunPaths.request_key(number))
 
     def submit(self, submission: Submission) -> str:
         """Write the files and submit the job; the native id is ``PLACE/JOB``."""
-        from sm_llm.launcher.backends.slurm.submit import submit
+        from sm_llm.launcher.backends.slurm.submit import announce, submit
 
         options = SlurmOptions.of(submission.job.spec)
-        return native_id(options.ssh_host, submit(submission, self.connect(options.ssh_host)))
+        cluster = self.connect(options.ssh_host)
+        job_id = submit(submission, cluster)
+        announce(submission.job, job_id, cluster)
+        return native_id(options.ssh_host, job_id)
+
+    def submit_workflow(self, home: RunHome, attempt: int) -> str:
+        """Submit all steps, each behind those that it reads from; the native id is ``PLACE/JOB,JOB``."""
+        from sm_llm.launcher.backends.slurm.workflows import start
+
+        del attempt  # each step has attempts of its own
+        return start(home, self.connect)
+
+    def render_workflow(
+        self, workflow: WorkflowSpec, plans: Sequence[Plan], run_id: str, run_uri: str
+    ) -> list[Submission]:
+        """One script per step, whose run will lie below the workflow's."""
+        from sm_llm.launcher.backends.slurm.workflows import submissions
+
+        return submissions(workflow, plans, run_id, run_uri)
+
+    def step_home(self, home: RunHome, step: str) -> RunHome:
+        """A folder below the workflow's."""
+        return home.below(STEPS, step)
 
     def describe(self, home: RunHome) -> NativeState:
         """The state of the run's newest job. One that has ended is settled in the run's record."""
@@ -79,6 +106,10 @@ class SlurmBackend:
             return NativeState.of(end)
         if not record.attempts:
             return NativeState(RunState.PENDING, NEVER_STARTED)
+        if "steps" in record.spec:
+            from sm_llm.launcher.backends.slurm import workflows
+
+            return workflows.state_of(home, record, self.describe)
         is_claim = record.attempts[-1].is_claim
         return (jobs.state_of_claim if is_claim else jobs.state_of)(home, record, self._cluster_of(record))
 
@@ -94,16 +125,24 @@ class SlurmBackend:
         from sm_llm.launcher.backends.slurm.jobs import stop_job
 
         record = home.record()
-        stop_job(record, attempt, self._cluster_of(record), now=now)
+        cluster = self._cluster_of(record)
+        if "steps" in record.spec:
+            from sm_llm.launcher.backends.slurm import workflows
+
+            workflows.stop(home, record, cluster, self.describe, now=now)
+        else:
+            stop_job(record, attempt, cluster, now=now)
 
     def parse_native(self, text: str) -> NativeJob | None:
-        """``slurm://HOST/JOB``, or ``slurm://localhost/JOB`` on a login node."""
-        scheme, separator, native = text.partition("://")
-        place, slash, job_id = native.rpartition("/")
-        if not separator or scheme != self.name or not (slash and place and job_id.isascii() and job_id.isdigit()):
+        """``slurm://HOST/JOB``, or ``slurm://localhost/JOB`` on a login node; of a workflow ``slurm://HOST/JOB,JOB``."""
+        match = _NATIVE.fullmatch(text)
+        if match is None:
             return None
+        place, job_id = match["place"], match["jobs"]
 
         def find_run() -> str | None:
+            if SEPARATOR in job_id:
+                return None  # each of its jobs names the run of its own step
             row = self.connect(None if place == HERE else place).job(job_id)
             # A comment may hold anything; only what has the form of a run's address is taken for one.
             return row.comment if row is not None and row.comment.startswith(("/", "s3://")) else None

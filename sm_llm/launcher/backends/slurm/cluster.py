@@ -15,7 +15,7 @@ from sm_llm.launcher.backends.slurm.states import JobRow
 from sm_llm.launcher.backends.slurm.transport import NoAnswer, Transport, transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _FIELDS = ("JobID", "State", "Reason", "RestartCnt", "StartTime", "NodeList", "Comment", "WorkDir")
 _SEPARATOR = "\x1f"
@@ -67,9 +67,13 @@ class Cluster:
             raise SubmitError(f"scontrol on {self.transport.where} does not name its cluster")
         return found[1]
 
-    def submit(self, folder: str, script: str) -> str:
-        """Submit ``script``, which works in ``folder``; returns the job's id. Raises ``SubmitError``."""
-        answer = self.transport.run(["sh", "-c", SUBMIT, "sh", folder, script])
+    def submit(self, folder: str, script: str, after: Sequence[str] = ()) -> str:
+        """Submit ``script``, which works in ``folder``, to start once the jobs ``after`` have ended without an error.
+
+        Returns the job's id. Raises ``SubmitError``.
+        """
+        waits = f"afterok:{':'.join(after)}" if after else ""
+        answer = self.transport.run(["sh", "-c", SUBMIT, "sh", folder, script, waits])
         job_id = answer.text.strip().partition(";")[0]
         if answer.code or not job_id.isdigit():
             raise SubmitError(f"sbatch on {self.transport.where} refused the job: {answer.words}")

@@ -15,7 +15,8 @@ from sm_llm.launcher.observe.logs import read_logs
 from sm_llm.launcher.outcome import Evidence, failures_in_events, first_failure, judge, settle, stopped
 from sm_llm.owned import make_folders, opener
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.states import RunState
+from sm_llm.runs.results import link_result, result_place
+from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.terminal import say
 
@@ -71,7 +72,10 @@ def state_of(home: RunHome, record: RunRecord, cluster: Cluster) -> NativeState:
     # The events hold the cause, so they are brought here before the attempt is judged.
     home.refresh(f"events/attempt-{last.number}-")
     found = _evidence(home.paths, last.number, native, ends)
-    return NativeState.of(settle(home, last, judge(home, record.run_id, last.number, found)))
+    ending = judge(home, record.run_id, last.number, found)
+    if ending.state.is_completed and not home.is_remote:
+        link_result(home, result_place(home, record.run_id))
+    return NativeState.of(settle(home, last, ending))
 
 
 def state_of_claim(home: RunHome, record: RunRecord, cluster: Cluster) -> NativeState:
@@ -94,8 +98,11 @@ def _evidence(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> 
     last = next(reversed(list(events)), None) if ends.stopped else None
     stop = StopRecord(**{name: last[name] for name in StopRecord.model_fields}).sentence if last is not None else None
     state, detail = native.state, native.detail
-    # After an orderly stop the script ends with 0, which Slurm takes for completed.
-    if state is RunState.COMPLETED and ends.stopped:
+    # After a stop in order a script ends with 0, which Slurm takes for completed, and in a workflow with a code of its
+    # own, which it takes for failed.
+    code = ends.outcome.get("exit_code") if ends.outcome else None
+    is_own_code = state is RunState.FAILED and code == EXIT_CODES[RunState.INTERRUPTED]
+    if ends.stopped and (state is RunState.COMPLETED or is_own_code):
         state, detail = RunState.STOPPED, stop or "asked to stop"
     if state is RunState.FAILED and not detail:
         node, words = min(ends.failures.items(), default=(0, ""))

@@ -37,6 +37,10 @@ class ClusterPaths:
         return f"{self.attempt(run_id, number)}/job.log"
 
 
+SEPARATOR = ","
+"""Between the numbers of a workflow's jobs, as squeue and scancel take them."""
+
+
 def native_id(ssh_host: str | None, job_id: str) -> str:
-    """``PLACE/JOB``: the login node as ssh takes it, and Slurm's number of the job."""
+    """``PLACE/JOB``: the login node as ssh takes it, and Slurm's number of the job; of a workflow, of all its jobs."""
     return f"{ssh_host or HERE}/{job_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
@@ -11,6 +12,7 @@ from sm_llm.launcher.backends.slurm.script import Option, Script
 from sm_llm.launcher.backends.slurm.target import SlurmTarget
 from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.launcher.images.images import line_of, lock_text
+from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
 
 if TYPE_CHECKING:
@@ -36,8 +38,16 @@ def render(plan: Plan, job: JobFile) -> Submission:
     bundle = make_bundle(target.program, lock_text(line_of(spec)) if options.container_image is not None else None)
     unpacked = paths.bundle(bundle.digest)
     code = unpacked if options.container_image is None else IN_CONTAINER
-    inside = job.model_copy(update={"spec": _seen_by_nodes(spec, code, has_program=target.program is not None)})
+    seen = _seen_by_nodes(spec, code, has_program=target.program is not None)
+    # Nothing is mounted as a channel: every place is read where it lies.
+    inside = job.model_copy(update={"spec": seen, "channels": {}})
     script = _script(inside, options, target, paths, unpacked, code)
+    if plan.step is not None:
+        # Without the option a job whose dependency has failed would wait for ever.
+        waits = [("kill-on-invalid-dep", "yes")] if plan.after else []
+        script = replace(
+            script, options=[*script.options, *waits], stopped_code=EXIT_CODES[RunState.INTERRUPTED]
+        )  # fmt: skip
     request = {
         "host": options.ssh_host,
         "shared_folder": options.shared_folder,

@@ -45,6 +45,8 @@ class Script:
     node_program: str = "sm_llm/worker/slurm/node.py"
     requeues: bool = False
     time_limit: bool = False
+    stopped_code: int = 0
+    """Exit code after a stop in order."""
     auto_resume: bool = False
     max_requeues: int | None = None
     """None where nobody requeues."""

@@ -4,9 +4,9 @@ SUBMIT = """
 # sbatch heeds SBATCH_... and SLURM_... variables, and passes the whole environment on to the job: what a job gets is in
 # its script, and nothing of the shell that submits it.
 exec env -i HOME="$HOME" PATH="$PATH" USER="${USER:-}" LOGNAME="${LOGNAME:-}" LANG="${LANG:-C.UTF-8}" \\
-  ${SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"} sbatch --parsable --chdir="$1" "$2"
+  ${SLURM_CONF:+"SLURM_CONF=$SLURM_CONF"} sbatch --parsable --chdir="$1" ${3:+"--dependency=$3"} "$2"
 """
-"""Arguments: folder, script."""
+"""Arguments: folder, script, and what the job waits for, or nothing."""
 
 PUT = """
 set -e; umask 077

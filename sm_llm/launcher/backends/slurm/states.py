@@ -70,6 +70,8 @@ def native_state(row: JobRow) -> NativeState:
         if row.restarts:
             return NativeState(RunState.RESTARTING, f"requeued ({_waits(row)})")
         return NativeState(state, _waits(row))
+    if base == "CANCELLED" and row.reason.startswith("Dependency"):
+        return NativeState(state, "cancelled: a job that it waits for has failed")
     if base in ("SUSPENDED", "STOPPED", "COMPLETING") or state is not RunState.RUNNING:
         return NativeState(state, words)
     return NativeState(state, f"{words or 'running'} on {row.nodes}" if row.nodes else words)

@@ -15,6 +15,9 @@ from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sm_llm.contract.job_file import JobFile
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
 
@@ -51,10 +54,10 @@ def _keep_request(submission: Submission) -> None:
         store.put_if_absent(key, body)
 
 
-def _submitted(cluster: Cluster, folder: str, script: str, uri: str) -> str:
+def _submitted(cluster: Cluster, folder: str, script: str, uri: str, after: Sequence[str] = ()) -> str:
     """Submit the script once, also where the answer is lost. Raises ``MayRun`` if nobody knows whether it was."""
     try:
-        return cluster.submit(folder, script)
+        return cluster.submit(folder, script, after)
     except NoAnswer as error:
         try:
             # The folder belongs to this attempt alone, so a job that works in it is this one.
@@ -82,10 +85,14 @@ def submit(submission: Submission, cluster: Cluster) -> str:
     _keep_request(submission)
     script = paths.script(job.run_id, job.attempt)
     cluster.put(script, submission.request["script"].encode())
-    job_id = _submitted(cluster, paths.attempt(job.run_id, job.attempt), script, job.run_uri)
+    after = submission.request.get("after", [])  # a step of a workflow has it
+    return _submitted(cluster, paths.attempt(job.run_id, job.attempt), script, job.run_uri, after)
+
+
+def announce(job: JobFile, job_id: str, cluster: Cluster) -> None:
+    """Print where a submitted job is, and how it is followed."""
     say(
         f"submitted job {job_id} ({job.spec.compute.instance_count} nodes) through {cluster.transport.where}",
         f"its results will be in {job.run_uri}; follow it with: sm-llm logs -f {quoted(job.run_uri)}",
         err=True,
     )
-    return job_id

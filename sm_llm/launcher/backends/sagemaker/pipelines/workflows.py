@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import job_home
@@ -16,12 +15,11 @@ from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import Pip
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.outcome import settle
 from sm_llm.launcher.run_handle import RunHandle
-from sm_llm.runs.locate import launch_folder
+from sm_llm.launcher.stage import recorded_workflow
 from sm_llm.runs.outcome import Ending
 from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_paths import STEPS, STOP_FILE
 from sm_llm.runs.states import RunState
-from sm_llm.spec.job import WorkflowSpec
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.spec.job import WorkflowSpec
 
     Connect = Callable[[str], Account]
 
@@ -54,7 +53,7 @@ def start(home: RunHome, attempt: int, connect: Connect) -> str:
     Raises ``SubmitError``; then nothing runs.
     """
     record = home.record()
-    found = render(_workflow(home, record))
+    found = render(recorded_workflow(home, record))
     check_role(connect(found.region), found.role)
     stored = pipelines.store(found, connect=connect)
     for step in found.steps:  # a step that continues is the same attempt, for which an old request would count
@@ -65,16 +64,6 @@ def start(home: RunHome, attempt: int, connect: Connect) -> str:
     execution = pipelines.start(found.name, region=found.region, version=stored.version, token=token, connect=connect)
     say(*_started_lines(found, home.uri, execution), err=True)
     return execution
-
-
-def _workflow(home: RunHome, record: RunRecord) -> WorkflowSpec:
-    from sm_llm.launcher.planning.inputs import anchored
-
-    spec, folder = record.load_spec(), launch_folder(home, record)
-    if folder is not None and folder != Path.cwd():  # places keep their names where they mean the same
-        spec = anchored(spec, folder)
-    assert isinstance(spec, WorkflowSpec)
-    return spec
 
 
 def _started_lines(found: PipelineDefinition, uri: str, execution: str) -> list[str]:
