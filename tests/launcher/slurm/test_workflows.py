@@ -53,7 +53,7 @@ def flow(folder: Path, **fields: Any) -> dict[str, Any]:
         "steps": {
             "rows": {"task": {**PREPARE, "sources": [str(folder / "corpus.txt")]}},
             "check": {"task": check, "inputs": {"rows": "steps.rows.output/train"}},
-            "train": {"task": train, "after": ["check"], "compute": {"instance_count": 2}},
+            "train": {"task": train, "after": ["check"]},
         },
         "compute": {"instance_count": 1, "processes_per_instance": 1},
         "storage": str(folder / "runs"),
