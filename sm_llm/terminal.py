@@ -24,6 +24,8 @@ _CHARACTERS = (
 _CONTROL = re.compile(f"{_SEQUENCES}|{_CHARACTERS}")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAYBE = re.compile("[^\t\n\x20-\x7e]")
+_EXACT = 2**53
+"""Beyond it a float has not all whole numbers."""
 
 
 def clean(text: str) -> str:
@@ -118,6 +120,20 @@ def size(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def exact(value: float) -> str:
+    """A number with all its digits, to be typed again without the commas: ``16_777_216`` -> ``16,777,216``."""
+    whole = isinstance(value, int) or (value.is_integer() and abs(value) < _EXACT)
+    return f"{int(value):,}" if whole else repr(value)
+
+
+def counted(amount: int, name: str) -> str:
+    """``1, "process"`` -> ``1 process``; ``2, "process"`` -> ``2 processes``. ``name`` is a regular noun."""
+    if amount == 1:
+        return f"1 {name}"
+    ending = "es" if name.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{amount:,} {name}{ending}"
 
 
 def big(number: float) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,31 @@ def test_steps_in_examples_are_checkpoints_of_the_first_run() -> None:
     named = re.findall(r"sm-llm (?:resume|branch) (?:RUN|tiny-local) --step (\d+)", examples)
     assert len(named) >= 3
     assert {int(step) for step in named} <= set(kept)
+
+
+def block(heading: str, language: str) -> str:
+    """The first block of code of a section of README."""
+    section = README.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return section.partition(f"```{language}\n")[2].partition("```")[0]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+def test_own_text_is_prepared_trained_on_plotted_and_loaded_as_README_says(tmp_path: Path) -> None:
+    """Its very commands, with the model's size, length and processes reduced."""
+    (tmp_path / "my-texts").mkdir()
+    for number, page in enumerate(sorted((ROOT / "docs").rglob("*.md"))[:12]):
+        (tmp_path / f"my-texts/{number}.txt").write_text(page.read_text())
+    small = (
+        "compute.processes_per_instance=1 steps.train.task.max_steps=3 steps.prepare.task.train_tokenizer.vocab_size=400 "
+        "'steps.train.task.model.config={num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64, vocab_size: 400}'"
+    )
+    commands = block("Your own text", "bash").replace("sm-llm fit tiny-local", f"sm-llm fit tiny-local {small}")
+    commands = commands.replace("sm-llm ", f"{sys.executable} -m sm_llm.cli ")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_OFFLINE": "1"}
+    for argv in (["bash", "-ec", commands], [sys.executable, "-c", block("Your own text", "python")]):
+        done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("It is")
+    assert len(done.stdout.strip()) > len("It is")
+    assert list(tmp_path.glob("runs/my-model-*/plot.png"))

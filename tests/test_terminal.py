@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sm_llm
 from sm_llm.launcher.display.console import CleanConsole
-from sm_llm.terminal import CleanStream, clean, quoted
+from sm_llm.terminal import CleanStream, clean, counted, exact, quoted
 
 SEQUENCES = [
     "\x1b]0;TITLE\x1b\\", "\x1b]0;TITLE\x07", "\x1b[2J", "\x1b[1;1H", "\x1b]52;c;eA==\x07", "\x1bP1$r\x1b\\", "\x1bc",
@@ -149,3 +149,28 @@ def test_s19_everything_that_is_filled_into_a_printed_command_is_quoted() -> Non
 def test_s19_no_command_is_put_together_without_quotes() -> None:
     joined = re.compile(r"\" \"\.join\((?:list\()?(?:argv|command|words)|' '\.join\(argv")
     assert [path.name for path in SOURCES if joined.search(path.read_text())] == []
+
+
+def test_a_count_has_its_noun_in_the_right_form() -> None:
+    assert [counted(1, "process"), counted(0, "file"), counted(12345, "box")] == [
+        "1 process",
+        "0 files",
+        "12,345 boxes",
+    ]
+    wrong = []
+    for file in Path(sm_llm.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            ends = (
+                {getattr(it, "value", None) for it in (node.body, node.orelse)}
+                if isinstance(node, ast.IfExp)
+                else set()
+            )
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            if ends in ({"", "s"}, {"", "es"}) or (file.name != "terminal.py" and re.search(r"\w\(e?s\)", text)):
+                wrong.append(f"{file.name}:{node.lineno}")  # type: ignore[attr-defined]
+    assert not wrong, "sm_llm.terminal.counted writes plurals"
+
+
+def test_a_number_has_all_its_digits() -> None:
+    found = [exact(it) for it in (2**24, 2.0**24, 0.1, 1e9, 1e-8, float("inf"))]
+    assert found == ["16,777,216", "16,777,216", "0.1", "1,000,000,000", "1e-08", "inf"]

@@ -133,6 +133,9 @@ def init(
     try:
         with file.open("x", encoding="utf-8") as stream:  # x: no file of the user's is overwritten
             stream.write(text)
+    except FileExistsError:
+        remedy = f"Give another name, or remove it first: rm {quoted(file)}"
+        raise SmLlmError(f"{file}: is there already, and may hold your changes. {remedy}") from None
     except OSError as error:
         raise SmLlmError(f"{file}: cannot be written ({error.strerror})") from None
     say(f"Wrote {file}. Next: sm-llm plan {quoted(file)}")

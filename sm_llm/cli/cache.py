@@ -8,7 +8,7 @@ import typer
 
 from sm_llm.cli.app import app
 from sm_llm.cli.options import AsJson, S3Access, print_json, s3_access
-from sm_llm.terminal import say
+from sm_llm.terminal import counted, say
 
 CACHE_VERBS = {
     "ls": "sm_llm.launcher.tools.neuron_cache:ls",
@@ -55,7 +55,7 @@ def clear(
     from sm_llm.terminal import size
 
     done = neuron_cache.clear(place, failed_only=not everything, compiler=compiler, options=options)
-    say(f"deleted {len(done.keys)} files, {size(done.size)}, of {done.place}")
+    say(f"deleted {counted(len(done.keys), 'file')}, {size(done.size)}, of {done.place}")
 
 
 @cache.command()

@@ -16,7 +16,7 @@ from sm_llm.errors import Issue
 from sm_llm.spec.comparison.leaves import Difference, leaves
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.yaml_text import to_typed
-from sm_llm.terminal import quoted
+from sm_llm.terminal import counted, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -187,10 +187,12 @@ def length_issue(task: TrainTask, total_steps: int | None, step: int, *, may_equ
         return None
     lengths = {"max_steps": task.max_steps, "max_tokens": task.max_tokens, "max_epochs": task.max_epochs}
     name, value = next((name, value) for name, value in lengths.items() if value is not None)
-    problem = f"asks for {total_steps} steps in all, and the checkpoint has done {step}: there is nothing to train"
+    problem = (
+        f"asks for {counted(total_steps, 'step')} in all; the checkpoint has done {step}: nothing is left to train"
+    )
     # ``value`` may count tokens or epochs: converted at the rate of ``total_steps`` steps for ``value``, rounded up.
     longer = -(-2 * step * value // total_steps)  # at least twice what is done
-    steps = "" if name == "max_steps" else f", which gives more than {step} steps"
+    steps = "" if name == "max_steps" else f", which gives more than {counted(step, 'step')}"
     remedy = f"Ask for more, counted from step 0: task.{name}={longer}{steps}; or begin with an earlier checkpoint"
     return Issue("checkpoint-already-at-length", f"task.{name}", problem, value, remedy)
 
@@ -222,7 +224,9 @@ def _schedule_issue(found: list[Difference], now: Identity, step: int) -> Issue 
     if SCHEDULE_STEPS not in changed or (schedule in _UNBOUNDED and WARMUP_STEPS not in changed):
         return None
     before, after = changed[SCHEDULE_STEPS].before, changed[SCHEDULE_STEPS].now
-    problem = f"the {schedule} schedule spanned {before} steps and would now span {after}: the rate would jump"
+    problem = (
+        f"the {schedule} schedule spanned {counted(before, 'step')} and would now span {after}: the rate would jump"
+    )
     remedy = f"State {SCHEDULE_STEPS}={before} to keep its course after step {step}, or {SCHEDULE_STEPS}={after}"
     remedy = f"{remedy} for the new one"
     follows = ("checkpoint-already-at-length",)

@@ -58,18 +58,30 @@ def command(task: ScriptTask, folder: Path) -> list[str]:
         start = [sys.executable, task.entry]
     else:
         start = ["bash", task.entry]
-    if isinstance(task.args, list):
-        return [*start, *task.args]
-    if task.args_style == "file":
+    if task.args_style == "file" and not isinstance(task.args, list):
         path = folder / ARGUMENTS_FILE
         path.write_text(to_yaml(task.args) + "\n", encoding="utf-8")
         return [*start, str(path)]
-    return [*start, *_written(task.args, task.args_style)]
+    return [*start, *argument_words(task)]
 
 
 def program_words(task: ScriptTask) -> int:
     """How many words of ``command`` come before the program's arguments."""
     return 3 if _MODULE.fullmatch(task.entry) else 2
+
+
+def given_arguments(task: ScriptTask) -> dict[str, Any]:
+    """The arguments of a mapping that reach the program: as an option, null is no argument; elsewhere it is a value."""
+    args = task.args if isinstance(task.args, dict) else {}
+    are_options = task.args_style in ("--key value", "flags")
+    return {key: value for key, value in args.items() if value is not None or not are_options}
+
+
+def argument_words(task: ScriptTask) -> list[str]:
+    """The arguments as the program gets them, before the names of folders are filled in; of a file, its name."""
+    if isinstance(task.args, list):
+        return list(task.args)
+    return [ARGUMENTS_FILE] if task.args_style == "file" else [*_written(given_arguments(task), task.args_style)]
 
 
 def _written(args: Mapping[str, Any], style: str) -> Iterator[str]:
@@ -79,7 +91,7 @@ def _written(args: Mapping[str, Any], style: str) -> Iterator[str]:
             yield from _hydra(key, value)
         elif style == "flags" and isinstance(value, bool):
             yield from [f"--{key}"] if value else []
-        elif value is not None:  # an option without a value is left out
+        else:
             yield f"--{key}"
             yield from [_word(it) for it in value] if isinstance(value, list) else [_word(value)]
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.terminal import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
@@ -91,7 +93,7 @@ class ConversionReport:
             return
         reused = f", {self.reused} of them from before" if self.reused else ""
         speed = f", {self.size / 2**20 / self.seconds:.0f} MiB/s" if self.seconds > 0 else ""
-        files = f"{self.files} file{'' if self.files == 1 else 's'}"
+        files = counted(self.files, "file")
         yield f"wrote {files}{reused}, {self.size / 2**20:.1f} MiB{speed} -> {self.destination}"
 
 

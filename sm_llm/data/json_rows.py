@@ -25,6 +25,7 @@ from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.errors import DataError
 from sm_llm.owned import temporary_folder
 from sm_llm.runs.run_folders import files_outside_runs, runs_sentence
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +120,7 @@ class Places:
     def notices(self) -> list[str]:
         """What to report of the rows."""
         empty = self._facts["without_targets"]
-        return [f"{self._folder}: {empty:,} rows have no label to learn from"] if empty else []
+        return [f"{self._folder}: {counted(empty, 'row')} without a label to learn from"] if empty else []
 
     def place(self, row: int) -> str:
         """Reads the file again up to the row: for messages only."""
@@ -164,7 +165,7 @@ def _write(folder: Path, files: list[Path], target: Path, seq_length: int, vocab
                 empty += int((~mask[:, 1:].any(axis=1)).sum())
                 writer.write(ids.astype(np.int32), mask)
         if writer.rows == 0:
-            raise DataError(f"{folder}: {len(files)} files hold no rows")
+            raise DataError(f"{folder}: no rows in {counted(len(files), 'file')}")
         write_json(temporary / _FILES, {"files": firsts, "without_targets": empty})
         writer.finish("train", padded)
     # Only the rename makes the conversion exist: the other processes see all of it or nothing.

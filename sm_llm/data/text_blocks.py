@@ -11,6 +11,7 @@ from sm_llm.data.prepare.documents import usable
 from sm_llm.errors import DataError, SmLlmError
 from sm_llm.optional import missing
 from sm_llm.storage.hub.addresses import is_hub, parse_hub
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,8 +137,8 @@ class _Cursor:
             raise
         except Exception as error:  # network and decoding errors of every kind end here
             raise DataError(
-                f"task.data: the stream broke off after {self._documents} documents of epoch {self._start.epoch} "
-                f"({type(error).__name__}: {error})"
+                f"task.data: the stream broke off after {counted(self._documents, 'document')} of epoch "
+                f"{self._start.epoch} ({type(error).__name__}: {error})"
             ) from error
         self._documents += 1
         if self._is_loaded and self._documents == self._start.documents + 1:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from sm_llm.runs.run_paths import mint_run_id, storage_root
 from sm_llm.storage.uri import join
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,18 +76,20 @@ def launch(
     from sm_llm.launcher.lifecycle import begin, proceed  # a dry run needs nothing of what starts runs
     from sm_llm.launcher.planning.planner import load_whole
     from sm_llm.launcher.run import Run
-    from sm_llm.launcher.unfinished import find_unfinished
+    from sm_llm.launcher.unfinished import Found, find_unfinished
     from sm_llm.storage.s3.s3_client import one_client
 
     loaded = load_whole(source, overrides, fields)
     storage = storage_root(loaded.spec)
     # The search reads many records of one store: they share a client.
     with one_client():
-        unfinished = None if new else find_unfinished(storage, loaded)
-        if unfinished is None:
+        found = Found() if new else find_unfinished(storage, loaded)
+        if found.run is None:
             run = Run.of(begin(loaded, storage))
         else:
-            run = Run.of(proceed(unfinished[0], loaded, changes=unfinished[1], by_fit=True))
+            run = Run.of(proceed(found.run, loaded, changes=found.changes, by_fit=True))
+    if found.left_behind:
+        say(found.left_behind, err=True)
     if wait:
         if _in_notebook():
             run.watch()

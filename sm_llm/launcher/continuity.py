@@ -21,7 +21,6 @@ from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import CheckpointStart, JsonRowsData, RowsData, StreamData, SyntheticData
 from sm_llm.storage.uri import open_store, run_and_step
-from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -36,35 +35,40 @@ if TYPE_CHECKING:
 
 def assert_continues(
     run: RunHandle, plans: Iterable[Plan], step: int | None = None, *, changes: Sequence[str] = (), by_fit: bool = False
-) -> None:
+) -> list[str]:
     """Raise ``PlanError`` if a run's own checkpoint, the newest or that of ``step``, is of another model, data order or
     schedule than ``plans`` ask for, or of a later step. What only the job can see is left to its worker.
 
+    Returns what to print once the attempt has begun: with which changes it continues, and what could not be compared.
     ``changes`` were asked for, by ``fit`` or (``by_fit`` is false) by ``resume``: the ways out that are printed repeat
     them.
     """
     ways = WaysOut(run.uri, changes, by_fit)
     own = run.steps
     issues: list[Issue] = []
+    notes: list[str] = []
     for plan in plans:
         job = run if plan.step is None else own.get(plan.step)
         if job is not None:
-            found = _issues(plan, job.home.store, job.id, step, ways, is_own=True)
+            found = _issues(plan, job.home.store, job.id, step, ways, notes, is_own=True)
             prefix = f"steps.{plan.step}." if plan.step else ""
             issues += [replace(issue, path=f"{prefix}{issue.path}") for issue in found]
     _refuse(issues, plans)
+    return notes
 
 
-def assert_starts(plans: Iterable[Plan]) -> None:
+def assert_starts(plans: Iterable[Plan]) -> list[str]:
     """The same for checkpoints of other runs that jobs start from (``task.start.checkpoint``)."""
     issues: list[Issue] = []
+    notes: list[str] = []
     for plan in plans:
         task = plan.job.task
         if isinstance(task, TrainTask) and isinstance(task.start, CheckpointStart):
             place, step = run_and_step(task.start.checkpoint)
             store = open_store(place, plan.job.storage_options.model_dump())
-            issues += _issues(plan, store, None, step, WaysOut(place), is_own=False)
+            issues += _issues(plan, store, None, step, WaysOut(place), notes, is_own=False)
     _refuse(issues, plans)
+    return notes
 
 
 def _refuse(issues: list[Issue], plans: Iterable[Plan]) -> None:
@@ -74,7 +78,7 @@ def _refuse(issues: list[Issue], plans: Iterable[Plan]) -> None:
 
 
 def _issues(
-    plan: Plan, store: Store, run_id: str | None, step: int | None, ways: WaysOut, *, is_own: bool
+    plan: Plan, store: Store, run_id: str | None, step: int | None, ways: WaysOut, notes: list[str], *, is_own: bool
 ) -> list[Issue]:
     task = plan.job.task
     if not isinstance(task, TrainTask):
@@ -87,11 +91,11 @@ def _issues(
     # The job's role may read what this user may not, so this is no reason to refuse the launch.
     except StorageError as error:
         told = "the checkpoint cannot be compared from here, the job does so when it starts"
-        say(f"{store.uri}: {told}: {error}", err=True)
+        notes.append(f"{store.uri}: {told}: {error}")
         return []
     found = differences(recorded_identity(meta[1]), now)
     if found and not plan.job.backend.runs_here:  # of a local run the worker's own notice is seen at once
-        say(f"continues with changes: {'; '.join(map(str, found))}", err=True)
+        notes.append(f"continues with changes: {'; '.join(map(str, found))}")
     total = None if plan.derived is None else plan.derived.total_steps
     # A length that the checkpoint has passed explains differences of the schedule, which are not listed beside it.
     if (too_short := length_issue(task, total, meta[0], may_equal=is_own)) is not None:

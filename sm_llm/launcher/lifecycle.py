@@ -51,7 +51,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     """
     plans = _plans(loaded, folder)
     assert_inputs_exist(plans)
-    assert_starts(plans)
+    notes = assert_starts(plans)
     run_id = mint_run_id(loaded.spec.name)
     summaries = [plan.to_json() for plan in plans]
     record = new_record(
@@ -63,6 +63,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
     home.create(record)
     remember_launch(home, record)
     _submit(plans, home, record)
+    say(*notes, err=True)  # only now: a launch that is refused begins nothing
     return RunHandle(home)
 
 
@@ -76,7 +77,7 @@ def proceed(
     record = run.record
     plans = _plans(loaded, launch_folder(run.home, record))
     assert_inputs_exist(plans, has_begun=True)
-    assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
+    notes = assert_continues(run, plans, resume if isinstance(resume, int) else None, changes=changes, by_fit=by_fit)
     number = record.next_attempt
 
     # Only once the attempt is claimed: of two launches at once, one may retire checkpoints and change the record.
@@ -88,6 +89,7 @@ def proceed(
 
     change = Change(make, lambda: _undo(run, record, number))
     _submit(plans, run.home, record, resume=resume, digest=loaded.digest, change=change)
+    say(*notes, err=True)
     again = RunHandle(run.home)
     again.continued_attempt = number
     return again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import LaunchRefused, SpecError
@@ -14,7 +15,7 @@ from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.terminal import quoted, say
+from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,14 +38,26 @@ class UnfinishedRun(LaunchRefused):
         self.run = run
 
 
-def find_unfinished(storage: str, loaded: Loaded) -> tuple[Run, list[str]] | None:
-    """The newest unfinished run below ``storage`` of the same name and specification, and the free values it gets.
+@dataclass(frozen=True)
+class Found:
+    """What a launch meets below its storage."""
+
+    run: Run | None = None
+    """The run that it continues."""
+    changes: tuple[str, ...] = ()
+    """The free values that the run gets (``key.path=value``)."""
+    left_behind: str = ""
+    """Of which run nothing is continued, in words, to print once the new run has begun."""
+
+
+def find_unfinished(storage: str, loaded: Loaded) -> Found:
+    """The newest unfinished run below ``storage`` of the same name and specification.
 
     A value that changes nothing in the result (``FieldClass.FREE``) makes no other specification; where such values
-    differ, the run continues with the new ones (``key.path=value``). None if there is no such run.
+    differ, the run continues with the new ones.
 
     Raises ``UnfinishedRun`` if the newest run of this name is unfinished and of another specification, unless it has
-    nothing to continue from: then that is printed.
+    nothing to continue from.
     """
     options = S3Options(**loaded.spec.storage_options.model_dump())
     found = [it for it in run_records(storage, f"{loaded.spec.name}-", options) if it[1].name == loaded.spec.name]
@@ -52,34 +65,31 @@ def find_unfinished(storage: str, loaded: Loaded) -> tuple[Run, list[str]] | Non
     # A run of this very specification is continued even if a newer one of the name has another specification.
     for home, record in newest_first:
         if differences_to(record, loaded) == [] and not Run(home).state.is_completed:
-            return Run(home), _free_changes(record, loaded)
-    if newest_first:
-        _refuse_beside(*newest_first[0], loaded)
-    return None
+            return Found(Run(home), _free_changes(record, loaded))
+    return Found(left_behind=_refuse_beside(*newest_first[0], loaded) if newest_first else "")
 
 
-def _free_changes(record: RunRecord, loaded: Loaded) -> list[str]:
+def _free_changes(record: RunRecord, loaded: Loaded) -> tuple[str, ...]:
     if record.spec_digest == loaded.digest:
-        return []
+        return ()
     named = spec_differences(record.load_spec(), loaded.spec, only_free=True)
-    return [f"{it.name}={to_typed(it.now)}" for it in named if it.is_settable and it.field_class is not FieldClass.RUN]
+    settable = (it for it in named if it.is_settable and it.field_class is not FieldClass.RUN)
+    return tuple(f"{it.name}={to_typed(it.now)}" for it in settable)
 
 
-def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> None:
+def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> str:
     run = Run(home)
     state = run.state
     if state.is_completed:
-        return
+        return ""
     found = differences_to(record, loaded)
     if found == []:
-        return
+        return ""
     step = max((it.step for it in run.checkpoints() if it.valid), default=None)
     done = [name for name, it in run.steps.items() if it.result is not None]
     # Nothing was saved and nothing runs, so a new run beside it loses no work.
     if step is None and not done and state.is_final:
-        told = f"{run.id} is {state.value}, without a checkpoint, and of another specification: a new run begins"
-        say(told, err=True)
-        return
+        return f"{run.id} is {state.value}, without a checkpoint, and of another specification: this is a new run"
     raise UnfinishedRun(run, _text(run, state, step, found, loaded, done))
 
 

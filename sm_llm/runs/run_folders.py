@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from sm_llm.runs.run_paths import RUN_RECORD
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,9 +40,4 @@ def files_outside_runs(folder: Path) -> tuple[list[Path], list[Path]]:
 def runs_sentence(name: object, folder: Path, runs: list[Path]) -> str:
     """That ``runs`` inside ``folder``, which is called ``name``, are left out."""
     places = sorted({path.parent.relative_to(folder).as_posix() for path in runs})
-    return f"{name}: {counted(runs)} left out (in {', '.join(places)})"
-
-
-def counted(runs: list[Path]) -> str:
-    """How many folders of runs there are, in words."""
-    return f"{len(runs)} run folder{'s' if len(runs) != 1 else ''}"
+    return f"{name}: {counted(len(runs), 'run folder')} left out (in {', '.join(places)})"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.parallelism.base import divisors, listed
 from sm_llm.spec.training import SyntheticData
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
@@ -180,7 +181,7 @@ def _batch_issues(batch: int, micro_batch_size: int, degree: int) -> list[Issue]
 def _warmup_issues(warmup_steps: int | None, steps: int | None) -> list[Issue]:
     if warmup_steps is None or steps is None or warmup_steps <= steps:
         return []
-    problem = f"warm-up is longer than the {steps} steps of the schedule"
+    problem = f"warm-up is longer than the schedule, {counted(steps, 'step')}"
     return [
         Issue(
             "warmup-longer-than-schedule",

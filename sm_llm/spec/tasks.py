@@ -253,7 +253,8 @@ class ScriptTask(SpecModel):
     source: Source | None = None
     """Folder of the program, here or in S3. null means the entry is in the image already."""
     args: list[str] | dict[str, Any] = Field(default_factory=list)
-    """Arguments, passed on untouched; or a mapping that ``args_style`` writes out in its own order."""
+    """Arguments, passed on untouched; or a mapping that ``args_style`` writes out in its own order. An argument that is
+    null is left out where it would be an option (``--key value``, ``flags``): ``task.args.NAME=null`` removes one."""
     args_style: Literal["--key value", "key=value", "flags", "file"] = "--key value"
     """How a mapping becomes arguments. ``flags`` is ``--key value`` where true is a bare ``--key`` and false is left
     out; ``file`` writes it as YAML and passes the file's path."""

@@ -15,6 +15,7 @@ from sm_llm.runs.events.events import Event, EventWriter, Notice
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.spec.tasks import starts_ranks
 from sm_llm.storage.uri import open_store
+from sm_llm.terminal import counted
 from sm_llm.worker.inputs.scratch import scratch_folder
 from sm_llm.worker.job import read_job
 from sm_llm.worker.place import Place, container_paths
@@ -83,7 +84,7 @@ class WorkerContext:
         # Fewer processes would train with another global batch, and nobody would notice.
         if self.place.world_size != requested:
             raise RunFailed(
-                f"{self.place.world_size} processes have started, but compute asks for {requested} "
+                f"started as {counted(self.place.world_size, 'process')}, but compute asks for {requested} "
                 f"({compute.instance_count} x {compute.processes}): the launcher's command is wrong"
             )
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from sm_llm.data.loader import evaluation_batches
 from sm_llm.runs.events.events import Validation
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from sm_llm.data.source import Source
@@ -45,7 +46,7 @@ def sentence(found: Validation, total_steps: int) -> str:
     """A validation in one line of the log."""
     return (
         f"step {found.step}/{total_steps} | validation loss {found.validation_loss:.4f} | "
-        f"perplexity {found.perplexity:.2f} | {found.tokens:,} tokens"
+        f"perplexity {found.perplexity:.2f} | {counted(found.tokens, 'token')}"
     )
 
 

@@ -28,7 +28,7 @@ def test_fetch_says_what_it_did_and_what_was_there(hub: Hub, tmp_path: Path) -> 
     first = fetch("hf://org/name", str(tmp_path / "model"))
     assert first.returncode == 0, first.stderr
     assert f"hf://org/name is commit {commit}" in first.stdout
-    assert "left out (other formats of the weights): 1 files" in first.stdout
+    assert "left out (other formats of the weights): 1 file" in first.stdout
     assert "fetched and verified: 2 files, 8.8 KiB" in first.stdout
     second = json.loads(fetch("hf://org/name", str(tmp_path / "model"), "--json").stdout)
     assert (second["copied"], second["unchanged"], second["commit"]) == ([], 2, commit)

@@ -64,6 +64,17 @@ def test_help_and_docs_list_every_exit_code(
     assert "--install-completion" in text
 
 
+def test_a_file_that_is_there_is_not_overwritten_by_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my job.yaml"
+    assert said(monkeypatch, capsys, "init", "smoke", str(file))[0] == 0
+    file.write_text("mine")
+    code, _, told = said(monkeypatch, capsys, "init", "smoke", str(file))
+    assert (code, file.read_text()) == (1, "mine")
+    assert f"is there already, and may hold your changes. Give another name, or remove it first: rm '{file}'" in told
+
+
 def test_only_public_names_are_shown() -> None:
     assert dir(sm_llm) == sorted([*sm_llm.__all__, "__version__"])
 

@@ -107,7 +107,7 @@ def test_an_error_is_JSON_where_a_verb_was_given_json(
             "severity": "error",
             "path": "task.sed",
             "message": "unknown key: no step has it",
-            "remedy": "Did you mean task.seed?",
+            "remedy": "Did you mean steps.prepare.task.seed or steps.train.task.seed?",
             "origin": "command line",
         }
         assert (small["code"], small["path"], small["value"]) == ("value-out-of-range", "steps.train.task.max_steps", 0)

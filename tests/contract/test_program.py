@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sm_llm.spec.inputs import input_variable
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.loading.yaml_text import from_yaml
 from sm_llm.spec.tasks import ScriptTask
+from sm_llm.worker.script.script_platform import variables
 
 
 def task(**fields: Any) -> ScriptTask:
@@ -100,6 +102,13 @@ def test_the_file_style_passes_a_file(tmp_path: Path) -> None:
 
 def test_SF06_one_letter_keys_mappings_and_none(tmp_path: Path) -> None:
     assert argv(tmp_path, args={"a": 1, "b": None}) == ["--a", "1"]
+    # Nor do its variables have what is no argument; where null is a value, it stays one.
+    for style, left in (("--key value", {"a": 1}), ("flags", {"a": 1}), ("key=value", {"a": 1, "b": None})):
+        found = variables(task(args={"a": 1, "b": None}, args_style=style), [], {}, tmp_path, {})
+        assert json.loads(found["SM_HPS"]) == left
+        assert ("SM_HP_B" in found) is (len(left) == 2)
+    with pytest.raises(SpecError, match=r"task\.args\.c .*holds null, which is no word"):
+        load({"name": "j", "task": {"kind": "script", "entry": "x.py", "source": "s", "args": {"c": [1, None]}}})
     with pytest.raises(SpecError, match="cannot write nested values"):
         load({"name": "j", "task": {"kind": "script", "entry": "x.py", "source": "s", "args": {"m": {"k": "a,b=c"}}}})
 

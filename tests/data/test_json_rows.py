@@ -104,7 +104,7 @@ def test_DT11_folders_without_rows_are_refused(folder: Path, tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"no file ends in .*found: \.zst"):
         convert(folder, 4, 10, tmp_path / "scratch")
     (folder / "a.json").write_text("\n")
-    with pytest.raises(DataError, match="1 files hold no rows"):
+    with pytest.raises(DataError, match="no rows in 1 file"):
         convert(folder, 4, 10, tmp_path / "scratch")
     (folder / "a.json.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match="not a whole gzip file"):

@@ -130,7 +130,7 @@ def test_rows_are_named_by_file_and_line(folder: Path) -> None:
         f"{folder}/b.jsonl.gz:2",
     ]
     assert name_rows(source, np.arange(5)).endswith("a.json:2,3 and 1 more")
-    assert f"{folder}: 1 rows have no label to learn from" in source.notices
+    assert f"{folder}: 1 row without a label to learn from" in source.notices
 
 
 def test_F6_rows_without_any_label_are_refused_when_they_are_opened(folder: Path) -> None:
@@ -201,7 +201,7 @@ def test_hidden_files_are_counted_as_left_out(folder: Path, run_prepare: Run) ->
         (folder / name).write_text(good)
     notices = run_prepare(folder)["notices"]
     assert f"{folder}: 4 hidden files left out (names that begin with . or _)" in notices
-    assert f"{folder}: 1 files of other kinds left out (.bin)" in notices
+    assert f"{folder}: 1 file of other kinds left out (.bin)" in notices
     source = opened(folder)
     assert labels(source) == [[1, 2, 3, 4]]
     assert set(left_out(folder)) <= set(source.notices)

@@ -128,8 +128,8 @@ def test_DT01_too_little_text_is_an_error_with_the_numbers_or_a_padded_row(
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "the cat sat"}])
     with pytest.raises(DataError) as caught:
         run_prepare(path, seq_length=64)
-    assert "train: 1 documents with" in str(caught.value)
-    assert "do not fill one row of 64. Set task.tail=pad" in str(caught.value)
+    assert "train: 1 document with" in str(caught.value)
+    assert "fill no row of 64. Set task.tail=pad" in str(caught.value)
     account = run_prepare(path, seq_length=64, tail="pad")
     split = account["splits"]["train"]
     assert (split["rows"], split["tokens_kept"] + split["padding"]) == (1, 64)

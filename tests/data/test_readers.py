@@ -136,7 +136,7 @@ def test_DT13_a_column_that_is_not_there_or_not_text_is_an_error(tmp_path: Path)
 def test_DT11_files_nobody_can_read_are_an_error_or_told(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.zst").write_bytes(b"x")
     (tmp_path / ".hidden.txt").write_text("x")
-    with pytest.raises(DataError, match=r"1 files of other kinds \(\.zst\) found; readable are \.jsonl, \.jsonl\.gz"):
+    with pytest.raises(DataError, match=r"1 file of other kinds \(\.zst\) found; readable are \.jsonl, \.jsonl\.gz"):
         read(tmp_path)
     with pytest.raises(DataError, match="cannot read this kind of file"):
         read(tmp_path / "a.jsonl.zst")
@@ -145,7 +145,7 @@ def test_DT11_files_nobody_can_read_are_an_error_or_told(tmp_path: Path) -> None
     (tmp_path / "b.txt").write_text("good")
     notices: list[str] = []
     assert len(find_files([str(tmp_path)], notices.append)) == 1
-    assert "1 files of other kinds left out (.zst)" in notices[0]
+    assert "1 file of other kinds left out (.zst)" in notices[0]
 
 
 def test_C8_what_runs_have_written_inside_a_source_is_left_out_and_said(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_A1_fewer_steps_than_a_checkpoint_in_s3_has_done_are_refused_at_launch(
     uri = f"s3://{bucket}/runs/{run.id}"
     sync(str(run.root / "ckpt"), f"{uri}/ckpt", options=options)
     begins = {**spec(folder, max_steps=6, start={"checkpoint": uri}), "storage_options": options}
-    with pytest.raises(PlanError, match="asks for 6 steps in all, and the checkpoint has done 6"):
+    with pytest.raises(PlanError, match="asks for 6 steps in all; the checkpoint has done 6"):
         api.launch(begins, new=True)
 
 
@@ -210,7 +210,7 @@ def test_A1_fewer_steps_than_are_done_fail_in_the_worker_where_only_it_can_count
     run = run_of(folder)
     again = run.resume("task.max_steps=null", "task.max_epochs=0.3", "task.optim.schedule_steps=40")
     assert ended(again) is RunState.FAILED
-    assert "asks for 3 steps in all, and the checkpoint has done 6" in str(again.record.attempts[-1].reason)
+    assert "asks for 3 steps in all; the checkpoint has done 6" in str(again.record.attempts[-1].reason)
     assert again.record.spec["task"]["max_steps"] == 40, "the record is as it was"
 
 
@@ -353,6 +353,9 @@ def test_A2_a_run_without_a_checkpoint_is_named_and_a_new_one_begins(
     first = fakes.launch()
     fakes.end(first)
     fakes.use("put(8); put(None)")
+    with pytest.raises(PlanError):
+        fakes.launch("task.seed=1", "task.tokenizer=/not/there")
+    assert capsys.readouterr().err == "", "nothing has begun"
     second = fakes.launch("task.seed=1")
     assert fakes.end(second) is RunState.COMPLETED
     assert f"{first.id} is failed, without a checkpoint, and of another specification" in capsys.readouterr().err

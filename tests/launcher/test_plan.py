@@ -194,7 +194,7 @@ def test_validation_rows_of_a_step_that_holds_none_out_are_refused() -> None:
 
 def test_CK19_a_save_interval_longer_than_the_run_is_warned_of_and_the_default_fits_the_run() -> None:
     warned = one("task.max_tokens=null", "task.max_steps=6", "task.checkpoint.every_steps=50")
-    assert "every_steps=50 is more than the 6 steps" in warned.warnings[0]
+    assert "every_steps=50 is more than the whole run, 6 steps" in warned.warnings[0]
     default = one("task.max_tokens=null", "task.max_steps=6").derived
     assert default is not None
     assert default.checkpoint_every == 1

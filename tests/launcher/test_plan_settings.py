@@ -100,6 +100,34 @@ def test_f12_what_requirements_install_is_shown(tmp_path: Path) -> None:
             assert "requirements.txt, once per node" in shown
 
 
+def test_inputs_arguments_and_sources_are_shown_with_what_is_in_them(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text("print(1)\n")
+    (tmp_path / "rows/deep").mkdir(parents=True)
+    (tmp_path / "rows/a.txt").write_text("x" * 1500)
+    (tmp_path / "rows/deep/b.txt").write_text("x" * 500)
+    (tmp_path / "empty").mkdir()
+    script = {"kind": "script", "source": str(tmp_path / "src"), "entry": "train.py"}
+    inputs = {"rows": str(tmp_path / "rows"), "file": str(tmp_path / "rows/a.txt"), "none": str(tmp_path / "empty")}
+    found = planned({**script, "args": {"epochs": 3, "name": "a b", "seed": None}}, inputs=inputs)
+    assert found.settings["arguments"] == "--epochs 3 --name 'a b' (left out, null: seed)"
+    assert found.settings["input rows"] == f"{tmp_path / 'rows'} (2 files, 2.0 kB)"
+    assert found.settings["input file"] == f"{tmp_path / 'rows/a.txt'} (1 file, 1.5 kB)"
+    assert found.settings["input none"] == f"{tmp_path / 'empty'} (no files)"
+    for shown in (table(found), fit_shows(found, tmp_path / "fit"), "\n".join(found.start_lines())):
+        assert all(value in shown for value in found.settings.values())
+    sharded = {"uri": "s3://bucket/part", "mode": "File", "distribution": "ShardedByS3Key"}
+    shared = {"file_system_id": "fs-01234567", "directory_path": "/abc/data"}
+    vpc = {"subnets": ["subnet-01234567"], "security_group_ids": ["sg-01234567"]}
+    cloud = {**CLOUD, "backend": {**CLOUD["backend"], "max_run_seconds": 3600, "vpc": vpc, "image": "built",
+             "image_uri": "111122223333.dkr.ecr.us-west-2.amazonaws.com/own:1"}}  # fmt: skip
+    found = planned(script, inputs={"a": sharded, "b": shared}, **cloud)
+    assert found.settings["input a"] == "s3://bucket/part (File, ShardedByS3Key)"
+    assert found.settings["input b"] == "fsx://fs-01234567/abc/data (mounted read only)"
+    text = planned({"kind": "prepare", "sources": [str(tmp_path / "rows")], "seq_length": 8})
+    assert text.settings["reads"] == f"{tmp_path / 'rows'} (2 files, 2.0 kB)"
+
+
 def test_f12_a_dry_run_shows_it_beside_what_would_be_sent(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     (tmp_path / "requirements.txt").write_text("pytest\n")

@@ -58,7 +58,7 @@ def test_a_good_job_has_none() -> None:
         (["task.model.path=/m"], "give preset or path, not both"),
         (["task.model.config.x=.nan"], "cannot be written as JSON"),
         (["task.optim.warmup_steps=1", "task.optim.warmup_fraction=0.1"], "warmup_steps or warmup_fraction, not both"),
-        (["task.optim.warmup_steps=11"], "warm-up is longer than the 10 steps of the schedule"),
+        (["task.optim.warmup_steps=11"], "warm-up is longer than the schedule, 10 steps"),
         (["task.optim.min_learning_rate=1"], "the floor is above the peak learning_rate 0.0003"),
         (["task.optim.schedule=exponential"], "needs a floor above it (got 0.0). For example 3e-06"),
         (["task.optim.betas=[0.9, 1]"], "each must be at least 0 and less than 1 (got [0.9, 1.0])"),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.errors import SpecError
 from sm_llm.spec.job import JobSpec, WorkflowSpec, spec_digest
 from sm_llm.spec.loading.load import Loaded, load
+from sm_llm.spec.loading.overrides import parse_overrides
+from sm_llm.spec.loading.tree import Tree
 from sm_llm.spec.loading.yaml_text import to_yaml
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import ModelSpec, SyntheticData
@@ -108,7 +113,8 @@ def test_an_object_with_its_storage_unset_takes_the_users_default(load_clean: An
         ("task.optim.max_grad_norm=null", None),
         ("task.logging.sample_prompt=off", "off"),
         ("task.logging.sample_prompt=007", "007"),
-        ("task.logging.sample_prompt=true", "true"),
+        ("task.logging.sample_prompt='true'", "true"),
+        ("task.logging.sample_prompt='[a, b]'", "[a, b]"),
         ("task.logging.sample_prompt=Name: x", "Name: x"),
         ("task.logging.sample_prompt=[a, b", "[a, b"),
         ("task.logging.sample_prompt='null'", "null"),
@@ -119,6 +125,8 @@ def test_an_object_with_its_storage_unset_takes_the_users_default(load_clean: An
         ("task.deterministic=true", True),
         ("environment.OMP_NUM_THREADS=1", "1"),
         ("environment.VERSION=1.10", "1.10"),
+        ("environment.FLAG=true", "true"),
+        ("storage=2026", "2026"),
     ],
 )
 def test_an_override_gets_the_type_that_is_wanted(load_clean: Any, override: str, value: Any) -> None:
@@ -179,7 +187,7 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         "task.optim.eps=0",
     )
     assert found == [
-        "just-text: an override is written key.path=value (got 'just-text'). For example just-text=VALUE",
+        "just-text: an override is written key.path=value (got 'just-text'). For example task.max_steps=100",
         "task.max_steps (override): expected a whole number or null (got 'many')",
         "task.optim.betas (override): expected a list of 2 (each item a number) (got [0.1])",
         "task.optim.eps (override): must be greater than 0 (got 0)",
@@ -207,6 +215,8 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         ("task.data=null", "expected a mapping with format:"),
         ("name=null", "expected text"),
         ("name.first=x", "expected text"),
+        ("task.max_steps", "Write task.max_steps=VALUE"),
+        ("", "For example task.max_steps=100"),
         ("task.seed.x=1", "expected a whole number"),
         ("learning_rate=1", "Did you mean task.optim.learning_rate?"),
         ("task.data.train=x", "It belongs to task.data.format: rows"),
@@ -218,6 +228,53 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
 def test_a_wrong_override_is_explained(load_clean: Any, override: str, expected: str) -> None:
     found = faults(load_clean, JOB, override)
     assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("storage=[x]", "[x]"),
+        ("storage={a: b}", "{a: b}"),
+        ("name=true", "true"),
+        ("task.tokenizer={a: b}", "{a: b}"),
+        ("task.tokenizer=False", "False"),
+        ("inputs.x=[a, b]", "[a, b]"),
+        ('environment.A={"a": 1}', '{"a": 1}'),
+        ("task.data.train=[a]", "[a]"),
+    ],
+)
+def test_a_list_a_mapping_or_a_flag_is_no_text_until_it_is_quoted(load_clean: Any, override: str, value: str) -> None:
+    job = {**JOB, "task": {**JOB["task"], "data": {"format": "rows", "train": "/x", "seq_length": 8}}}
+    (found,) = (it for it in faults(load_clean, job, override) if "If text is meant" in it)
+    assert f"quote it: {json.dumps(value)} (in a shell: " in found
+    path = override.partition("=")[0]
+    (typed,) = shlex.split(found.partition("(in a shell: ")[2].rstrip(")"))
+    assert parse_overrides([typed])[0][0] == (tuple(path.split(".")), Tree(value, {(): "override"}))
+
+
+@pytest.mark.parametrize("line", ["name: true", "storage: [x]", "storage: {a: b}", "storage: True"])
+def test_the_same_in_a_file(load_clean: Any, tmp_path: Path, line: str) -> None:
+    key = line.partition(":")[0]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({it: JOB[it] for it in JOB if it != key}) + line + "\n")
+    (found,) = faults(load_clean, tmp_path / "job.yaml")
+    assert f"{key} ({tmp_path / 'job.yaml'}:" in found
+    assert "expected text (got " in found
+
+
+def test_no_part_of_a_secret_is_shown_where_its_type_is_wrong(load_clean: Any) -> None:
+    for override in ("environment.API_KEY=[hunter22hunter]", "environment.API_KEY={a: hunter22hunter}",
+                     "secrets.A=[hunter22hunter]", "environment={API_KEY: hunter22hunter}"):  # fmt: skip
+        assert "hunter22" not in str(faults(load_clean, JOB, override)), override
+
+
+def test_a_bound_is_a_number_that_can_be_typed(load_clean: Any) -> None:
+    (found,) = faults(load_clean, JOB, "task.data.seq_length=99999999")
+    assert "must be at most 16,777,216 (got 99999999)" in found
+
+
+def test_an_empty_name_and_a_folder_are_no_specification(load_clean: Any, tmp_path: Path) -> None:
+    assert faults(load_clean, "")[0].startswith("'': neither a recipe nor a file. Recipes: ")
+    assert faults(load_clean, str(tmp_path))[0].startswith(f"{tmp_path}: is a folder. Recipes: ")
 
 
 def test_DL31_an_unknown_override_is_an_error_with_the_nearest_key(load_clean: Any) -> None:

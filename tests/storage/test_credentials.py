@@ -144,7 +144,7 @@ def test_an_engine_that_came_on_starts_again_with_new_credentials(
     EngineTransfer(engine, announce=said.append).download(store, copies, lambda _: None)
     assert others.seen == 1
     assert len(said) == 2
-    assert f"{engine} continues with 1 files" in said[1]
+    assert f"{engine} continues with 1 file" in said[1]
 
 
 def test_credentials_that_stay_expired_are_an_error_that_says_so(

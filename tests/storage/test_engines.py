@@ -208,7 +208,7 @@ def test_a_bandwidth_cap_is_kept_and_taken_by_an_engine_that_can(
     said.clear()
     sources = local_files(tmp_path, c=1000)
     EngineTransfer("crt", max_bandwidth=4_000_000, announce=said.append).upload(far, sources, lambda _: None)
-    assert said == ["boto3: 1 files, 1,000 bytes"]
+    assert said == ["boto3: 1 file, 1,000 bytes"]
 
 
 def test_auto_chooses_by_direction_and_size_and_says_so(

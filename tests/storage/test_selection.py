@@ -69,7 +69,7 @@ def test_exclude_wins_and_a_mistyped_include_is_an_error() -> None:
     kept, left_out = Selection(include=("*.json",), exclude=("original",)).apply(items(LLAMA))
     assert [it.key for it in kept] == ["config.json", "tokenizer.json"]
     assert (left_out[0].reason, left_out[0].files) == ("not included", 5)
-    with pytest.raises(StorageError, match=r"'\.safetensor' matches none of the 8 files"):
+    with pytest.raises(StorageError, match=r"'\.safetensor' matches none of 8 files"):
         Selection(include=(".safetensor",)).apply(items(LLAMA))
     with pytest.raises(StorageError, match="leave nothing to copy"):
         Selection(exclude=("*",)).apply(items(LLAMA))

@@ -78,7 +78,7 @@ def test_F6_such_a_batch_is_skipped_by_policy_and_counted(policy: str, tmp_path:
     assert math.isfinite(found[3])
     notices = [it["message"] for it in events(tmp_path / "run", "notice")]
     assert "step 2: the global batch has no label to learn from; skipped, 1 so far" in notices
-    assert any("4 rows have no label to learn from" in it for it in notices)
+    assert any("4 rows without a label to learn from" in it for it in notices)
 
 
 def test_F6_an_empty_micro_batch_beside_others_changes_no_mean(tmp_path: Path) -> None:

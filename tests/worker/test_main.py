@@ -169,7 +169,7 @@ def test_DL10_observed_world_size_is_compared_with_the_requested(
     environ = job_environment(job_file(train_task(), tmp_path / "run", 4))
     assert main("train", environ) == 1
     told = capsys.readouterr().err
-    assert "1 processes have started" in told
+    assert "started as 1 process" in told
     assert "asks for 4" in told
 
 

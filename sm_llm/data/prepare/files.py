@@ -10,7 +10,8 @@ from sm_llm.data.describe import is_dataset, read_json
 from sm_llm.data.prepare.documents import Collector
 from sm_llm.data.prepare.readers import READERS
 from sm_llm.errors import DataError
-from sm_llm.runs.run_folders import counted, files_outside_runs, runs_sentence
+from sm_llm.runs.run_folders import files_outside_runs, runs_sentence
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,11 +89,11 @@ def _folder(folder: Path, notice: Callable[[str], None]) -> list[SourceFile]:
     files = [_single(path) for path in paths if _kind(path)]
     others = sorted({path.suffix or path.name for path in paths if not _kind(path)})
     if not files:
-        found = f"{len(paths)} files of other kinds ({', '.join(others)})" if paths else "nothing"
-        found += f" beside {counted(runs)}" if runs else ""
+        found = f"{counted(len(paths), 'file')} of other kinds ({', '.join(others)})" if paths else "nothing"
+        found += f" beside {counted(len(runs), 'run folder')}" if runs else ""
         raise DataError(f"{folder}: {found} found; readable are {', '.join(sorted(SUFFIXES))}")
     if others:
-        notice(f"{folder}: {len(paths) - len(files)} files of other kinds left out ({', '.join(others)})")
+        notice(f"{folder}: {counted(len(paths) - len(files), 'file')} of other kinds left out ({', '.join(others)})")
     if runs:
         notice(runs_sentence(folder, folder, runs))
     if hidden := len(present) - len(paths):

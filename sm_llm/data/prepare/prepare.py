@@ -24,6 +24,7 @@ from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.data.prepare.tokenizer_choice import obtain_tokenizer
 from sm_llm.errors import DataError
 from sm_llm.runs.events.events import Progress
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +88,7 @@ def _encode(
             boundary = (rows - held_out) * task.seq_length
             notices.append(
                 f"too few documents ({few.documents:,}) to hold out {task.validation_fraction:.3g} of the text in "
-                f"whole ones: the last {held_out:,} of {rows:,} rows are held out instead"
+                f"whole ones: the last {held_out:,} of {counted(rows, 'row')} are held out instead"
             )
         _remove(output / "train", output / "validation")
 
@@ -105,7 +106,8 @@ def _divide_rows(task: PrepareTask, found: _TooFewDocuments) -> tuple[int, int]:
     rows = found.tokens // task.seq_length if task.tail == "drop" else -(-found.tokens // task.seq_length)
     if rows < 2:
         raise DataError(
-            f"{found.documents:,} documents with {found.tokens:,} tokens make {rows} row of {task.seq_length}, but "
+            f"{counted(found.documents, 'document')} with {counted(found.tokens, 'token')} make {rows} row of "
+            f"{task.seq_length}, but "
             "task.validation_fraction wants one to train on and one to hold out. Set task.tail=pad, a smaller "
             "task.seq_length, task.validation_fraction=0, or give more text"
         )
@@ -272,8 +274,9 @@ class _Split:
         )
 
     def _too_little(self) -> str:
-        found = f"{self.name}: {self.documents} documents with {self.tokens} tokens do not fill one row"
-        return f"{found} of {self._task.seq_length}. Set task.tail=pad, a smaller task.seq_length, or give more text"
+        found = f"{self.name}: {counted(self.documents, 'document')} with {counted(self.tokens, 'token')}"
+        remedy = "Set task.tail=pad, a smaller task.seq_length, or give more text"
+        return f"{found} fill no row of {self._task.seq_length}. {remedy}"
 
 
 def _read(
@@ -290,7 +293,7 @@ def _read(
                 progress(Progress(phase, before + documents.fraction * file.size, total, "bytes", file.path.name))
                 reported = now
         before += file.size
-    progress(Progress(phase, total, total, "bytes", f"{len(files)} files"))
+    progress(Progress(phase, total, total, "bytes", counted(len(files), "file")))
 
 
 def _clear(output: Path) -> None:

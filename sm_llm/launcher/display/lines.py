@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.runs.states import RunState
-from sm_llm.terminal import duration, size
+from sm_llm.terminal import counted, duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,15 +52,15 @@ def event_line(event: Mapping[str, Any]) -> str | None:
 
 
 def _attempt_started(event: Mapping[str, Any]) -> str:
-    steps = f", {event['total_steps']} steps" if event["total_steps"] else ""
-    return f"{event['world_size']} process{'es' if event['world_size'] > 1 else ''} on {event['device']}{steps}"
+    steps = f", {counted(event['total_steps'], 'step')}" if event["total_steps"] else ""
+    return f"{counted(event['world_size'], 'process')} on {event['device']}{steps}"
 
 
 def _start_chosen(event: Mapping[str, Any]) -> str:
     if event["source"] == "scratch":
         return "starts from scratch"
     where = f" {event['uri']}" if event.get("uri") else ""
-    after = f", {event['step']} steps done" if event["step"] else ""
+    after = f", {counted(event['step'], 'step')} done" if event["step"] else ""
     return f"starts from {event['source']}{where}{after}"
 
 
@@ -109,8 +109,8 @@ def _account(event: Mapping[str, Any]) -> str:
     rows = sum(split["rows"] for split in account["splits"].values())
     dropped = account["tokens_in"] - account["tokens_kept"]
     return (
-        f"prepared {rows:,} rows from {account['documents']['used']:,} documents: {account['tokens_in']:,} tokens in, "
-        f"{account['tokens_kept']:,} kept, {dropped:,} dropped"
+        f"prepared {counted(rows, 'row')} from {counted(account['documents']['used'], 'document')}: "
+        f"{counted(account['tokens_in'], 'token')} in, {account['tokens_kept']:,} kept, {dropped:,} dropped"
     )
 
 

@@ -12,7 +12,7 @@ from sm_llm.runs.states import RunState
 from sm_llm.spec.loading.yaml_text import to_typed
 from sm_llm.spec.machines.gpus import groups, smallest_accelerator
 from sm_llm.spec.tasks import parallelism_of
-from sm_llm.terminal import big, duration, moment, quoted, size
+from sm_llm.terminal import big, counted, duration, moment, quoted, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,6 @@ def _plan_rows(plan: Plan) -> Iterable[tuple[str, str]]:
         yield from _batch_rows(plan)
         yield from _length_rows(plan)
     if plan.job.task.kind == "prepare":
-        yield "reads", ", ".join(plan.job.task.sources)
         yield "writes", f"rows of {plan.job.task.seq_length:,} tokens"
     if plan.job.task.kind == "fetch":
         yield "fetches", plan.job.task.source
@@ -72,8 +71,7 @@ def _machines(plan: Plan) -> str:
     if not nodes and compute.instance_type is not None:
         nodes = [f"{compute.instance_count} x {compute.instance_type}"]
     where = f"{' and '.join(nodes)}, " if nodes else ""
-    processes = f"{plan.world_size} process{'es' if plan.world_size > 1 else ''}"
-    return f"{where}{compute.instance_count} x {compute.processes} = {processes}"
+    return f"{where}{compute.instance_count} x {compute.processes} = {counted(plan.world_size, 'process')}"
 
 
 def _command_rows(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -103,10 +101,10 @@ def _batch_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     derived = plan.derived
     assert derived is not None
     yield "data-parallel degree", str(derived.data_parallel_degree)
-    ranks = (
-        f"{derived.micro_batch_size} x {derived.data_parallel_degree} ranks x {derived.accumulation_steps} accumulated"
-    )
-    yield "global batch", f"{derived.global_batch_size:,} sequences = {ranks}; {derived.tokens_per_step:,} tokens"
+    ranks = counted(derived.data_parallel_degree, "rank")
+    product = f"{derived.micro_batch_size} x {ranks} x {derived.accumulation_steps} accumulated"
+    tokens = counted(derived.tokens_per_step, "token")
+    yield "global batch", f"{counted(derived.global_batch_size, 'sequence')} = {product}; {tokens}"
 
 
 def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
@@ -117,14 +115,19 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
         yield "length", unknown
     else:
         epochs = f", {derived.epochs:.3g} epochs" if derived.epochs is not None else ""
-        yield "length", f"{derived.total_steps:,} steps, {derived.total_tokens:,} tokens{epochs}"
-    yield "warm-up", unknown if derived.warmup_steps is None else f"{derived.warmup_steps:,} steps"
+        yield "length", f"{counted(derived.total_steps, 'step')}, {counted(derived.total_tokens, 'token')}{epochs}"
+    yield "warm-up", unknown if derived.warmup_steps is None else counted(derived.warmup_steps, "step")
     every = derived.checkpoint_every
-    saved = f"every {every:,} steps" if every else unknown
+    saved = _every(every) if every else unknown
     amount = f"{size(plan.model.checkpoint_bytes)} each (fp32 weights and two AdamW moments), " if plan.model else ""
     yield "checkpoints", f"{amount}{saved}, the last {plan.job.task.checkpoint.keep_last} kept"  # type: ignore[union-attr]
     if derived.validation_every:
-        yield "validation", f"every {derived.validation_every:,} steps"
+        yield "validation", _every(derived.validation_every)
+
+
+def _every(steps: int) -> str:
+    """``every 20 steps``."""
+    return "every step" if steps == 1 else f"every {counted(steps, 'step')}"
 
 
 def _add(table: Table, *cells: str | Text) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.runs.events.events import read_events
 from sm_llm.spec.loading.yaml_text import to_typed
-from sm_llm.terminal import quoted
+from sm_llm.terminal import counted, quoted
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run_handle import RunHandle
@@ -24,11 +24,11 @@ def account(run: RunHandle) -> dict[str, Any] | None:
 def rows_sentence(account: dict[str, Any]) -> str:
     """``1,234 rows of 2,048 tokens to train on, 12 rows (3 documents) held out for validation``."""
     train, held_out = account["splits"]["train"], account["splits"].get("validation")
-    text = f"{_count(train['rows'], 'row')} of {account['seq_length']:,} tokens to train on"
+    text = f"{counted(train['rows'], 'row')} of {account['seq_length']:,} tokens to train on"
     if held_out is None:
         return f"{text}, none held out for validation (--validation-fraction)"
-    documents = _count(held_out["documents"], "document")
-    return f"{text}, {_count(held_out['rows'], 'row')} ({documents}) held out for validation"
+    documents = counted(held_out["documents"], "document")
+    return f"{text}, {counted(held_out['rows'], 'row')} ({documents}) held out for validation"
 
 
 def training_command(account: dict[str, Any], result: str) -> str:
@@ -45,7 +45,3 @@ def training_command(account: dict[str, Any], result: str) -> str:
     }
     typed = (f"{name}={to_typed(value)}" for name, value in changes.items())
     return f"sm-llm fit {quoted(RECIPE, *typed)}"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}{'' if number == 1 else 's'}"

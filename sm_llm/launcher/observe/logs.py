@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from sm_llm.contract.job_file import rank_prefix
 from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.launcher.observe.patience import Patience
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +44,9 @@ class LogFilter:
         if self.rank is None:
             return self
         if self.rank >= node_count * processes_per_node:
-            raise SmLlmError(f"there is no rank {self.rank}: the run has {node_count * processes_per_node} processes")
+            raise SmLlmError(
+                f"there is no rank {self.rank}: the run has {counted(node_count * processes_per_node, 'process')}"
+            )
         prefix = rank_prefix(self.rank) if processes_per_node > 1 else ""
         return replace(self, node=self.rank // processes_per_node, prefix=prefix)
 

@@ -14,6 +14,7 @@ from sm_llm.spec.machines.gpus import smallest_accelerator
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, training_of
 from sm_llm.spec.training import SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +184,7 @@ def _text_issues(path: str, value: str | None, place: Path) -> Iterator[Issue]:
         yield Issue("prepare-source-unreadable", path, problem, value, "Give files of these kinds")
         return
     if not any(file.size for file in files):
-        problem = f"has no text to read: its {len(files)} files are empty"
+        problem = f"has no text to read: {counted(len(files), 'empty file')}"
         yield Issue("prepare-source-empty", path, problem, value, "Check the path")
 
 
@@ -224,12 +225,12 @@ def check_training_length(draft: Draft) -> Iterator[Issue]:
     steps, every = derived.total_steps, derived.checkpoint_every
     if steps and every and every > steps:
         message = (
-            f"every_steps={every} is more than the {steps} steps of the whole run: an interrupted run starts again "
-            "from its beginning"
+            f"every_steps={every} is more than the whole run, {counted(steps, 'step')}: an interrupted run starts "
+            "again from its beginning"
         )
         yield warning("checkpoints-after-the-end", "task.checkpoint.every_steps", message)
     if rows is not None and rows.rows is not None and rows.rows < derived.global_batch_size:
-        message = f"one step ({derived.global_batch_size} rows) visits the {rows.rows} rows more than once"
+        message = f"one step ({derived.global_batch_size} rows) visits {counted(rows.rows, 'row')} more than once"
         yield warning("batch-larger-than-data", "task.global_batch_size", message)
 
 

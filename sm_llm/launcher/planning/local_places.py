@@ -7,6 +7,8 @@ from pathlib import Path
 
 from sm_llm.errors import CheckpointError, StorageError
 
+_MOST_FILES = 10_000
+"""Files of a folder that are counted: more would delay every plan."""
 _STEP_OUTPUT = re.compile(r"steps\.(?P<step>[\w-]+)\.output(?:/.*)?")
 
 
@@ -37,6 +39,23 @@ def local_folder(uri: str | None, base: Path | None = None) -> Path | None:
     if path is not None and base is not None and "://" not in uri:
         path = base / Path(uri).expanduser()
     return path if path is None or path.exists() else _published(path)
+
+
+def contents(place: Path) -> str:
+    """``12 files, 3.4 MB``: what a file or folder of this machine holds; of a very large folder that it is one."""
+    from sm_llm.terminal import counted, size
+
+    found = [place] if place.is_file() else place.rglob("*")
+    sizes: list[int] = []
+    try:
+        for it in found:
+            if it.is_file():
+                sizes.append(it.stat().st_size)
+            if len(sizes) > _MOST_FILES:
+                return f"more than {_MOST_FILES:,} files"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return f"{counted(len(sizes), 'file')}, {size(sum(sizes))}" if sizes else "no files"
 
 
 def _published(path: Path) -> Path:

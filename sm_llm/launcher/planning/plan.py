@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.errors import PlanError
-from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.local_places import contents, local_folder
 from sm_llm.redaction import redact
+from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.tasks import PrepareTask, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import CheckpointStart, PretrainedStart, StreamData, SyntheticData
+from sm_llm.terminal import counted, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,11 +21,17 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.memory import MemoryEstimate
     from sm_llm.launcher.planning.model_facts import ModelFacts
     from sm_llm.spec.derive import Derived
+    from sm_llm.spec.inputs import Input
     from sm_llm.spec.job import JobSpec
 
 
 RANDOM = "RANDOM TOKENS"
 _LISTED = 8
+_NARROWEST = 10
+_LONGEST = 500
+"""Characters of a program's arguments that are shown."""
+_USUAL = ("FullyReplicated", "S3Prefix")
+"""Of an input channel what needs no words."""
 
 
 def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
@@ -39,14 +47,45 @@ def settings(job: JobSpec, rows: int | None = None) -> dict[str, str]:
             "precision": _precision(training),
         }
     elif isinstance(task, PrepareTask):
+        found["reads"] = ", ".join(_with_contents(source) for source in task.sources)
         trained = f"trained on the text, {task.train_tokenizer.vocab_size:,} entries"
         found["tokenizer"] = task.tokenizer or trained
     elif isinstance(task, ScriptTask):
         found["program"] = f"{task.entry} of {task.source or 'the image'}{_without_runs(job, task.source)}"
+        if words := _arguments(task):
+            found["arguments"] = words
         if wanted := requirements(job):
             more = f" and {len(wanted) - _LISTED} more" if len(wanted) > _LISTED else ""
             found["installs"] = f"{', '.join(wanted[:_LISTED])}{more} ({task.source}/{REQUIREMENTS}, once per node)"
-    return found
+    return found | {f"input {name}": _input(value) for name, value in job.inputs.items()}
+
+
+def _input(value: Input) -> str:
+    """Where an input lies, how the job gets it, and what is in it where that is on this machine."""
+    if isinstance(value, str):
+        return _with_contents(value)
+    if isinstance(value, FileSystemInput):
+        return f"{value.uri} (mounted {'read only' if value.access_mode == 'ro' else 'to read and write'})"
+    words = [value.mode, *(it for it in (value.distribution, value.data_type) if it not in _USUAL)]
+    return f"{value.uri} ({', '.join(words)})"
+
+
+def _with_contents(place: str) -> str:
+    """A place, with the number and size of its files where it is on this machine."""
+    folder = local_folder(place)
+    return place if folder is None or not folder.exists() else f"{place} ({contents(folder)})"
+
+
+def _arguments(task: ScriptTask) -> str:
+    """What the program is given, as in a shell, and what is left out of it."""
+    from sm_llm.contract.program import argument_words, given_arguments
+
+    words = quoted(*argument_words(task)) if task.args else ""
+    shown = words if len(words) <= _LONGEST else f"{words[:_LONGEST]}…"
+    nulls = sorted(set(task.args) - set(given_arguments(task))) if isinstance(task.args, dict) else []
+    left_out = f"({'left out, null: ' + ', '.join(nulls)})" if nulls else ""
+    # An address among them may hold a password.
+    return redact(" ".join(filter(None, [shown, left_out])))
 
 
 def _without_runs(job: JobSpec, source: str | None) -> str:
@@ -72,7 +111,7 @@ def requirements(job: JobSpec) -> list[str]:
 def _data(task: TrainTask, rows: int | None) -> str:
     data = task.data
     if isinstance(data, SyntheticData):
-        return f"{RANDOM}: {data.rows:,} rows of {data.seq_length:,} (task.data.format=synthetic)"
+        return f"{RANDOM}: {counted(data.rows, 'row')} of {data.seq_length:,} (task.data.format=synthetic)"
     if isinstance(data, StreamData):
         return f"{data.dataset}, split {data.split}, streamed into rows of {data.seq_length:,} tokens"
     count = f"{rows:,} " if rows is not None else ""
@@ -170,7 +209,8 @@ class Plan:
     def start_lines(self) -> list[str]:
         """What to show where the job is started: its settings, and its warnings."""
         warnings = [f"  warning: {text}" for text in self.warnings]
-        return [*(f"  {name:<10} {value}" for name, value in self.settings.items()), *warnings]
+        width = max([_NARROWEST, *map(len, self.settings)])
+        return [*(f"  {name:<{width}} {value}" for name, value in self.settings.items()), *warnings]
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; the spec is in ``job``."""
@@ -198,7 +238,9 @@ class Plan:
 
     def summary(self) -> str:
         """One line for logs: name, model, batch and length."""
-        parts = [f"{self.job.name}: {self.job.task.kind} on {self.world_size} process(es), {self.job.backend.name}"]
+        parts = [
+            f"{self.job.name}: {self.job.task.kind} on {counted(self.world_size, 'process')}, {self.job.backend.name}"
+        ]
         if self.model is not None:
             parts.append(f"{self.model.model_type} with {self.model.parameters:,} parameters")
         if self.derived is not None:

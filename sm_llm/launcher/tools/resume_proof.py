@@ -19,6 +19,7 @@ from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.publication.find import find_newest
 from sm_llm.storage.uri import join
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,7 +69,8 @@ class ResumeProof:
         """The proof for people."""
         after = " and ".join(map(str, self.continued_from)) or "no checkpoint at all"
         lines = [
-            f"{self.steps} steps on {self.device}, unbroken, and broken twice and continued from step {after}",
+            f"{counted(self.steps, 'step')} on {self.device}, unbroken, and broken twice and continued from step "
+            f"{after}",
             f"  losses         {self.equal_losses} of {self.steps} equal bit for bit "
             f"(largest difference {self.largest_loss_difference:.3g})",
             f"  learning rates {self.equal_rates} of {self.steps} equal bit for bit",
@@ -97,7 +99,7 @@ def prove_resume(
 
     loaded = load(source, overrides)
     folder = join(storage_root(loaded.spec), _FOLDER)
-    tell(f"running {steps} steps unbroken")
+    tell(f"running {counted(steps, 'step')} unbroken")
     # new: an unfinished run of an earlier proof must not be continued.
     unbroken = launch(source, *overrides, *_shortened(loaded, steps), f"storage={json.dumps(folder)}", new=True)
     unbroken.wait()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from sm_llm.storage.syncing.sync import sync
 from sm_llm.storage.syncing.sync_settings import SyncReport
-from sm_llm.terminal import duration, say
+from sm_llm.terminal import counted, duration, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,25 +88,26 @@ def report_lines(report: SyncReport, *, dry_run: bool = False) -> Iterator[str]:
     """What a sync did, in words."""
     yield from report.engines
     for it in report.left_out:
-        yield f"left out ({it.reason}): {it.files} files, {size(it.size)}"
+        yield f"left out ({it.reason}): {counted(it.files, 'file')}, {size(it.size)}"
     for path in report.unverified:
         yield f"not verified (S3 keeps no checksum of it): {path}"
     if report.unchanged:
-        yield f"unchanged: {report.unchanged} files, {size(report.unchanged_size)}"
+        yield f"unchanged: {counted(report.unchanged, 'file')}, {size(report.unchanged_size)}"
     speed = f", {size(int(report.copied_size / report.seconds))}/s" if report.seconds > 0 and not dry_run else ""
     did = "would copy" if dry_run else "copied and verified"
-    yield f"{did}: {len(report.copied)} files, {size(report.copied_size)}{speed} -> {report.destination}"
+    yield f"{did}: {counted(len(report.copied), 'file')}, {size(report.copied_size)}{speed} -> {report.destination}"
 
 
 def fetch_lines(report: FetchReport) -> Iterator[str]:
     """What a fetch did, in words."""
     yield f"{report.source} is commit {report.commit}"
     for it in report.left_out:
-        yield f"left out ({it.reason}): {it.files} files, {size(it.size)}"
+        yield f"left out ({it.reason}): {counted(it.files, 'file')}, {size(it.size)}"
     if report.unchanged:
-        yield f"there already: {report.unchanged} files, {size(report.unchanged_size)}"
+        yield f"there already: {counted(report.unchanged, 'file')}, {size(report.unchanged_size)}"
     speed = f", {size(int(report.copied_size / report.seconds))}/s" if report.seconds > 0 else ""
-    yield f"fetched and verified: {len(report.copied)} files, {size(report.copied_size)}{speed} -> {report.destination}"
+    copied = f"{counted(len(report.copied), 'file')}, {size(report.copied_size)}{speed}"
+    yield f"fetched and verified: {copied} -> {report.destination}"
 
 
 def size(count: int) -> str:

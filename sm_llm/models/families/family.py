@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from sm_llm.errors import Issue
+from sm_llm.terminal import exact
 
 Config = Mapping[str, Any]
 Group = Literal["matrix", "norm", "bias", "embedding"]
@@ -119,11 +120,11 @@ class Field:
             return Issue("model-field-not-whole-numbers", name, "must be whole numbers, at least 0", value)
         # "not value >= ..." and not "value < ...": NaN must fail, too.
         if self.minimum is not None and isinstance(value, int | float) and not value >= self.minimum:
-            return Issue("model-field-too-small", name, f"must be at least {self.minimum:g}", value)
+            return Issue("model-field-too-small", name, f"must be at least {exact(self.minimum)}", value)
         if isinstance(value, int | float) and not value <= self.maximum:
-            return Issue("model-field-too-large", name, f"must be at most {self.maximum:,}", value)
+            return Issue("model-field-too-large", name, f"must be at most {exact(self.maximum)}", value)
         if self.below is not None and isinstance(value, int | float) and not value < self.below:
-            return Issue("model-field-not-below", name, f"must be less than {self.below:g}", value)
+            return Issue("model-field-not-below", name, f"must be less than {exact(self.below)}", value)
         if self.choices and value not in self.choices:
             return Issue(
                 "activation-unknown", name, "is not an activation function", value, f"Known: {', '.join(self.choices)}"

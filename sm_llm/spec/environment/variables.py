@@ -148,8 +148,9 @@ def conceal(tree: Tree) -> list[Issue]:
     for path, value in leaves:
         if problem := _problem(path, value) or _argument_problem(path, values):
             tree.replace(path, HIDDEN)
-            # The characters that were typed hold the secret as well.
-            tree.texts.pop(path, None)
+            # The characters that were typed hold the secret as well, those of a whole mapping or list among them.
+            for end in range(len(path) + 1):
+                tree.texts.pop(path[:end], None)
             issues.append(
                 Issue(
                     "secret-written-out",
@@ -172,7 +173,8 @@ def _problem(path: Path, value: Any) -> str:
     if any(isinstance(it, str) and is_token_shaped(it) for it in (value, *path)):
         return "holds what looks like a token or password, and a specification is stored and shown"
     entry = _entry(path, "environment")
-    if len(entry) == 1 and _is_secret(entry[0]) and value not in (None, ""):
+    # Of a list or mapping, which is refused for its type, every part: the refusal shows the value.
+    if entry and _is_secret(entry[0]) and value not in (None, ""):
         return "looks like a secret, and environment variables are stored and shown"
     return ""
 

@@ -179,17 +179,20 @@ def _find(source: str | FilePath) -> tuple[FilePath, str]:
     if isinstance(source, str) and source in recipes:
         return recipes[source], f"recipe {source}"
     file = FilePath(source).expanduser()
-    if file.exists():
+    # A pipe is read as well; an empty name would be the working directory.
+    if str(source) and file.exists() and not file.is_dir():
         return file, str(source)
     remedy = did_you_mean(str(source), recipes) or f"Recipes: {', '.join(recipes)}"
-    raise SpecError([Issue("specification-not-found", str(source), "neither a recipe nor a file", remedy=remedy)])
+    problem = "is a folder" if str(source) and file.is_dir() else "neither a recipe nor a file"
+    raise SpecError([Issue("specification-not-found", str(source) or "''", problem, remedy=remedy)])
 
 
 def _read(file: FilePath) -> str:
     try:
         return read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Issue("specification-unreadable", str(file), f"cannot be read: {error}")]) from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SpecError([Issue("specification-unreadable", str(file), f"cannot be read: {reason}")]) from None
 
 
 def _with_defaults(tree: Tree, defaults: Defaults) -> Tree:

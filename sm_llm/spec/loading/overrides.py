@@ -11,11 +11,11 @@ from sm_llm.spec.job import JobSpec, StepSpec
 from sm_llm.spec.loading.tree import DEEPEST, Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_typed, to_typed
 from sm_llm.spec.schema import dotted_paths, knows
-from sm_llm.spec.validation.fields import did_you_mean
+from sm_llm.spec.validation.fields import closest, meant, nearest
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from sm_llm.spec.base import SpecModel
 
@@ -66,7 +66,13 @@ def parse_overrides(overrides: Sequence[Any]) -> tuple[list[tuple[Path, Tree]], 
         # A word with hyphens in front is an option of the program that was misspelt.
         if not (equals and path and not key.startswith("-")):
             issues.append(
-                Issue("override-malformed", key or text, "an override is written key.path=value", text, _example(text))
+                Issue(
+                    "override-malformed",
+                    key or text or "override",
+                    "an override is written key.path=value",
+                    text,
+                    _example(text),
+                )
             )
             continue
         try:
@@ -129,7 +135,8 @@ def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple
     if path[0] == "steps" and isinstance(steps, Mapping) and len(path) > 2 and path[1] not in steps:
         # It would begin a step that has this one field, and the message would be about all that it lacks.
         names = [str(name) for name in steps]
-        remedy = did_you_mean(path[1], names).replace("mean ", "mean steps.") or f"Steps: {', '.join(names)}"
+        close = [f"steps.{it}" for it in closest(path[1], names)]
+        remedy = f"Did you mean {close[0]}?" if close else f"Steps: {', '.join(names)}"
         return path, Issue("override-step-unknown", ".".join(path), "there is no such step", path[1], remedy)
     if path[0] in kind.model_fields:
         return path, None
@@ -143,22 +150,35 @@ def placed(kind: type[SpecModel], path: Path, whole: Mapping[str, Any]) -> tuple
             remedy=f"Write {'.'.join(path[2:])}",
         )
     if path[0] not in StepSpec.model_fields or not isinstance(steps, Mapping):
-        return path, Issue("override-key-unknown", key, "unknown key", remedy=_similar(key, dotted_paths(kind, whole)))
-    having = [str(name) for name, step in steps.items() if knows(StepSpec, step, path)]
+        return path, Issue("override-key-unknown", key, "unknown key", remedy=nearest(kind, Tree(whole), path))
+    having = _having(steps, path)
     if len(having) == 1:
         return ("steps", having[0], *path), None
     if having:
         remedy = f"Write {' or '.join(f'steps.{name}.{key}' for name in having)}"
         return path, Issue("override-ambiguous", key, f"several steps have it: {', '.join(having)}", remedy=remedy)
-    known = (it for step in steps.values() for it in dotted_paths(StepSpec, step))
-    return path, Issue("override-key-in-no-step", key, "unknown key: no step has it", remedy=_similar(key, known))
+    remedy = _nearest_in_steps(steps, path)
+    return path, Issue("override-key-in-no-step", key, "unknown key: no step has it", remedy=remedy)
 
 
-def _similar(key: str, paths: Iterable[Path]) -> str:
-    """The paths that end as ``key`` does, or else the most similar one, as a remedy."""
-    known = list(dict.fromkeys(".".join(it) for it in paths))
-    same = [it for it in known if it.endswith(f".{key}")]
-    return f"Did you mean {' or '.join(same[:3])}?" if same else did_you_mean(key, sorted(known))
+def _having(steps: Mapping[str, Any], path: Path) -> list[str]:
+    """The steps that have the field ``path``."""
+    return [str(name) for name, step in steps.items() if knows(StepSpec, step, path)]
+
+
+def _nearest_in_steps(steps: Mapping[str, Any], path: Path) -> str:
+    """``nearest`` for a path without its step; where several steps have what it names, their own paths."""
+    holders = _having(steps, path[:-1]) or list(steps)
+    found = [it for name in holders for it in meant(StepSpec, Tree(dict(steps[name])), path)]
+    whole = [".".join(it) for it in dict.fromkeys(found)]
+    if not whole:
+        known = sorted({".".join(it) for step in steps.values() for it in dotted_paths(StepSpec, step)})
+        whole = closest(".".join(path), known)
+    typed = []
+    for text in whole:
+        having = _having(steps, tuple(text.split(".")))
+        typed += [text] if len(having) == 1 else [f"steps.{name}.{text}" for name in having]
+    return f"Did you mean {' or '.join(typed[:3])}?" if typed else ""
 
 
 def _path(key: str) -> Path | None:
@@ -187,7 +207,9 @@ def _example(text: str) -> str:
         return "Options of the program go by their own names (--help lists them)"
     if text.lstrip().startswith("{"):
         return _from_mapping(text)
-    return "For example task.max_steps=100" if equals else f"For example {key}=VALUE"
+    # A word that begins no path, such as a name or another file, is not made into one.
+    begins_path = not equals and key.partition(".")[0] in {*JobSpec.model_fields, "steps"}
+    return f"Write {key}=VALUE" if begins_path else "For example task.max_steps=100"
 
 
 def _from_mapping(text: str) -> str:

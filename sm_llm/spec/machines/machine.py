@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.spec.machines.compute import ComputeSpec
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from sm_llm.spec.loading.tree import Tree
@@ -75,7 +76,7 @@ def _fill(tree: Tree, holder: tuple[str, ...], environ: Mapping[str, str]) -> No
     # Simulated nodes share this machine's GPUs.
     nodes = compute.get("instance_count", 1)
     count = max(1, len(gpus) // nodes) if isinstance(nodes, int) and nodes > 0 else 1
-    origin = f"this machine's {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+    origin = f"this machine's {counted(len(gpus), 'GPU')}"
     if above == ("compute",) and holder:  # other steps keep one process: only this one's compute changes
         for name, value in compute.items():
             place = (*holder, "compute", str(name))

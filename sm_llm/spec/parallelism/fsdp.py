@@ -18,6 +18,7 @@ from sm_llm.spec.parallelism.base import (
     divisors,
     listed,
 )
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -235,7 +236,7 @@ def _shard_issues(spec: FsdpSpec, world_size: int, node_size: int) -> list[Issue
     tensor = spec.tensor_parallel_degree
     # Before the degree is computed, which would be rounded down here.
     if spec.sharding == "hybrid" and spec.hybrid_shard_degree == "node" and node_size % tensor:
-        problem = f"a node has {node_size} processes, which tensor_parallel_degree {tensor} does not divide"
+        problem = f"a node has {counted(node_size, 'process')}, which tensor_parallel_degree {tensor} does not divide"
         return [
             Issue(
                 "shard-degree-of-a-node-indivisible",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -16,11 +17,14 @@ from sm_llm.spec.schema import (
     default_block,
     describe,
     dotted_paths,
+    knows,
     members,
     tag,
     tag_values,
 )
+from sm_llm.spec.validation.other_names import choosing_key, other_field
 from sm_llm.spec.validation.runner import at_new_paths
+from sm_llm.terminal import exact, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,13 +39,14 @@ _COUNTABLE = 2**63
 _MISSPELT = 0.8
 """Keys at least this similar (``SequenceMatcher.ratio``) are one key with a typing error."""
 _LIMITS = {
-    "greater_than": "must be greater than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "too_short": "needs at least {min_length} item(s)",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "is too short: it needs at least {min_length}",
     "finite_number": "must be finite",
 }
+_BOUNDS = ("gt", "ge", "lt", "le", "min_length")
 
 
 def validate(kind: type[Spec], tree: Tree) -> tuple[Spec | None, list[Issue]]:
@@ -97,20 +102,61 @@ def _rest(kind: type[Spec], tree: Tree) -> Spec | None:
 
 
 def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
-    """A remedy for an unknown key: whose it is, a misspelt key beside it, the same elsewhere, or the most similar."""
-    from difflib import SequenceMatcher, get_close_matches
-
-    if other := _of_another(annotation_at(kind, tree, path[:-1]), tree, path):
+    """A remedy for an unknown key: whose it is, what was meant, or the keys that are known there."""
+    holder = annotation_at(kind, tree, path[:-1])
+    if other := _of_another(holder, tree, path):
         return other
-    block = block_for(annotation_at(kind, tree, path[:-1]), tree.get(path[:-1]))
-    known = list(block.model_fields) if block else []
-    elsewhere = [other for other in dotted_paths(kind, tree.value) if other[-1] == path[-1] and other != path]
-    beside = [(*path[:-1], close) for close in get_close_matches(path[-1], known, n=1)]
+    block = block_for(holder, tree.get(path[:-1]))
+    names = [".".join(it) for it in meant(kind, tree, path)]
+    if not names and block is None:
+        names = closest(".".join(path), sorted({".".join(it) for it in dotted_paths(kind, tree.value)}))
+    if names:
+        return f"Did you mean {' or '.join(names)}?"
+    if text := _of_another_by_other_name(kind, tree, path[-1]):
+        return text
+    return f"Known keys here: {', '.join(block.model_fields)}" if block else ""
+
+
+def meant(kind: type[SpecModel], tree: Tree, path: Path) -> list[Path]:
+    """What an unknown key stands for: the key that chooses a class there, a misspelt key beside it, the same elsewhere
+    or by its name in other tools, or else the most similar one beside it."""
+    from difflib import SequenceMatcher
+
+    holder = annotation_at(kind, tree, path[:-1])
+    block = block_for(holder, tree.get(path[:-1]))
+    if choosing := choosing_key(holder, block, path[-1]):
+        return [(*path[:-1], choosing)]
+    beside = [(*path[:-1], close) for close in closest(path[-1], block.model_fields if block else ())]
     # A key beside it that is nearly the same counts before the same key elsewhere, a distant one after it.
     misspelt = bool(beside) and SequenceMatcher(None, beside[0][-1], path[-1]).ratio() >= _MISSPELT
-    if meant := (beside if misspelt else elsewhere[:3] or beside):
-        return f"Did you mean {' or '.join('.'.join(other) for other in meant)}?"
-    return f"Known keys here: {', '.join(known)}" if known else ""
+    return beside if misspelt else _elsewhere(kind, tree.value, path) or beside
+
+
+def _elsewhere(kind: type[SpecModel], whole: Any, path: Path) -> list[Path]:
+    """Up to three places of the key ``path`` ends with, also by its name in other tools; the end of a path counts more
+    than its last key, and a place higher up more than one further down."""
+    known = sorted((it for it in dotted_paths(kind, whole) if it != path), key=len)
+    ends: list[tuple[Path, Path]] = [(path, ())]
+    # A block may be misnamed as well: env.A.
+    for at in reversed(range(len(path))):
+        if (end := other_field(path[at])) is not None:
+            ends.append((tuple(end.split(".")), path[at + 1 :]))
+    ends.append((path[-1:], ()))
+    for end, rest in ends:
+        found = [(*it, *rest) for it in known if it[-len(end) :] == end and knows(kind, whole, (*it, *rest))]
+        if found:
+            return found[:3]
+    return []
+
+
+def _of_another_by_other_name(kind: type[SpecModel], tree: Tree, key: str) -> str:
+    """The same for a key by its name in other tools: ``use_spot_instances`` of a local job."""
+    end = tuple((other_field(key) or "").split("."))
+    for place in (end, ("task", *end)):
+        for stop in range(2, len(place) + 1):
+            if text := _of_another(annotation_at(kind, tree, place[: stop - 1]), tree, place[:stop]):
+                return f"Did you mean {'.'.join(place)}? {text}"
+    return ""
 
 
 def _of_another(annotation: Any, tree: Tree, path: Path) -> str:
@@ -120,7 +166,8 @@ def _of_another(annotation: Any, tree: Tree, path: Path) -> str:
     if key is None or not owners:
         return ""
     where = ".".join((*path[:-1], key))
-    return f"It belongs to {where}: {' or '.join(owners)}; here it is {tree.get((*path[:-1], key))}"
+    here = tree.get((*path[:-1], key))
+    return f"It belongs to {where}: {' or '.join(owners)}{f'; here it is {here}' if here else ''}"
 
 
 def annotation_at(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
@@ -203,11 +250,21 @@ def _repair(kind: type[SpecModel], tree: Tree, path: Path) -> Any:
         return None if None in spelt or spelt == value else spelt
     if text is None or value is None:
         return None
-    if not isinstance(value, str) and any(map(_is_text, wanted)):
+    if not isinstance(value, str) and any(map(_is_text, wanted)) and not _is_of_another_type(kind, tree, path):
         return text
     if isinstance(value, float) and int in wanted and value.is_integer() and abs(value) < _COUNTABLE:
         return int(value)
     return None
+
+
+def _is_of_another_type(kind: type[SpecModel], tree: Tree, path: Path) -> bool:
+    """Whether what stands where text is wanted was hardly meant as text: a list, a mapping in braces, or the flag of a
+    field. Entries of lists and mappings, such as arguments and variables, are characters whatever they look like."""
+    value = tree.get(path)
+    if isinstance(value, list | dict):
+        return tree.texts[path].lstrip().startswith(("[", "{", "- "))
+    block = block_for(annotation_at(kind, tree, path[:-1]), tree.get(path[:-1]))
+    return isinstance(value, bool) and block is not None and path[-1] in block.model_fields
 
 
 def _is_text(kind: Any) -> bool:
@@ -242,12 +299,18 @@ def _issue(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) 
             message = str(detail.get("ctx", {}).get("error", detail["msg"]))
             return Issue("value-form-invalid", dotted, message, seen, origin=origin)
         case limit if limit in _LIMITS:
-            return Issue(
-                "value-out-of-range", dotted, _LIMITS[limit].format(**detail.get("ctx", {})), seen, origin=origin
-            )
-    return Issue(
-        "value-type-invalid", dotted, f"expected {_expected(annotation)}", seen, _remedy(annotation, seen), origin
-    )
+            bounds = {name: exact(bound) for name, bound in detail.get("ctx", {}).items() if name in _BOUNDS}
+            return Issue("value-out-of-range", dotted, _LIMITS[limit].format(**bounds), seen, origin=origin)
+    remedy = _as_text(dotted, annotation, tree.texts.get(path)) or _remedy(annotation, seen)
+    return Issue("value-type-invalid", dotted, f"expected {_expected(annotation)}", seen, remedy, origin)
+
+
+def _as_text(dotted: str, annotation: Any, typed: str | None) -> str:
+    """How to write what was typed so that it is text, where text may stand."""
+    if not typed or not any(map(_is_text, members(annotation))):
+        return ""
+    literal = json.dumps(typed, ensure_ascii=False)
+    return f"If text is meant, quote it: {literal} (in a shell: {quoted(f'{dotted}={literal}')})"
 
 
 def _expected(annotation: Any) -> str:
@@ -267,10 +330,14 @@ def _remedy(annotation: Any, seen: Any) -> str:
 
 def did_you_mean(seen: Any, choices: Iterable[str]) -> str:
     """``Did you mean X?`` for the choice nearest to a value, or nothing if none is near."""
+    return f"Did you mean {close[0]}?" if (close := closest(seen, choices)) else ""
+
+
+def closest(seen: Any, choices: Iterable[str]) -> list[str]:
+    """The choice nearest to a value, whatever the case of either; none if none is near."""
     from difflib import get_close_matches
 
     if not isinstance(seen, str):
-        return ""
+        return []
     lower = {choice.lower(): choice for choice in map(str, choices)}
-    close = get_close_matches(seen.lower(), list(lower), n=1)
-    return f"Did you mean {lower[close[0]]}?" if close else ""
+    return [lower[it] for it in get_close_matches(seen.lower(), list(lower), n=1)]

@@ -242,6 +242,9 @@ def _argument_issues(task: ScriptTask, key: str, value: Any) -> Iterator[Issue]:
     if not _KEY.fullmatch(key):
         yield Issue("argument-name-invalid", path, "an argument's name has no spaces and no equals sign", key)
     items = value if isinstance(value, list) else [value]
+    if None in items and isinstance(value, list) and task.args_style != "key=value":
+        remedy = 'Leave it out, or write the text "null"'
+        yield Issue("argument-null-in-list", path, "holds null, which is no word of a command line", value, remedy)
     if any(isinstance(item, list | dict) for item in items):
         remedy = "Use args_style: file, or write args as a list"
         yield Issue("argument-nested", path, f"{task.args_style!r} cannot write nested values", value, remedy)

@@ -15,6 +15,7 @@ from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.s3.s3_client import is_expired
 from sm_llm.storage.syncing.arrival import clear_leftovers, is_half_fetched
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ class EngineTransfer:
             # The same engine continues only if expired credentials stopped it and it has made progress, which also
             # bounds this recursion.
             other = name if _renewed(store, error) and len(left) < len(group) else "ranges"
-            self._announce(f"{name} failed ({error}); {other} continues with {len(left)} files")
+            self._announce(f"{name} failed ({error}); {other} continues with {counted(len(left), 'file')}")
             return self._download(store, other, left, progress)
 
     def upload(self, store: Store, copies: Sequence[Copy], progress: Progress) -> list[StoredObject]:
@@ -124,7 +125,7 @@ class EngineTransfer:
             counted.correct(_size(group) - _size(left))
             came_on = expired and len(left) < len(group)
             other = name if came_on else "boto3"
-            self._announce(f"{name} failed ({error}); {other} continues with {len(left)} files")
+            self._announce(f"{name} failed ({error}); {other} continues with {counted(len(left), 'file')}")
             self._upload(store, other, left, progress, results, renewed=not came_on)
 
     def _groups(self, copies: Sequence[Copy], choose: Callable[[Copy], str]) -> dict[str, list[Copy]]:
@@ -132,7 +133,7 @@ class EngineTransfer:
         for copy in copies:
             groups.setdefault(choose(copy), []).append(copy)
         for name, group in groups.items():
-            self._announce(f"{name}: {len(group)} files, {_size(group):,} bytes")
+            self._announce(f"{name}: {counted(len(group), 'file')}, {_size(group):,} bytes")
         return groups
 
     def _for_download(self, store: S3Objects, copy: Copy) -> str:

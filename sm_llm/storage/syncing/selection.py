@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +52,9 @@ class Selection:
         """
         for pattern in self.include:
             if not any(matches(pattern, it.key) for it in items):
-                raise StorageError(f"include: {pattern!r} matches none of the {len(items)} files. {_examples(items)}")
+                raise StorageError(
+                    f"include: {pattern!r} matches none of {counted(len(items), 'file')}. {_examples(items)}"
+                )
         kept, left_out = list(items), []
         if self.include:
             named = {it.key for it in kept if any(matches(pattern, it.key) for pattern in self.include)}

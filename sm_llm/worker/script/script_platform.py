@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.program import given_arguments
 from sm_llm.runs.run_paths import CONTAINER_BASE
 from sm_llm.storage.publication.result import POINTER
 
@@ -37,7 +38,7 @@ def variables(
 ) -> dict[str, str]:
     """What the training toolkit sets, filled from the job: ``argv`` are the program's arguments, ``inputs`` its inputs
     by name, ``output`` the folder that is published."""
-    arguments = task.args if isinstance(task.args, dict) else {}
+    arguments = given_arguments(task)
     channels = sorted({*json.loads(environ.get("SM_CHANNELS", "[]")), *inputs})
     found = {
         "SM_MODEL_DIR": str(output),

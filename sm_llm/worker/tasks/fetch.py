@@ -15,6 +15,7 @@ from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.manifest import PartManifest, Save
 from sm_llm.storage.syncing.selection import Selection
 from sm_llm.storage.uri import open_store
+from sm_llm.terminal import counted
 from sm_llm.worker.checkpoint.earlier import is_published
 from sm_llm.worker.publishing.publish_final import announce
 from sm_llm.worker.versions import versions
@@ -49,7 +50,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     files, left_out = select(snapshot, Selection(task.include, task.exclude, task.one_weight_format))
     tell_source(context, snapshot, files)
     for it in left_out:
-        context.say(f"left out ({it.reason}): {it.files} files, {it.size / 2**20:,.1f} MiB")
+        context.say(f"left out ({it.reason}): {counted(it.files, 'file')}, {it.size / 2**20:,.1f} MiB")
     own = publication.new_save(context.job.run_id, None, world_size=context.place.world_size, node_count=1)
     # Of attempts that race, all get the id that was stored first, and so store files in one place.
     save = Save.model_validate_json(ledger.once("save.json", own.model_dump_json()))
@@ -61,7 +62,9 @@ def run(context: WorkerContext, job: JobSpec) -> None:
 def tell_source(context: WorkerContext, snapshot: HubSnapshot, files: list[HubFile]) -> None:
     """Log which commit an address stands for, and how much of it is meant."""
     size = sum(file.size for file in files) / 2**20
-    context.notice(f"{snapshot.address.uri} is commit {snapshot.commit}: {len(files)} files, {size:,.1f} MiB")
+    context.notice(
+        f"{snapshot.address.uri} is commit {snapshot.commit}: {counted(len(files), 'file')}, {size:,.1f} MiB"
+    )
 
 
 def _publish(

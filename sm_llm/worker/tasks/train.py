@@ -12,7 +12,7 @@ from sm_llm.data.source import Source
 from sm_llm.errors import CheckpointError, DataError, RunFailed
 from sm_llm.runs.events.events import AttemptStarted, Step
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.terminal import quoted
+from sm_llm.terminal import counted, quoted
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
 from sm_llm.worker.checkpoint.continuity import check_continuation, own_identity
 from sm_llm.worker.checkpoint.start import Start, Starter, first_weights, load_checkpoint
@@ -193,8 +193,9 @@ class Training:
         self.stopper.announce()
         self.context.emit(AttemptStarted(world_size, name, self.setup.total_steps, versions()))
         self.context.say(
-            f"attempt {self.context.job.attempt}: {world_size} processes on {name} in {self.task.precision.compute}, "
-            f"{self.setup.total_steps} steps of {self.setup.derived.tokens_per_step:,} tokens"
+            f"attempt {self.context.job.attempt}: {counted(world_size, 'process')} on {name} in "
+            f"{self.task.precision.compute}, {counted(self.setup.total_steps, 'step')} of "
+            f"{self.setup.derived.tokens_per_step:,} tokens"
         )
         for doubt in self.setup.warnings:
             self.context.notice(doubt, "warning")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sm_llm.terminal import counted
+
 LONG_SECONDS = 2 * 3600.0
 """More work than this should not hang on one interruption."""
 GOOD_SECONDS = 1800.0
@@ -12,7 +14,7 @@ def cadence(every: int | None, total_steps: int, step_seconds: float) -> tuple[s
     """One sentence about saving ``every`` steps, and whether it is a warning."""
     total_seconds = total_steps * step_seconds
     if every is None or every >= total_steps:
-        lost = f"no checkpoint before the end of {total_steps} steps (about {_duration(total_seconds)})"
+        lost = f"no checkpoint before the end of {counted(total_steps, 'step')} (about {_duration(total_seconds)})"
         return f"{lost}{_proposal(total_seconds, step_seconds)}", total_seconds > GOOD_SECONDS or every != total_steps
     seconds = every * step_seconds
     words = f"a checkpoint every {every} steps, about every {_duration(seconds)}"

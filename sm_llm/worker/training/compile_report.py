@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sm_llm.terminal import counted
+
 if TYPE_CHECKING:
     from sm_llm.runs.events.events import LayersCompiled
 
@@ -25,7 +27,7 @@ def warning(report: LayersCompiled) -> str | None:
         return None
     reasons = "; ".join(f"{text} ({count} x)" for text, count in report.graph_breaks.items()) or "none given by torch"
     return (
-        f"task.precision.compile is true, but of {report.layers} layers {' and '.join(issues)}. "
+        f"task.precision.compile is true, but of {counted(report.layers, 'layer')} {' and '.join(issues)}. "
         f"Losses are not affected, speed is. Reasons: {reasons}. TORCH_LOGS=graph_breaks,recompiles shows where"
     )
 

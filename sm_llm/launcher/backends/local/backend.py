@@ -29,7 +29,7 @@ from sm_llm.spec.machines.machine import Machine, this_machine
 from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks, training_of
 from sm_llm.spec.validation.runner import run
 from sm_llm.storage.uri import is_s3, join
-from sm_llm.terminal import quoted
+from sm_llm.terminal import counted, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -105,11 +105,7 @@ class LocalBackend:
         used = min(gpus, job.compute.world_size)
         derived = plan.origins.get("compute.processes_per_instance", "").startswith("this machine")
         why = " (compute.processes_per_instance is not set)" if derived else ""
-        return (
-            f"all {gpus} visible GPUs{why}"
-            if used == gpus > 1
-            else f"{used} of {gpus} visible GPU{'s' if gpus > 1 else ''}{why}"
-        )
+        return f"all {gpus} visible GPUs{why}" if used == gpus > 1 else f"{used} of {counted(gpus, 'visible GPU')}{why}"
 
     def render(self, plan: Plan, job: JobFile) -> Submission:
         """One argument list and environment per node; the supervisor runs exactly these."""
@@ -272,7 +268,7 @@ def check_devices(here: Here) -> Iterator[Issue]:
     if job.task.kind != "train" or "CUDA_VISIBLE_DEVICES" in job.environment or gpus == 0 or wanted <= gpus:
         return
     fitting = max(1, gpus // job.compute.instance_count)
-    problem = f"{wanted} processes need {wanted} GPUs, this machine has {gpus}"
+    problem = f"{counted(wanted, 'process')} need {counted(wanted, 'GPU')}, this machine has {gpus}"
     remedy = (
         f"Ask for at most {gpus} in all (compute.processes_per_instance={fitting}),"
         " or train on the CPU with environment.CUDA_VISIBLE_DEVICES=''"

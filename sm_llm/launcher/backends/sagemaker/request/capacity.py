@@ -12,7 +12,7 @@ from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.machines.gpus import groups, machines, slowest_flops
 from sm_llm.spec.tasks import RegisterTask, TrainTask
 from sm_llm.spec.training import PretrainedStart
-from sm_llm.terminal import duration, quoted, size
+from sm_llm.terminal import counted, duration, quoted, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ def network_warnings(plan: Plan, found: Settings, *, has_requirements: bool) -> 
         return
     line = line_of(plan.job)
     count = len(packages_of(line)) if options.image == "stock" else 0
-    wanted = [f"{count} packages that the image lacks"] if count else []
+    wanted = [f"{counted(count, 'package')} that the image lacks"] if count else []
     wanted += ["the program's requirements.txt"] if has_requirements else []
     if wanted:
         message = (
@@ -201,8 +201,8 @@ def time_warnings(plan: Plan) -> Iterator[Issue]:
     whole = step * derived.total_steps
     if whole > limit:
         message = (
-            f"the job ends after {duration(limit)}; its {derived.total_steps:,} steps take {duration(whole)} at the "
-            "hardware's peak, and more in practice"
+            f"the job ends after {duration(limit)}; its {counted(derived.total_steps, 'step')} take "
+            f"{duration(whole)} at the hardware's peak, and more in practice"
         )
         remedy = "The same command continues it"
         yield warning("time-limit-below-training", "backend.max_run_seconds", message, remedy=remedy)

@@ -22,6 +22,7 @@ from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.gpus import groups, machine_types, machines
 from sm_llm.spec.machines.hardware import instance, nearest_instance
 from sm_llm.spec.tasks import ScriptTask, parallelism_of, starts_ranks, training_of
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -253,7 +254,7 @@ def _instance_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]
         return
     for row in machines(job):
         if row.accelerator and processes > row.accelerators:
-            problem = f"{processes} processes for the {row.accelerators} accelerators of {row.name}"
+            problem = f"{counted(processes, 'process')} for {counted(row.accelerators, 'accelerator')} of {row.name}"
             yield Issue(
                 "processes-exceed-accelerators",
                 "compute.processes_per_instance",
@@ -266,7 +267,9 @@ def _instance_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]
 def _group_issues(job: JobSpec, groups: Sequence[InstanceGroup]) -> Iterator[Issue]:
     total = sum(group.instance_count for group in groups)
     if total != job.compute.instance_count:
-        problem = f"the groups have {total} nodes together, compute.instance_count is {job.compute.instance_count}"
+        problem = (
+            f"the groups have {counted(total, 'node')} together, compute.instance_count is {job.compute.instance_count}"
+        )
         yield Issue(
             "group-count-mismatch", "backend.instance_groups", problem, total, f"Set compute.instance_count to {total}"
         )
@@ -280,7 +283,7 @@ def _group_issues(job: JobSpec, groups: Sequence[InstanceGroup]) -> Iterator[Iss
     for index, group in enumerate(groups):
         row = instance(group.instance_type)
         if row is not None and row.processes != job.compute.processes:
-            problem = f"runs {row.processes} processes a node, the others {job.compute.processes}"
+            problem = f"runs {counted(row.processes, 'process')} a node, the others {job.compute.processes}"
             yield Issue(
                 "group-processes-differ", f"backend.instance_groups.{index}.instance_type", problem, group.instance_type
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.images import images
-from sm_llm.terminal import duration
+from sm_llm.terminal import counted, duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +52,6 @@ class SageMakerTarget:
         if self.image is not None and self.image.patched_until is not None:
             facts["image patches"] = f"until {self.image.patched_until} (table of {images.TABLE_DATE})"
         if self.program is not None:
-            out = f", {len(self.program.left_out)} entries left out" if self.program.left_out else ""
-            facts["program"] = f"{len(self.program.files)} files, {self.program.bytes / 1e6:.1f} MB{out}"
+            out = f", {len(self.program.left_out)} left out" if self.program.left_out else ""
+            facts["program"] = f"{counted(len(self.program.files), 'file')}, {self.program.bytes / 1e6:.1f} MB{out}"
         return facts | {f"{name} from": origin for name, origin in self.settings.origins.items()}
