@@ -14,6 +14,7 @@ import yaml
 from sm_llm.launcher.backends.base import BACKENDS
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.spec.parallelism.table import trained
+from sm_llm.terminal import quoted
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "tests" / "README.md"]
@@ -103,10 +104,13 @@ def test_own_text_is_prepared_trained_on_plotted_and_loaded_as_README_says(tmp_p
     (tmp_path / "my-texts").mkdir()
     for number, page in enumerate(sorted((ROOT / "docs").rglob("*.md"))[:12]):
         (tmp_path / f"my-texts/{number}.txt").write_text(page.read_text())
-    small = (
-        "compute.processes_per_instance=1 steps.train.task.max_steps=3 steps.prepare.task.train_tokenizer.vocab_size=400 "
-        "'steps.train.task.model.config={num_hidden_layers: 1, hidden_size: 32, intermediate_size: 64, vocab_size: 400}'"
-    )
+    changes = {
+        "compute.processes_per_instance": "1",
+        "steps.prepare.task.train_tokenizer.vocab_size": "400",
+        "steps.train.task.model.config": "{num_hidden_layers: 1, hidden_size: 32, vocab_size: 400}",
+        "steps.train.task.max_steps": "3",
+    }
+    small = quoted(*(f"{name}={value}" for name, value in changes.items()))
     commands = block("Your own text", "bash").replace("sm-llm fit tiny-local", f"sm-llm fit tiny-local {small}")
     commands = commands.replace("sm-llm ", f"{sys.executable} -m sm_llm.cli ")
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_OFFLINE": "1"}

@@ -215,6 +215,7 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         ("task.data=null", "expected a mapping with format:"),
         ("name=null", "expected text"),
         ("name.first=x", "expected text"),
+        ("name=ünï cödé", "Try uni-code"),
         ("task.max_steps", "Write task.max_steps=VALUE"),
         ("", "For example task.max_steps=100"),
         ("task.seed.x=1", "expected a whole number"),
@@ -299,7 +300,7 @@ def test_python_values_are_not_guessed_at(load_clean: Any) -> None:
     [
         ("tiny-locl", "Did you mean tiny-local?"),
         ("no/such/job.yaml", "neither a recipe nor a file. Recipes: "),
-        (Path(), "cannot be read"),
+        (Path(), "is a folder. Recipes: "),
     ],
 )
 def test_a_source_that_is_not_there_is_said(load_clean: Any, source: Any, expected: str) -> None:

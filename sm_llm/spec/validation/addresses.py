@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import unicodedata
 from typing import TYPE_CHECKING
 
 from sm_llm.bucket_names import bucket_problem
@@ -42,7 +43,9 @@ def name_issues(path: str, name: str, suffix_of: str = "") -> Iterator[Issue]:
     """A name that is none, or too long with the workflow's before it."""
     whole = f"{suffix_of}-{name}" if suffix_of else name
     if not _NAME.fullmatch(name):
-        valid = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "my-run"
+        # Letters without their accents, of those that have some.
+        plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+        valid = re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-") or "my-run"
         yield Issue(
             "name-invalid", path, "a name has letters, digits and hyphens only, none at its ends", name, f"Try {valid}"
         )

@@ -27,7 +27,7 @@ from sm_llm.spec.validation.runner import at_new_paths
 from sm_llm.terminal import exact, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -118,34 +118,37 @@ def nearest(kind: type[SpecModel], tree: Tree, path: Path) -> str:
 
 
 def meant(kind: type[SpecModel], tree: Tree, path: Path) -> list[Path]:
-    """What an unknown key stands for: the key that chooses a class there, a misspelt key beside it, the same elsewhere
-    or by its name in other tools, or else the most similar one beside it."""
+    """What an unknown key stands for: the key that chooses a class there, a field by its name in other tools, a
+    misspelt key beside it, the same key elsewhere, or else the most similar one beside it."""
     from difflib import SequenceMatcher
 
     holder = annotation_at(kind, tree, path[:-1])
     block = block_for(holder, tree.get(path[:-1]))
     if choosing := choosing_key(holder, block, path[-1]):
         return [(*path[:-1], choosing)]
+    # Shorter ones first: of a workflow its own before those of its steps.
+    known = sorted((it for it in dotted_paths(kind, tree.value) if it != path), key=len)
+    whole = _with_end(known, path) if len(path) > 1 else []
+    if found := whole or _by_other_name(kind, tree.value, known, path):
+        return found
     beside = [(*path[:-1], close) for close in closest(path[-1], block.model_fields if block else ())]
     # A key beside it that is nearly the same counts before the same key elsewhere, a distant one after it.
     misspelt = bool(beside) and SequenceMatcher(None, beside[0][-1], path[-1]).ratio() >= _MISSPELT
-    return beside if misspelt else _elsewhere(kind, tree.value, path) or beside
+    return beside if misspelt else _with_end(known, path[-1:]) or beside
 
 
-def _elsewhere(kind: type[SpecModel], whole: Any, path: Path) -> list[Path]:
-    """Up to three places of the key ``path`` ends with, also by its name in other tools; the end of a path counts more
-    than its last key, and a place higher up more than one further down."""
-    known = sorted((it for it in dotted_paths(kind, whole) if it != path), key=len)
-    ends: list[tuple[Path, Path]] = [(path, ())]
-    # A block may be misnamed as well: env.A.
+def _with_end(known: Sequence[Path], end: Path) -> list[Path]:
+    """Up to three of the paths that end so."""
+    return [it for it in known if it[-len(end) :] == end][:3]
+
+
+def _by_other_name(kind: type[SpecModel], whole: Any, known: Sequence[Path], path: Path) -> list[Path]:
+    """What a key or a block above it is called here: ``lr``, ``env.A``."""
     for at in reversed(range(len(path))):
-        if (end := other_field(path[at])) is not None:
-            ends.append((tuple(end.split(".")), path[at + 1 :]))
-    ends.append((path[-1:], ()))
-    for end, rest in ends:
-        found = [(*it, *rest) for it in known if it[-len(end) :] == end and knows(kind, whole, (*it, *rest))]
-        if found:
-            return found[:3]
+        end = tuple((other_field(path[at]) or "").split("."))
+        found = [(*it, *path[at + 1 :]) for it in _with_end(known, end)]
+        if found := [it for it in found if knows(kind, whole, it)]:
+            return found
     return []
 
 
