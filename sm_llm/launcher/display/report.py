@@ -111,7 +111,7 @@ def _length_rows(plan: Plan) -> Iterable[tuple[str, str]]:
     derived = plan.derived
     assert derived is not None
     unknown = "known once the rows are"
-    if derived.total_steps is None:
+    if derived.total_steps is None or derived.total_tokens is None:
         yield "length", unknown
     else:
         epochs = f", {derived.epochs:.3g} epochs" if derived.epochs is not None else ""

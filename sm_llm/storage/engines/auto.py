@@ -70,9 +70,9 @@ class EngineTransfer:
         return checksums
 
     def _download(self, store: S3Objects, name: str, group: Sequence[Copy], progress: Progress) -> dict[str, str]:
-        counted = _Count(progress)
+        tally = _Count(progress)
         try:
-            return dict(self._build(name).download(store, group, counted))
+            return dict(self._build(name).download(store, group, tally))
         except (MissingObjectError, DiskError):
             raise
         except StorageError as error:
@@ -81,7 +81,7 @@ class EngineTransfer:
             if name == "ranges":
                 raise
             left = [copy for copy in group if not _has_arrived(copy)]
-            counted.correct(_size(group) - _size(left))
+            tally.correct(_size(group) - _size(left))
             # The same engine continues only if expired credentials stopped it and it has made progress, which also
             # bounds this recursion.
             other = name if _renewed(store, error) and len(left) < len(group) else "ranges"
@@ -110,9 +110,9 @@ class EngineTransfer:
         renewed: bool = False,
     ) -> None:
         """Store a group; ``results`` gets, by key, what the store then holds. ``renewed``: with fresh credentials."""
-        counted = _Count(progress)
+        tally = _Count(progress)
         try:
-            results |= {it.key: it for it in self._build(name).upload(store, group, counted)}
+            results |= {it.key: it for it in self._build(name).upload(store, group, tally)}
         except StorageError as error:
             # The last resort for uploads; it gets one more try with fresh credentials.
             if name == "boto3" and (renewed or not is_expired(error)):
@@ -122,7 +122,7 @@ class EngineTransfer:
             # An engine fails as a whole. What it stored before that only the store knows.
             results |= {copy.key: found for copy in group if (found := _stored_already(store, copy))}
             left = [copy for copy in group if copy.key not in results]
-            counted.correct(_size(group) - _size(left))
+            tally.correct(_size(group) - _size(left))
             came_on = expired and len(left) < len(group)
             other = name if came_on else "boto3"
             self._announce(f"{name} failed ({error}); {other} continues with {counted(len(left), 'file')}")
