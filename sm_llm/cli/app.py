@@ -43,6 +43,7 @@ VERBS = {
     "wait": "sm_llm.launcher.run:Run.wait",
     "stop": "sm_llm.launcher.run:Run.stop",
     "shell": "sm_llm.launcher.tools.shell:shell",
+    "nodes": "sm_llm.launcher.tools.clusters:nodes",
     "resume": "sm_llm.launcher.run:Run.resume",
     "finish": "sm_llm.launcher.run:Run.finish",
     "rerun": "sm_llm.launcher.run:Run.rerun",
@@ -76,7 +77,7 @@ Begin here:
 \b
 Follow and control it from anywhere:
   sm-llm ls, status, logs -f, metrics, plot, checkpoints, attempts
-  sm-llm attach, stop, resume, rerun, shell
+  sm-llm attach, stop, resume, rerun, shell; of a cluster: sm-llm nodes
 
 \b
 S3, in and out:

@@ -21,6 +21,9 @@ def doctor(
     resume_proof: Annotated[
         str | None, typer.Option("--resume-proof", metavar="RECIPE|FILE", help="Break a training job and compare.")
     ] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Check the cluster that backend.KEY=VALUE describe: slurm.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="With --resume-proof: train so many steps, twice.")] = 24,
     as_json: AsJson = False,
     *,
@@ -31,14 +34,21 @@ def doctor(
     --storage tries whether a storage can do what runs need of it, and prints the IAM policy that is missing.
     --resume-proof runs the first steps of a training job twice, once broken by SIGKILL twice and continued, and
     compares losses, learning rates and hashes of all that is restored.
+    --backend checks a cluster: its commands, plugins and accounting, and by a small job what its nodes see.
 
     \b
     Examples:
       sm-llm doctor --storage s3://bucket/runs
       sm-llm doctor --resume-proof job.yaml --steps 60 task.deterministic=true
+      sm-llm doctor --backend slurm backend.shared_folder=/fsx/sm_llm backend.virtual_environment=/fsx/venv
     """
-    if (storage is None) == (resume_proof is None):
-        raise typer.BadParameter("give --storage or --resume-proof")
+    if [storage, resume_proof, backend].count(None) != 2:
+        raise typer.BadParameter("give --storage, --resume-proof or --backend")
+    if backend is not None:
+        from sm_llm.launcher.tools.clusters import check_cluster
+
+        report = check_cluster(backend, *overrides or (), tell=lambda text: say(text, err=True))
+        _answer(report.to_json(), report.text(), report.ok, as_json)
     if resume_proof is not None:
         from sm_llm.launcher.tools.resume_proof import prove_resume
 
@@ -51,8 +61,8 @@ def doctor(
         raise typer.BadParameter("--storage takes no KEY=VALUE")
     from sm_llm.storage.probe import probe_storage
 
-    report = probe_storage(storage, options)
-    _answer(report.to_json(), report.text(), report.ok, as_json)
+    probed = probe_storage(storage, options)
+    _answer(probed.to_json(), probed.text(), probed.ok, as_json)
 
 
 def _answer(values: object, text: str, ok: bool, as_json: bool) -> NoReturn:

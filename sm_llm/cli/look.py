@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated
 
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, RunName, Storage, console, print_json
+from sm_llm.cli.options import AsJson, Overrides, RunName, Storage, console, print_json
 from sm_llm.terminal import say
 
 
@@ -40,6 +41,32 @@ def ls(
 
     shown = console()
     shown.print(runs_table(found, shown.width))
+
+
+@app.command()
+def nodes(
+    overrides: Overrides = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose cluster; else that of the first backend with nodes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the nodes of a cluster: state, free accelerators, health, reason.
+
+    \b
+    Examples:
+      sm-llm nodes
+      sm-llm nodes backend.ssh_host=login backend.partition=p5
+    """
+    from sm_llm.launcher.tools.clusters import nodes as list_nodes
+    from sm_llm.launcher.tools.clusters import rows
+
+    found = list_nodes(backend, *overrides or ())
+    if as_json:
+        print_json([asdict(it) for it in found])
+        return
+    for line in rows(found):
+        say(line)
 
 
 @app.command()

@@ -92,7 +92,10 @@ def shell(
     node: Annotated[int, typer.Option("--node", min=0, help="Node to enter, counted from 0.")] = 0,
     print_only: Annotated[bool, typer.Option("--print", help="Print the command only.")] = False,
 ) -> None:
-    """Open a shell in the container of a running SageMaker job that was launched with backend.remote_debug=true.
+    """Open a shell where a run is running.
+
+    On SageMaker in the container of a node, if the run was launched with backend.remote_debug=true; on Slurm on a node,
+    within the job's allocation.
 
     \b
     Example:

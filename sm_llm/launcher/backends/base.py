@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 from sm_llm.errors import Issue, PlanError
 from sm_llm.spec.backends.table import BACKENDS
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt
     from sm_llm.runs.states import RunState
     from sm_llm.spec.job import WorkflowSpec
+    from sm_llm.spec.loading.overrides import Override
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,64 @@ class RunsWorkflows(Protocol):
         """Where a step of the workflow in ``home`` has its own run, whether it has begun or not."""
 
 
+@dataclass(frozen=True)
+class ClusterNode:
+    """One node of a cluster, as its scheduler sees it."""
+
+    name: str
+    state: str
+    """In the scheduler's own words."""
+    reason: str = ""
+    """Why it takes no jobs, where the scheduler has a reason."""
+    accelerators: int | None = None
+    """GPUs or Neuron devices; None where the scheduler does not know them."""
+    free: int | None = None
+    """Those that a job could get now; None where the scheduler does not know them."""
+    health: str = ""
+    """What HyperPod reports of it, or does about its fault; empty where that is nothing."""
+
+
+@runtime_checkable
+class ListsNodes(Protocol):
+    """A backend whose cluster has nodes of its own that can be listed."""
+
+    def nodes(self, overrides: Sequence[Override], fields: Mapping[str, Any]) -> list[ClusterNode]:
+        """The nodes by name. ``overrides`` and ``fields`` are options that name the cluster, or a part of it
+        (``spec.loading.backend_settings``).
+
+        Raises ``SpecError`` for other options, ``SubmitError`` where the cluster does not answer.
+        """
+
+
+@dataclass(frozen=True)
+class ClusterCheck:
+    """One thing that was checked on a cluster."""
+
+    name: str
+    outcome: Literal["ok", "warning", "failed", "skipped"]
+    detail: str = ""
+    """What was found and, where it is not ok, what to do."""
+    policy: dict[str, Any] | None = None
+    """The IAM policy that is needed, where there is one."""
+
+
+@runtime_checkable
+class ChecksCluster(Protocol):
+    """A backend whose cluster can be checked before the first job."""
+
+    def check_cluster(
+        self, overrides: Sequence[Override], fields: Mapping[str, Any], tell: Callable[[str], None]
+    ) -> Iterator[ClusterCheck]:
+        """Check one thing after the other; ``tell`` gets a line about what takes long. Raises ``SpecError``."""
+
+
 @runtime_checkable
 class OpensShells(Protocol):
     """A backend with containers or machines that a shell can be opened in."""
+
+    @property
+    def shell_needs(self) -> str:
+        """What the command needs on this machine, in words."""
 
     def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
         """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.base import OpensShells
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def shell_command(run: Run, node: int = 0) -> list[str]:
     """The command that opens a shell on a node of a run's newest attempt.
 
-    Raises ``SubmitError`` if the run is not running or was not started with ``backend.remote_debug=true``.
+    Raises ``SubmitError`` if the run is not running or, on SageMaker, was started without
+    ``backend.remote_debug=true``.
     """
     attempts = run.attempts
     if not attempts:
@@ -32,6 +33,6 @@ def shell(run: Run, node: int = 0) -> NoReturn:
     """Become that shell. Raises ``SubmitError`` also where its program is not installed, naming the command."""
     argv = shell_command(run, node)
     if shutil.which(argv[0]) is None:
-        remedy = "It needs the AWS CLI and its session-manager-plugin"
-        raise SubmitError(f"{argv[0]} is not installed. {remedy}. The command: {quoted(*argv)}")
+        needs = cast("OpensShells", run.backend).shell_needs
+        raise SubmitError(f"{argv[0]} is not installed. It needs {needs}. The command: {quoted(*argv)}")
     os.execvp(argv[0], argv)

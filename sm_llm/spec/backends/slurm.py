@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from sm_llm.spec.backends.base import BackendOptions
+from sm_llm.spec.base import SpecModel
 from sm_llm.spec.field_classes import PLACEMENT
 from sm_llm.spec.machines.compute import unknown_type
 
@@ -68,7 +69,15 @@ def _mount(value: str) -> str:
 
 
 Word = Annotated[str, Field(max_length=200), AfterValidator(_word)]
+Host = Annotated[str, AfterValidator(_host)]
 ClusterPath = Annotated[str, AfterValidator(_path)]
+
+
+class SlurmAccess(SpecModel):
+    """Which nodes of which cluster, for whoever only asks about them."""
+
+    ssh_host: Host | None = None
+    partition: Word | None = None
 
 
 class SlurmOptions(BackendOptions):
@@ -80,7 +89,7 @@ class SlurmOptions(BackendOptions):
     """The backend."""
     shared_folder: ClusterPath
     """Folder that the login node and all nodes see at this path; code, job files and logs lie below it."""
-    ssh_host: Annotated[str, AfterValidator(_host)] | None = None
+    ssh_host: Host | None = None
     """Login node, as ssh takes it; null runs Slurm's commands on this machine."""
     partition: Word | None = None
     """Partition; null takes the cluster's default."""

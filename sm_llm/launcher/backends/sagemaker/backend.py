@@ -6,7 +6,7 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sm_llm.launcher.backends.base import NativeJob
 from sm_llm.launcher.backends.sagemaker.plan_checks import plan_checks
@@ -42,6 +42,7 @@ class SageMakerBackend:
     name: str = "sagemaker"
     connect: Callable[[str], Account] = _account
     """Region -> the account's clients; injected in tests."""
+    shell_needs: ClassVar[str] = "the AWS CLI and its session-manager-plugin"
 
     def plan_checks(self, plan: Plan) -> Checks:
         """Account, image, time and processes, and every issue of the request that follows from them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sm_llm.launcher.backends.base import NativeJob, NativeState
 from sm_llm.launcher.backends.slurm.paths import HERE, SEPARATOR, native_id
@@ -13,19 +13,20 @@ from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
 from sm_llm.runs.run_paths import STEPS, RunPaths
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.states import RunState
-from sm_llm.spec.backends.slurm import SlurmOptions
+from sm_llm.spec.backends.slurm import SlurmAccess, SlurmOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode, Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
     from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
     from sm_llm.spec.job import WorkflowSpec
+    from sm_llm.spec.loading.overrides import Override
 
 _NATIVE = re.compile(rf"slurm://(?P<place>.+)/(?P<jobs>[0-9]+(?:{SEPARATOR}[0-9]+)*)")
 
@@ -42,6 +43,7 @@ class SlurmBackend:
 
     name: str = "slurm"
     connect: Callable[[str | None], Cluster] = _cluster
+    shell_needs: ClassVar[str] = "Slurm's commands, or ssh where backend.ssh_host is set"
 
     def plan_checks(self, plan: Plan) -> Checks:
         """Software, mounts, limits and restarts, and every fault of them."""
@@ -132,6 +134,29 @@ class SlurmBackend:
             workflows.stop(home, record, cluster, self.describe, now=now)
         else:
             stop_job(record, attempt, cluster, now=now)
+
+    def nodes(self, overrides: Sequence[Override], fields: Mapping[str, Any]) -> list[ClusterNode]:
+        """The nodes of a partition, or of all, as Slurm's controller sees them."""
+        from sm_llm.spec.loading.backend_settings import backend_settings
+
+        settings = backend_settings(SlurmAccess, overrides, fields)
+        return self.connect(settings.ssh_host).nodes(settings.partition)
+
+    def check_cluster(
+        self, overrides: Sequence[Override], fields: Mapping[str, Any], tell: Callable[[str], None]
+    ) -> Iterator[ClusterCheck]:
+        """Slurm's commands, HyperPod's plugins, the shared folder and, by a small job, what nodes see."""
+        from sm_llm.launcher.backends.slurm.setup.doctor import checks
+        from sm_llm.spec.loading.backend_settings import backend_settings
+
+        options = backend_settings(SlurmOptions, overrides, fields)
+        return checks(options, self.connect(options.ssh_host), tell)
+
+    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
+        """A step of its own on a node of the job; with pyxis it is on the node itself, not in the container."""
+        from sm_llm.launcher.backends.slurm.jobs import shell_command
+
+        return shell_command(native_id, node, self._cluster_of(home.record()))
 
     def parse_native(self, text: str) -> NativeJob | None:
         """``slurm://HOST/JOB``, or ``slurm://localhost/JOB`` on a login node; of a workflow ``slurm://HOST/JOB,JOB``."""

@@ -9,13 +9,17 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.hosts import numeric
 from sm_llm.errors import SubmitError
+from sm_llm.launcher.backends.slurm.nodes import FIELDS, node_of
 from sm_llm.launcher.backends.slurm.shell import PUT, READ_ENDS, READ_LOGS, SUBMIT, UNPACK
 from sm_llm.launcher.backends.slurm.states import JobRow
 from sm_llm.launcher.backends.slurm.transport import NoAnswer, Transport, transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from sm_llm.launcher.backends.base import ClusterNode
 
 _FIELDS = ("JobID", "State", "Reason", "RestartCnt", "StartTime", "NodeList", "Comment", "WorkDir")
 _SEPARATOR = "\x1f"
@@ -107,6 +111,22 @@ class Cluster:
             raise NoAnswer(f"squeue on {self.transport.where}: {answer.words}")
         return [_row(line) for line in answer.text.splitlines() if line.count(_SEPARATOR) >= len(_FIELDS)]
 
+    def nodes(self, partition: str | None = None) -> list[ClusterNode]:
+        """The nodes that jobs may run on, by name. Raises ``NoAnswer``."""
+        wanted = ",".join(f"{name}:{_SEPARATOR}" for name in FIELDS)
+        chosen = [f"--partition={partition}"] if partition is not None else []
+        answer = self.transport.run(["sinfo", "--noheader", "--Node", *chosen, "--Format", wanted])
+        if answer.code:
+            raise NoAnswer(f"sinfo on {self.transport.where}: {answer.words}")
+        lines = [line.split(_SEPARATOR)[: len(FIELDS)] for line in answer.text.splitlines()]
+        found = [node_of(line) for line in lines if len(line) == len(FIELDS)]
+        # A node is listed once for each of its partitions.
+        return sorted({it.name: it for it in found}.values(), key=lambda it: numeric(it.name))
+
+    def expand(self, listed: str) -> list[str]:
+        """The nodes of Slurm's compressed list, in the order of their ranks. Raises ``SubmitError``."""
+        return sorted(self._ask("scontrol", "show", "hostnames", listed).split(), key=numeric)
+
     def accounted(self, job_id: str) -> JobRow | None:
         """The job's newest row in the accounting database; None where there is no database, or no such row."""
         # -X: without steps. -D: every start of a requeued job, the newest last. -P and -n: bars between fields, no
@@ -119,6 +139,13 @@ class Cluster:
             raise NoAnswer(f"sacct on {self.transport.where}: {answer.words}")
         rows = [line.split("|") for line in answer.text.splitlines() if line.startswith(f"{job_id}|")]
         return JobRow(rows[-1][0], rows[-1][1], nodes=rows[-1][3]) if rows else None
+
+    def has_accounting(self) -> bool:
+        """Whether ``sacct`` has a database. Raises ``NoAnswer``."""
+        answer = self.transport.run(["sacct", "-X", "-n", "-j", "1"])
+        if answer.code and _NO_ACCOUNTING not in answer.error:
+            raise NoAnswer(f"sacct on {self.transport.where}: {answer.words}")
+        return answer.code == 0
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job; one that has ended is left alone. Raises ``SubmitError``."""

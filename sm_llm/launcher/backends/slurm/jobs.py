@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.backends.slurm.paths import ClusterPaths, native_id
+from sm_llm.launcher.backends.slurm.paths import SEPARATOR, ClusterPaths, native_id
 from sm_llm.launcher.backends.slurm.states import native_state
 from sm_llm.launcher.backends.slurm.transport import NoAnswer
 from sm_llm.launcher.observe.logs import read_logs
@@ -39,6 +39,8 @@ SUBMIT_SECONDS = 600.0
 def split_native(native_id: str) -> tuple[str, str]:
     """``PLACE/JOB`` -> the place and the job's id. Raises ``SubmitError`` for anything else."""
     place, slash, job_id = native_id.rpartition("/")
+    if SEPARATOR in job_id:
+        raise SubmitError(f"{native_id} are the jobs of a workflow. Name the run of one of its steps")
     if not (place and slash and job_id.isascii() and job_id.isdigit()):
         raise SubmitError(f"{native_id!r} is not the id of a Slurm job. Expected PLACE/NUMBER")
     return place, job_id
@@ -119,6 +121,21 @@ def stop_job(record: RunRecord, attempt: Attempt, cluster: Cluster, *, now: bool
     cluster.put(f"{attempt_folder(record, attempt.number)}/stop", b"")  # it holds for later restarts, too
     if now or (row is not None and native_state(row).state in (RunState.PENDING, RunState.RESTARTING)):
         cluster.cancel(job_id)
+
+
+def shell_command(native: str, node: int, cluster: Cluster) -> list[str]:
+    """The command that opens a shell on a node of a running job, within its allocation. Raises ``SubmitError``."""
+    job_id = split_native(native)[1]
+    row = cluster.job(job_id)
+    if row is None or row.state != "RUNNING":
+        state = "no longer known to Slurm" if row is None else native_state(row).detail or row.state
+        raise SubmitError(f"job {job_id} is not running: it is {state}")
+    names = cluster.expand(row.nodes)
+    if node >= len(names):
+        raise SubmitError(f"--node must be at most {len(names) - 1}: job {job_id} runs on {', '.join(names)}")
+    # Without --overlap the step would wait until the training has left a processor free.
+    argv = ["srun", "--overlap", "--pty", f"--jobid={job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={names[node]}"]
+    return cluster.transport.interactive([*argv, "bash", "-l"])
 
 
 def logs_of(

@@ -53,11 +53,16 @@ class Script:
 
     def text(self) -> str:
         """The script. Raises ``ValueError`` for a value that a line of options cannot hold."""
-        # A line break would end the line of the option, and bash would run what follows.
-        for option, value in self.options:
-            if value is not None and _UNPRINTABLE.search(value):
-                raise ValueError(f"--{option} cannot hold {value!r}")
-        return _template().render(vars(self))
+        return _template().render(vars(self) | {"option_lines": option_lines(self.options)})
+
+
+def option_lines(options: Sequence[Option]) -> str:
+    """Lines of sbatch's options. Raises ``ValueError`` for a value that such a line cannot hold."""
+    # A line break would end the line of the option, and bash would run what follows.
+    for option, value in options:
+        if value is not None and _UNPRINTABLE.search(value):
+            raise ValueError(f"--{option} cannot hold {value!r}")
+    return "\n".join(f"#SBATCH --{option}{'' if value is None else f'={quoted(value)}'}" for option, value in options)
 
 
 def quoted(value: object) -> str:

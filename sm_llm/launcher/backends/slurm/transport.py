@@ -53,6 +53,9 @@ class Transport(Protocol):
     def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
         """Run one program. Raises ``NoAnswer`` where it cannot be started or does not end in time."""
 
+    def interactive(self, argv: Sequence[str]) -> list[str]:
+        """The command that runs a program in the user's own terminal."""
+
 
 @dataclass(frozen=True)
 class LocalTransport:
@@ -71,6 +74,10 @@ class LocalTransport:
             ) from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoAnswer(f"{argv[0]} on this machine: {error}") from error
+
+    def interactive(self, argv: Sequence[str]) -> list[str]:
+        """The program itself."""
+        return list(argv)
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,10 @@ class SshTransport:
         if answer.code == _SSH_FAILED:
             raise NoAnswer(f"{self.host} does not answer over ssh: {answer.words}. {self._remedy(answer.error)}")
         return answer
+
+    def interactive(self, argv: Sequence[str]) -> list[str]:
+        """Through ssh, which allocates a terminal."""
+        return [self.program, "-t", *self._options(), "--", self.host, shlex.join(argv)]
 
     def _options(self) -> list[str]:
         options = {

@@ -1,0 +1,101 @@
+"""Asks the cluster of a backend what no run holds: its nodes, and whether it is as jobs need it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import Issue, PlanError
+from sm_llm.launcher.backends.base import ChecksCluster, ListsNodes, backend
+from sm_llm.spec.backends.table import BACKENDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode
+    from sm_llm.spec.loading.overrides import Override
+
+_KNOWN = f"Known: {', '.join(BACKENDS)}"
+
+
+def nodes(name: str | None = None, *overrides: Override, **fields: Any) -> list[ClusterNode]:
+    """The nodes of a cluster: state, reason, accelerators, and health as HyperPod sees it.
+
+    Args:
+        name: the backend; None takes the first that has nodes.
+        overrides: where the cluster is, as in a job: ``backend.ssh_host=login``, ``backend.partition=p5``.
+        fields: the same by keyword.
+
+    Raises:
+        PlanError: the backend has no nodes of its own.
+        SpecError: the options are wrong.
+        SubmitError: the cluster does not answer.
+    """
+    having = [it for it in map(backend, BACKENDS if name is None else [_known(name)]) if isinstance(it, ListsNodes)]
+    if not having:
+        raise PlanError([Issue("backend-without-cluster", "backend", "has no nodes to list", name, _KNOWN)])
+    return having[0].nodes(overrides, fields)
+
+
+@dataclass(frozen=True)
+class ClusterReport:
+    """All that was checked on a cluster."""
+
+    backend: str
+    checks: tuple[ClusterCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether jobs can run; warnings aside."""
+        return not any(it.outcome == "failed" for it in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values."""
+        return {**asdict(self), "ok": self.ok}
+
+    def text(self) -> str:
+        """A line per check, then the policies that were asked for."""
+        width = max(len(it.outcome) for it in self.checks)
+        lines = [f"{it.outcome:<{width}}  {it.name}{': ' if it.detail else ''}{it.detail}" for it in self.checks]
+        for it in self.checks:
+            if it.policy is not None:
+                lines += ["", f"{it.name}:", json.dumps(it.policy, indent=2)]
+        return "\n".join(lines)
+
+
+def check_cluster(
+    name: str, *overrides: Override, tell: Callable[[str], None] = lambda text: None, **fields: Any
+) -> ClusterReport:
+    """Check whether a cluster is as jobs with these options need it; its nodes by a job of a minute.
+
+    Args:
+        name: the backend.
+        overrides: its options, as in a job: ``backend.shared_folder=/fsx/sm_llm``.
+        tell: gets a line about what takes long.
+        fields: the same by keyword.
+
+    Raises ``PlanError`` for a backend that has no such check, ``SpecError`` for wrong options.
+    """
+    target = backend(_known(name))
+    if not isinstance(target, ChecksCluster):
+        raise PlanError([Issue("backend-without-cluster", "backend", "has no cluster to check", name, _KNOWN)])
+    return ClusterReport(name, tuple(target.check_cluster(overrides, fields, tell)))
+
+
+def _known(name: str) -> str:
+    if name not in BACKENDS:
+        raise PlanError([Issue("backend-unknown", "backend", "there is no such backend", name, _KNOWN)])
+    return name
+
+
+def rows(found: Sequence[ClusterNode]) -> list[str]:
+    """The nodes as lines of a table."""
+    header = ("node", "state", "free", "health", "reason")
+    table = [header, *((it.name, it.state, _free(it), it.health or "-", it.reason or "-") for it in found)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    return ["  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+def _free(node: ClusterNode) -> str:
+    return "-" if node.accelerators is None else f"{node.free}/{node.accelerators}"

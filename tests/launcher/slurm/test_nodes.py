@@ -1,0 +1,224 @@
+"""Nodes of a cluster, a shell on one of them, and the checks before a first job."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from sm_llm.errors import PlanError, SpecError, SubmitError
+from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode
+from sm_llm.launcher.backends.slurm.backend import SlurmBackend
+from sm_llm.launcher.backends.slurm.cluster import Cluster
+from sm_llm.launcher.backends.slurm.jobs import shell_command
+from sm_llm.launcher.backends.slurm.nodes import node_of
+from sm_llm.launcher.backends.slurm.setup import doctor
+from sm_llm.launcher.backends.slurm.transport import Answer, LocalTransport, SshTransport
+from sm_llm.launcher.tools import clusters
+from sm_llm.spec.backends.slurm import SlurmOptions
+from tests.launcher.slurm.test_jobs import Scripted, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.fixtures.slurm import SlurmCluster, SlurmOverSsh
+
+
+@pytest.mark.parametrize(
+    ("fields", "node"),
+    [
+        (["n1", "idle", "gpu:8", "gpu:0", "none"], ClusterNode("n1", "idle", "", 8, 8)),
+        (["n1", "mixed", "gpu:h100:8(S:0-1)", "gpu:h100:3(IDX:0-2)", "none"], ClusterNode("n1", "mixed", "", 8, 5)),
+        (["n1", "mixed", "gpu:a:4,gpu:b:2,nic:9", "gpu:a:1(IDX:0),gpu:b:0", ""], ClusterNode("n1", "mixed", "", 6, 5)),
+        (["n1", "allocated", "neuron:16", "neuron:16", "none"], ClusterNode("n1", "allocated", "", 16, 0)),
+        (["n1", "idle", "(null)", "gpu:0", "none"], ClusterNode("n1", "idle")),
+        (["n1", "idle*", "gpu:8", "gpu:0", "none"], ClusterNode("n1", "idle*", "", 8, 0)),
+        (["n1", "drained", "gpu:8", "gpu:0", "bad fan"], ClusterNode("n1", "drained", "bad fan", 8, 0)),
+        (["n1", "fail", "gpu:8", "gpu:0", "Action:Replace"],
+         ClusterNode("n1", "fail", "Action:Replace", 8, 0, "being replaced")),
+        (["n1", "down", "gpu:8", "gpu:0", "action:reboot [root]"],
+         ClusterNode("n1", "down", "action:reboot [root]", 8, 0, "being rebooted")),
+    ],
+    ids=lambda it: it[2] + it[1] + it[4] if isinstance(it, list) else "",
+)  # fmt: skip
+def test_a_line_of_sinfo(fields: list[str], node: ClusterNode) -> None:
+    assert node_of(fields) == node
+
+
+def test_only_a_cluster_has_nodes_and_its_options_are_checked() -> None:
+    with pytest.raises(PlanError, match="backend: has no nodes to list"):
+        clusters.nodes("local")
+    with pytest.raises(PlanError, match="there is no such backend"):
+        clusters.check_cluster("slrum")
+    with pytest.raises(SpecError) as refused:
+        clusters.nodes("slurm", "backend.ssh_hots=login", "partition=p5", backend={"partition": "two words"})
+    text = str(refused.value)
+    for words in (
+        "backend.ssh_hots",
+        "ssh_host",
+        "Write backend.partition=VALUE",
+        "must be one word",
+    ):
+        assert words in text
+    with pytest.raises(SpecError, match=r"backend\.shared_folder"):
+        clusters.check_cluster("slurm")
+
+
+def test_a_shell_is_a_step_of_the_running_job() -> None:
+    @dataclass
+    class Login(Scripted):
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+            return Answer(0, b"n10\nn9\n", "") if argv[0] == "scontrol" else super().run(argv, stdin=stdin)
+
+        def interactive(self, argv: Sequence[str]) -> list[str]:
+            return LocalTransport().interactive(argv)
+
+    cluster = Cluster(Login(listed("RUNNING")))
+    argv = shell_command("localhost/7", 1, cluster)
+    assert argv[:4] == ["srun", "--overlap", "--pty", "--jobid=7"]
+    assert "--nodelist=n10" in argv  # as ranks are counted: n9 has rank 0
+    with pytest.raises(SubmitError, match="--node must be at most 1: job 7 runs on n9, n10"):
+        shell_command("localhost/7", 2, cluster)
+    with pytest.raises(SubmitError, match="job 7 is not running: it is waiting"):
+        shell_command("localhost/7", 0, Cluster(Login(listed("PENDING"))))
+    with pytest.raises(SubmitError, match=r"jobs of a workflow\. Name the run of one of its steps"):
+        shell_command("localhost/7,8", 0, cluster)
+    command = SshTransport("login").interactive(["srun", "a b"])
+    assert (command[:2], command[-3:]) == (["ssh", "-t"], ["--", "login", "srun 'a b'"])
+
+
+def options(**fields: Any) -> SlurmOptions:
+    return SlurmOptions(**({"shared_folder": "/fsx", "virtual_environment": "/venv"} | fields))
+
+
+@dataclass
+class Doctored(Scripted):
+    """A login node with two nodes, with or without plugins."""
+
+    help: str = ""
+    folders: tuple[str, ...] = ()
+    gres: str = "(null)"
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+        if argv[0] == "sinfo":
+            return Answer(0, f"n1\x1fidle\x1f{self.gres}\x1fgpu:0\x1fnone\x1f\n".encode(), "")
+        if list(argv[:2]) == ["scontrol", "show"]:
+            return Answer(0, b"ClusterName = ml\n", "")
+        if argv[0] == "srun":
+            return Answer(0, self.help.encode(), "")
+        if argv[0] == "test":
+            return Answer(0 if argv[-1] in self.folders else 1, b"", "")
+        return super().run(argv, stdin=stdin)
+
+
+def found(login: Doctored, **fields: Any) -> dict[str, ClusterCheck]:
+    return {it.name: it for it in doctor.checks(options(**fields), Cluster(login), lambda text: None)}
+
+
+def test_what_a_login_node_shows() -> None:
+    bare = Doctored(listed("RUNNING"))
+    plain = found(bare)
+    assert {name: it.outcome for name, it in plain.items()} == {
+        "slurm": "ok", "nodes": "ok", "accounting": "warning", "HyperPod": "ok", "pyxis": "warning",
+        "shared folder": "failed",
+    }  # fmt: skip
+    image = "658645717510.dkr.ecr.us-west-2.amazonaws.com#smdistributed-modelparallel:2.5.1-gpu-py311-cu124"
+    asked = {"virtual_environment": None, "container_image": image, "retry": "auto-resume"}
+    lacking = found(bare, **asked)
+    assert (lacking["pyxis"].outcome, lacking["HyperPod"].outcome) == ("failed", "failed")
+    hyperpod = replace(bare, help="--container-image=IMAGE", folders=("/opt/sagemaker_cluster",), gres="gpu:8")
+    there = found(hyperpod, **asked)
+    assert (there["auto-resume"].outcome, "the nodes have GRES" in there["auto-resume"].detail) == ("warning", True)
+    policy = there["image in ECR"].policy
+    assert policy is not None
+    resource = "arn:aws:ecr:us-west-2:658645717510:repository/smdistributed-modelparallel"
+    assert policy["Statement"][0]["Resource"] == resource
+    assert found(replace(hyperpod, gres="(null)"), **asked)["auto-resume"].outcome == "ok"
+
+
+def test_a_controller_that_does_not_answer_is_the_only_finding() -> None:
+    silent = Scripted(Answer(1, b"", "no controller"))
+    cluster = Cluster(replace(silent))
+    cluster.__dict__["name"] = "ml"
+    [only] = list(doctor.checks(options(), cluster, lambda text: None))
+    assert (only.name, only.outcome) == ("slurm", "failed")
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_checks_of_a_real_cluster(slurm: SlurmCluster, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    given: dict[str, Any] = {"shared_folder": str(tmp_path / "shared"), "scratch_folder": str(tmp_path)}
+    report = clusters.check_cluster("slurm", backend={**given, "virtual_environment": sys.prefix})
+    assert report.ok, report.text()
+    outcomes = {it.name: (it.outcome, it.detail) for it in report.checks}
+    assert outcomes["shared folder"] == ("ok", "on 4 nodes")
+    assert outcomes["virtual environment"] == ("ok", "on 4 nodes")
+    assert outcomes["accounting"][0] == "warning"
+
+    absent = {**given, "container_image": "/fsx/x.sqsh", "scratch_folder": str(tmp_path / "absent")}
+    report = clusters.check_cluster("slurm", backend=absent)
+    outcomes = {it.name: (it.outcome, it.detail) for it in report.checks}
+    assert not report.ok
+    assert outcomes["scratch folder"] == (
+        "failed", f"{tmp_path}/absent cannot be written on node1, node2, node3, node4",
+    )  # fmt: skip
+    # The stand-ins take pyxis' options and start no container, as some clusters do.
+    assert outcomes["container"][1].startswith("pyxis takes the option and starts no container")
+    assert json.dumps(report.to_json())
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_nodes_and_a_shell_over_ssh(slurm_over_ssh: SlurmOverSsh, tmp_path: Path) -> None:
+    slurm = slurm_over_ssh.cluster
+    slurm.run("scontrol", "update", "nodename=node4", "state=drain", "reason=Action:Replace")
+    try:
+        rows = {it.name: it for it in clusters.nodes(None, backend={"ssh_host": slurm_over_ssh.host})}
+        assert sorted(rows) == ["node1", "node2", "node3", "node4"]
+        assert (rows["node1"].free, rows["node1"].accelerators) == (2, 2)
+        assert (rows["node4"].state, rows["node4"].free) == ("drained", 0)
+        assert (rows["node4"].reason, rows["node4"].health) == ("Action:Replace", "being replaced")
+    finally:
+        slurm.run("scontrol", "update", "nodename=node4", "state=resume")
+    cluster = SlurmBackend().connect(slurm_over_ssh.host)
+    job_id = slurm.run("sbatch", "--parsable", "-N2", f"--chdir={tmp_path}", "--wrap", "sleep 300").strip()
+    try:
+        slurm.await_state(lambda: getattr(cluster.job(job_id), "state", "") == "RUNNING")
+        argv = shell_command(f"{slurm_over_ssh.host}/{job_id}", 1, cluster)
+        assert "in-the-job " + job_id + " " + slurm.nodes_of(job_id)[1] in typed(
+            argv, "echo in-the-job $SLURM_JOB_ID $(hostname); exit\n"
+        )
+    finally:
+        slurm.run("scancel", job_id)
+
+
+def typed(argv: list[str], text: str, seconds: float = 60) -> str:
+    """What a terminal shows of a program in which ``text`` is typed."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(argv, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"})
+    os.close(theirs)
+    shown, deadline = b"", time.monotonic() + seconds
+    try:
+        os.write(ours, text.encode())
+        while time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.2)[0]:
+                shown += os.read(ours, 4096)
+            elif process.poll() is not None:
+                break
+    except OSError:  # Linux reports the end of a terminal as an error
+        pass
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return shown.decode("utf-8", "replace").replace("\r\n", "\n")
