@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+IN_ORDER = "sm_llm_in_order"
+"""Field of resourceconfig.json, of our own: ``hosts`` are in the order of their nodes' ranks."""
 RESOLVE_SECONDS = 120.0
 _POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """``names`` in numeric order (algo-2 before algo-10), whatever order the file has them in."""
+    """``names`` in numeric order (algo-2 before algo-10), whatever order the file has them in, unless it states
+    that its order is that of the ranks."""
 
     current: str
     names: tuple[str, ...]
@@ -33,8 +36,12 @@ class Hosts:
             return None
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            # Sorted, so that all nodes number the hosts alike whatever order each was given.
-            return cls(value["current_host"], tuple(sorted(value["hosts"], key=numeric)))
+            # Sorted, so that all nodes number the hosts alike whatever order each was given. On Slurm ``node.py``
+            # gives all nodes one order, in which those that stay keep their places over a restart.
+            in_order = value.get(IN_ORDER) is True
+            return cls(
+                value["current_host"], tuple(value["hosts"] if in_order else sorted(value["hosts"], key=numeric))
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise RunFailed(f"{path}: does not name current_host and hosts ({error})") from error
 

@@ -18,9 +18,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.contract.hosts import numeric
+from sm_llm.contract.hosts import IN_ORDER, numeric
 from sm_llm.parent import end_with_parent
-from sm_llm.worker.slurm.nodelist import expand
+from sm_llm.worker.slurm import leftovers
+from sm_llm.worker.slurm.nodelist import expand, keeping_places
 from sm_llm.worker.slurm.preflight import Expected, node_issues
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ BAD_NODE = 78
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Below the ports that kernels give to outgoing connections."""
 _LOOK_SECONDS = 0.5
+_VERDICTS_SECONDS = 30.0
+"""How long an unfit node waits for the others' verdicts, which decide whether the job is tried without it."""
+NODES_ENVIRONMENT = "SM_LLM_NODES"
+"""Nodes of the start before this one in the order of their ranks, as job.sh read them for all nodes alike."""
 _STEPPED = ("train", "script")
 """Tasks that look for a stop file between two steps; others end at once when they are asked."""
 
@@ -46,10 +51,13 @@ class Node:
 
     @cached_property
     def names(self) -> list[str]:
-        """All nodes of this step; rank 0 runs on the first."""
+        """All nodes of this step; rank 0 runs on the first. A node that was there before keeps its place."""
         listed = self.environ.get("SLURM_STEP_NODELIST") or self.environ["SLURM_JOB_NODELIST"]
         # The same order on every node, since each of them derives its rank from it.
-        return sorted(expand(listed), key=numeric)
+        names = sorted(expand(listed), key=numeric)
+        # On its disk are the checkpoints of the ranks that it had.
+        before = [it for it in self.environ.get(NODES_ENVIRONMENT, "").split(",") if it]
+        return keeping_places(names, before)
 
     @property
     def name(self) -> str:
@@ -146,11 +154,28 @@ class Node:
         for report in ("failure", "stopped"):
             # The base is the same in all attempts: an old report would be taken for this start's.
             (self.base / "output" / report).unlink(missing_ok=True)
-        hosts = {"current_host": self.name, "hosts": self.names, "network_interface_name": ""}
+        hosts = {"current_host": self.name, "hosts": self.names, "network_interface_name": "", IN_ORDER: True}
         (self.base / "input/config/resourceconfig.json").write_text(json.dumps(hosts), encoding="utf-8")
         (self.base / "input/config/hyperparameters.json").write_text("{}", encoding="utf-8")
         if self.index == 0:
             (self.run_folder / "stop").unlink(missing_ok=True)
+            # For the next start, which reads it before its nodes begin.
+            self.note("../nodes", ",".join(self.names))
+
+    def await_verdicts(self) -> None:
+        """Wait until every node has noted whether it is fit: the end of one ends them all."""
+        deadline = time.monotonic() + _VERDICTS_SECONDS
+        pending = set(range(len(self.names)))
+        while pending and time.monotonic() < deadline:
+            pending = {it for it in pending if not any(self._verdict(it, kind).exists() for kind in ("fit", "unfit"))}
+            time.sleep(_LOOK_SECONDS if pending else 0)
+
+    def _verdict(self, index: int, kind: str) -> Path:
+        return self.folder / f"{kind}-{self.restart}-{index}"
+
+    def note_verdict(self, kind: str) -> None:
+        """Note that this node is ``fit`` or ``unfit``."""
+        self.note(self._verdict(self.index, kind).name, f"{self.name}\n")
 
     def note(self, name: str, text: str = "") -> None:
         """Leave a file for the launcher and for the job's script."""
@@ -172,9 +197,16 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         text = f"node {node.name} is unfit: {'; '.join(issues)}"
         _say(f"sm_llm: {text}")
         node.note(f"failure-{node.restart}-{node.index}", text)
+        node.note_verdict("unfit")
+        node.await_verdicts()
         return BAD_NODE
+    node.note_verdict("fit")
+    mark = leftovers.use(node.base)
+    if swept := leftovers.sweep(node.of_user, str(node.job["run_id"]), node.name):
+        _say(f"sm_llm: removed from {node.of_user} what runs had left that did not come back: {', '.join(swept)}")
     node.lay_out()
     code = _run(node)
+    leftovers.leave(mark)
     # Before the exit code: torchrun reports an orderly stop as a failure of its processes.
     if (node.base / "output" / "stopped").is_file():
         if node.index == 0:

@@ -33,6 +33,17 @@ def expand(text: str) -> list[str]:
     return names
 
 
+def keeping_places(names: list[str], before: list[str]) -> list[str]:
+    """``names`` in an order in which those that are in ``before`` have the places they had; the others fill the rest.
+
+    ``names`` must be in the same order on every node, for each derives its rank from the result.
+    """
+    places: list[str | None] = [it if it in names else None for it in before[: len(names)]]
+    places += [None] * (len(names) - len(places))
+    others = iter([it for it in names if it not in places])
+    return [it if it is not None else next(others) for it in places]
+
+
 def _values(ranges: str) -> list[str]:
     """Numbers keep their leading zeros: ``009-011`` is 009, 010, 011."""
     found: list[str] = []

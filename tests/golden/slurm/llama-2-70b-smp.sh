@@ -25,6 +25,9 @@ export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-2-70b-smp-20261128-040000-ab12/att
 export PYTHONPATH=/opt/sm_llm
 export SM_LLM_SLURM_DEVICES=nvidia:8
 export FI_PROVIDER=efa
+# A node keeps its ranks over restarts: the checkpoints on its disk are theirs. Read once, for all nodes alike.
+SM_LLM_NODES=$(cat "$folder/../nodes" 2> /dev/null || scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)
+export SM_LLM_NODES
 # Signs entries in the processes' common store: what another job writes there is refused.
 SM_LLM_STORE_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export SM_LLM_STORE_SECRET

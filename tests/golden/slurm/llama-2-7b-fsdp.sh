@@ -30,6 +30,16 @@ export SM_LLM_SLURM_DEVICES=nvidia:8
 export FI_PROVIDER=efa
 export NCCL_DEBUG=INFO
 export NOTE="two words"
+# A node keeps its ranks over restarts: the checkpoints on its disk are theirs. Read once, for all nodes alike.
+SM_LLM_NODES=$(cat "$folder/../nodes" 2> /dev/null || scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)
+export SM_LLM_NODES
+if [ "$restart" -gt 0 ]; then
+  # When Slurm queued this start and when it began: parts of the time that a recovery takes.
+  read -r queued began <<< "$(squeue --noheader --states=all --jobs "$SLURM_JOB_ID" -o '%V %S')"
+  SM_LLM_QUEUED_AT=$(date -d "$queued" +%s 2> /dev/null)
+  SM_LLM_BEGAN_AT=$(date -d "$began" +%s 2> /dev/null)
+  export SM_LLM_QUEUED_AT SM_LLM_BEGAN_AT
+fi
 # Signs entries in the processes' common store: what another job writes there is refused.
 SM_LLM_STORE_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export SM_LLM_STORE_SECRET
@@ -77,6 +87,17 @@ while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
   wait "$step"
   status=$?
 done
+# Nodes found themselves unfit where others did not: the job is tried without them. A fault of all is the job's own.
+unfit=$(cat "$folder/unfit-$restart-"* 2> /dev/null)
+if [ -n "$unfit" ] && cat "$folder/fit-$restart-"* > /dev/null 2>&1 && [ ! -e "$folder/stop" ]; then
+  unfit=$(cat "$folder/unfit-"* | sort -u | paste -sd, -)
+  record_outcome "$status" true
+  trap - EXIT
+  trap '' TERM # with which Slurm ends this script as soon as the job is requeued
+  echo "sm_llm: the job is requeued without the unfit nodes $unfit"
+  scontrol requeue "$SLURM_JOB_ID"
+  exec scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=$unfit"
+fi
 if [ -e "$folder/stopped-$restart" ] && [ -e "$folder/yield-$restart" ] && [ ! -e "$folder/stop" ]; then
   record_outcome "$status" true
   trap - EXIT

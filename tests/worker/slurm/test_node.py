@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sm_llm.contract.hosts import Hosts
 from sm_llm.worker.slurm.node import BAD_NODE, Node
 
 HOME = Path(__file__).parents[3]
@@ -56,6 +57,20 @@ def test_the_rendezvous_is_another_for_every_start_and_job(tmp_path: Path) -> No
     assert len({name for name, _ in starts}) == 4
     assert len({port for _, port in starts[:3]}) == 3
     assert all(10_000 <= port < 30_000 for _, port in starts)
+
+
+def test_nodes_that_stay_keep_their_ranks_over_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "attempt").mkdir()
+    variables = job(tmp_path / "attempt")
+    node = Node({**variables, "SM_LLM_NODES": "n10,lost,n9"}, 1, "train.py")
+    assert node.names == ["n10", "m1", "n9"]
+    assert "--master-addr=n10" in node.command()
+    first = Node({**variables, "SM_LLM_NODES": "n10,lost,n9", "SLURMD_NODENAME": "n10"}, 1, "train.py")
+    first.lay_out()
+    assert (tmp_path / "nodes").read_text() == "n10,m1,n9"
+    hosts = Hosts.read(first.base / "input/config/resourceconfig.json")
+    assert hosts is not None
+    assert (hosts.leader, hosts.names) == ("n10", ("n10", "m1", "n9"))
 
 
 def run(folder: Path, program: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -132,6 +147,10 @@ def test_a_request_becomes_the_workers_stop_file(tmp_path: Path, request_file: s
 
 def test_an_unfit_node_is_named(tmp_path: Path) -> None:
     environ = {**job(tmp_path), "SM_LLM_SLURM_DEVICES": "neuron:16"}
+    (tmp_path / "fit-0-0").touch()
+    (tmp_path / "unfit-0-2").touch()  # all have judged themselves, so this one waits for nobody
     assert run(tmp_path, "raise SystemExit('started')", environ).wait(60) == BAD_NODE
     text = (tmp_path / "failure-0-1").read_text()
     assert text == "node n9 is unfit: 0 neuron devices are visible, and 16 are expected"
+    assert (tmp_path / "unfit-0-1").read_text() == "n9\n"
+    assert not (tmp_path / "fit-0-1").exists()

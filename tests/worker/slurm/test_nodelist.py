@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.worker.slurm import nodelist
-from sm_llm.worker.slurm.nodelist import expand
+from sm_llm.worker.slurm.nodelist import expand, keeping_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,6 +35,21 @@ def test_lists(text: str, names: list[str]) -> None:
 def test_what_is_not_a_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         expand(text)
+
+
+@pytest.mark.parametrize(
+    ("names", "before", "order"),
+    [
+        (["n1", "n2", "n3"], [], ["n1", "n2", "n3"]),
+        (["n2", "n3", "n4"], ["n1", "n2", "n3"], ["n4", "n2", "n3"]),  # n1 was lost
+        (["n1", "n2"], ["n3", "n2"], ["n1", "n2"]),
+        (["n1", "n2"], ["n2", "n1", "n3"], ["n2", "n1"]),  # fewer nodes
+        (["n1", "n2", "n3"], ["n3"], ["n3", "n1", "n2"]),  # more nodes
+        (["n1", "n2"], ["n9", "n8", "n1"], ["n1", "n2"]),  # its place is gone
+    ],
+)
+def test_nodes_that_stay_keep_their_places(names: list[str], before: list[str], order: list[str]) -> None:
+    assert keeping_places(names, before) == order
 
 
 @pytest.mark.parametrize("text", ["a[1-99999]b[1-2]", "a[1-99999],b[1-2]", "a[1-99999,1-2]", "a" + "[1-2]" * 60])
