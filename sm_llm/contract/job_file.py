@@ -33,6 +33,10 @@ STORE_SECRET_ENVIRONMENT = "SM_LLM_STORE_SECRET"
 JOB_CHANNEL = "job"
 """Input channel that holds job.json where the platform mounts channels."""
 
+QUEUED_ENVIRONMENT = "SM_LLM_QUEUED_AT"
+BEGAN_ENVIRONMENT = "SM_LLM_BEGAN_AT"
+"""When the scheduler queued this start of the job, and when it began: seconds since the epoch."""
+
 BREAK_ENVIRONMENT = "SM_LLM_BREAK_BEFORE_STEPS"
 """For proofs of resume: comma-separated steps; before the n-th of them attempt n kills itself with SIGKILL."""
 

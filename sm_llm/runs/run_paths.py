@@ -120,6 +120,10 @@ class RunPaths:
         """The container contract of one local node; the worker's ``SAGEMAKER_BASE_DIR``."""
         return self.attempt_dir(attempt) / f"node-{node}"
 
+    def copies(self, node: int) -> Path:
+        """Checkpoints that a local node keeps on this machine for the next attempt."""
+        return self.root / "copies" / f"node-{node}"
+
 
 @dataclass(frozen=True)
 class ContainerPaths:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hosts import Hosts
 from sm_llm.errors import RunFailed
 from sm_llm.redaction import Hidden
-from sm_llm.runs.events.events import Event, EventWriter, Notice
+from sm_llm.runs.events.events import Event, EventWriter, Notice, last_events
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.spec.tasks import starts_ranks
 from sm_llm.storage.uri import open_store
@@ -19,6 +20,7 @@ from sm_llm.terminal import counted
 from sm_llm.worker.inputs.scratch import scratch_folder
 from sm_llm.worker.job import read_job
 from sm_llm.worker.place import Place, container_paths
+from sm_llm.worker.publishing.local_copies import LocalCopies
 from sm_llm.worker.publishing.transfer_agent import TransferAgent
 from sm_llm.worker.run_folder import run_folder
 from sm_llm.worker.runtime.pulse import Pulse
@@ -56,6 +58,10 @@ class WorkerContext:
     """On the leader: another job of the platform that had this run before, where nobody launched this one for it."""
     changes: Sequence[str] = ()
     """Overrides that the container was started with."""
+    began: float = field(default_factory=time.time)
+    """When this process began, in seconds since the epoch."""
+    earlier_events: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """On the leader: the last events of earlier starts of this attempt."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ, argv: Sequence[str] = ()) -> WorkerContext:
@@ -64,8 +70,12 @@ class WorkerContext:
         place = Place.read(environ, Hosts.read(container.resource_config))
         job, changes = read_job(container, argv, environ)
         run = RunPaths(run_folder(job, place, container, environ))
-        events = EventWriter(run.event_file(job.attempt, "rank0"), job.attempt) if place.is_leader else None
-        return cls(job, place, container, run, StopRequests(place.rank), Pulse(), events, changes=changes)
+        log = run.event_file(job.attempt, "rank0")
+        # Read before anything is written: what follows belongs to this start.
+        earlier = last_events(log) if place.is_leader else []
+        events = EventWriter(log, job.attempt) if place.is_leader else None
+        requests = StopRequests(place.rank)
+        return cls(job, place, container, run, requests, Pulse(), events, changes=changes, earlier_events=earlier)
 
     @cached_property
     def store(self) -> Store:
@@ -76,6 +86,12 @@ class WorkerContext:
     def scratch(self) -> Path:
         """This node's folder for large temporary files."""
         return scratch_folder(self.container, self.job.run_id, self.place.node, os.environ)
+
+    @cached_property
+    def copies(self) -> LocalCopies:
+        """This node's copies of checkpoints, which the next attempt finds."""
+        is_of_attempt = self.scratch == self.container.scratch and self.scratch.is_relative_to(self.run.root)
+        return LocalCopies(self.run.copies(self.place.node) if is_of_attempt else self.scratch)
 
     def check_world_size(self) -> None:
         """Raise ``RunFailed`` when other than the requested number of processes has started."""

@@ -68,6 +68,8 @@ EVENTS: list[module.Event] = [
     module.Progress("restore", 1.0, 2.0),
     module.Account(ACCOUNT),
     module.Sample("prompt", "text"),
+    trouble.CheckpointRestored(1, 2.0, 5, 7),
+    trouble.Recovered(2, 60.0, 40.0, 25.0, 15.0, 10.0, 5.0, 5.0),
     trouble.Stalled(1.0, 1.0, [1], [2], "detail"),
     trouble.Failed("killed", "by signal 9", 0, 0, "host", 1, ""),
     trouble.Stopped(1, "SIGTERM", None),

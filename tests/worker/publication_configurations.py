@@ -29,7 +29,7 @@ from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
-from sm_llm.worker.checkpoint.restore import fetcher, restored_folder
+from sm_llm.worker.checkpoint.restore import Fetcher
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.place import Place
 from sm_llm.worker.publishing import agent_process, publisher
@@ -78,7 +78,7 @@ class Bench:
         self.most_folders = max(self.most_folders, len(self.folders()))
 
     def folders(self) -> list[str]:
-        saving = self.context.scratch / "saving"
+        saving = self.context.copies.saving
         return [path.name for path in saving.iterdir()] if saving.is_dir() else []
 
     def written(self) -> None:
@@ -90,12 +90,12 @@ class Bench:
         """The step that is restored, and the files this node then has."""
         restored = publication.restore(
             self.store,
-            restored_folder(self.context),
+            self.context.copies.folder,
             run_id=self.name,
             leader=self.place.is_leader,
             fetches=self.place.is_node_leader,
             gather=self.root.control.gather,
-            bring=fetcher(self.context, self.store),
+            bring=Fetcher(self.context, self.store),
         )
         if restored is None:
             return None, []
@@ -269,8 +269,11 @@ def restored(root: Root) -> None:
     bench.close()
     root.spoil()
     facts: dict[str, Any] = {}
-    for name, nodes, attempt in (("same", 2, 2), ("warm", 2, 2), ("merged", 1, 3)):
+    for name, nodes, attempt in (("kept", 2, 2), ("same", 2, 3), ("warm", 2, 3), ("merged", 1, 4)):
         again = Bench(root, "restored", nodes=nodes, attempt=attempt)
+        if name == "same":  # another node in its place
+            again.context.copies.forget()
+        root.control.barrier()
         root.spoil()
         step, files = again.restore()
         facts[name] = (step, files, root.count("GET .*/data/.*distcp"), root.count("GET .*/data/"))

@@ -120,6 +120,14 @@ def test_an_attempt_whose_step_another_has_committed_drops_its_save(results: dic
     assert any("committed first by another save" in event["message"] for event in zombie["events"]["notice"])
 
 
+def test_a_restart_on_the_same_nodes_reads_what_they_have_kept_and_fetches_only_what_others_wrote(
+    results: dict[str, Any],
+) -> None:
+    first, second = results["restored"]["ranks"]
+    assert first["kept"] == [7, own_files(0), 1, 2], "the shared tensors, which rank 1 wrote, and the metadata"
+    assert second["kept"][:2] == [7, own_files(1)]
+
+
 def test_each_node_fetches_the_files_of_its_processes_and_a_warm_restart_none(results: dict[str, Any]) -> None:
     first, second = results["restored"]["ranks"]
     assert first["same"][:2] == [7, own_files(0)]

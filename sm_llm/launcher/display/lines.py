@@ -83,6 +83,30 @@ def _late(event: Mapping[str, Any]) -> str:
     return f"alarm: {last}, {event['age_seconds']:,.0f} s ago: {event['reason']}"
 
 
+def _restored(event: Mapping[str, Any]) -> str:
+    return (
+        f"step {event['step']}: checkpoint restored in {event['seconds']:.1f} s, {size(event['local_bytes'])} from "
+        f"the nodes' disks, {size(event['fetched_bytes'])} from storage"
+    )
+
+
+_PARTS = {
+    "detection": "detection_seconds",
+    "requeue": "requeue_seconds",
+    "start": "start_seconds",
+    "restore": "restore_seconds",
+    "first step": "first_step_seconds",
+}
+
+
+def _recovered(event: Mapping[str, Any]) -> str:
+    known = {name: event[field] for name, field in _PARTS.items() if event[field] is not None}
+    if "detection" not in known:
+        known = {"down": event["down_seconds"], **known}
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in known.items())
+    return f"recovered: step {event['step']} done {event['seconds']:.1f} s after the last sign of life ({parts})"
+
+
 def _final(event: Mapping[str, Any]) -> str:
     return f"result published, {size(event['bytes'])}"
 
@@ -120,6 +144,8 @@ _WRITERS = {
     "validation": _validation,
     "checkpoint_published": _checkpoint,
     "publication_late": _late,
+    "checkpoint_restored": _restored,
+    "recovered": _recovered,
     "final_published": _final,
     "nothing_done": _nothing_done,
     "notice": _notice,

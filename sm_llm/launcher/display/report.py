@@ -189,6 +189,8 @@ def _progress_rows(status: Status) -> Iterable[tuple[str | Text, str | Text]]:
         yield "speed", f"{now.tokens_per_second:,.0f} tokens/s"
     if now.eta_seconds and not status.state.is_final:
         yield "left", duration(now.eta_seconds)
+    if now.recovery:
+        yield "newest recovery", now.recovery
     if now.alarm and not status.state.is_final:
         yield Text("checkpoints", "red"), Text(now.alarm, "red")
     if status.started and status.ended:

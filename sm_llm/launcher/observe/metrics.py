@@ -67,6 +67,8 @@ class Summary:
     """Somebody has asked the newest attempt to stop."""
     alarm: str | None = None
     """Publication is late: the last published step, how long ago, and why. None once a checkpoint is published."""
+    recovery: str | None = None
+    """The newest recovery from a loss: how long it took, and its parts as far as they are known."""
 
 
 _SMOOTHING = 0.3
@@ -120,6 +122,9 @@ class SummaryBuilder:
 
     def _on_publication_late(self, event: Mapping[str, Any]) -> None:
         self._values.update(alarm=event_line(event))
+
+    def _on_recovered(self, event: Mapping[str, Any]) -> None:
+        self._values.update(recovery=event_line(event))
 
     def _on_checkpoint_published(self, _: Mapping[str, Any]) -> None:
         self._values.update(alarm=None)

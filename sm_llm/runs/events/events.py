@@ -27,7 +27,15 @@ from sm_llm.runs.events.published import (
     ProfilePublished,
     PublicationLate,
 )
-from sm_llm.runs.events.trouble import Failed, Stacks, Stalled, StateVerified, Stopped
+from sm_llm.runs.events.trouble import (
+    CheckpointRestored,
+    Failed,
+    Recovered,
+    Stacks,
+    Stalled,
+    StateVerified,
+    Stopped,
+)
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.names import report_once, report_unknown
 
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 EXACT = ("loss", "validation_loss", "learning_rate", "grad_norm")
 _TWIN = "_hex"
 _FILE_NAME = re.compile(r"attempt-([0-9]+)-(.+)\.jsonl")
+_TAIL_BYTES = 65_536
 _LONGEST_LINE = 16 << 20
 """Bytes of a line that is read as an event: stacks and samples are the longest, and far shorter."""
 
@@ -211,6 +220,8 @@ Event = (
     AttemptStarted
     | StartChosen
     | ContinuationRefused
+    | CheckpointRestored
+    | Recovered
     | StateVerified
     | LayersCompiled
     | Step
@@ -329,6 +340,15 @@ def read_file(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]
                 report_once(str(path), "passed over a line that is not an event of this release", str(error))
             except (ValueError, RecursionError):
                 continue
+
+
+def last_events(path: Path) -> list[dict[str, Any]]:
+    """The events at the end of a log, as many as its last 64 KiB hold; none if there is no such file."""
+    try:
+        # A line that this cuts in two cannot be read, and is passed over.
+        return [event for _, event in read_file(path, max(0, path.stat().st_size - _TAIL_BYTES))]
+    except FileNotFoundError:
+        return []
 
 
 def event_files(folder: Path) -> list[tuple[int, str, Path]]:

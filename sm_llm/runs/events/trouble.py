@@ -57,6 +57,42 @@ class Stacks:
 
 
 @dataclass(frozen=True)
+class CheckpointRestored:
+    """All nodes have the files of the checkpoint of ``step``; the slowest took ``seconds``.
+
+    ``local_bytes`` lay on the nodes' own disks and were compared with the commit, ``fetched_bytes`` came from storage.
+    """
+
+    step: int
+    seconds: float
+    local_bytes: int
+    fetched_bytes: int
+    kind: str = "checkpoint_restored"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Training continues after a start that was broken off: ``step`` is the first one completed since.
+
+    ``seconds`` run from the last sign of life of the earlier start to the end of that step. The parts are known as far
+    as the scheduler states when it queued the job again and when it started it: ``detection_seconds`` until the former,
+    ``requeue_seconds`` until the latter; together ``down_seconds``, which ends where the worker begins if the scheduler
+    states nothing. Then ``start_seconds`` until the checkpoint is restored in ``restore_seconds``, and
+    ``first_step_seconds``.
+    """
+
+    step: int
+    seconds: float
+    down_seconds: float
+    detection_seconds: float | None
+    requeue_seconds: float | None
+    start_seconds: float
+    restore_seconds: float
+    first_step_seconds: float
+    kind: str = "recovered"
+
+
+@dataclass(frozen=True)
 class StateVerified:
     """The state restored from the checkpoint of ``step`` has the hash it was saved with, on all processes."""
 

@@ -39,9 +39,10 @@ def fetch(
     """Bring a commit's files (those ``select`` wants) below ``target``; returns ``target``.
 
     A file gets its name only after its bytes, read back from the device, match the manifest; one that is there
-    already and matches is not fetched again. With a ``marker`` (a file outside of ``target``) what an earlier call has
-    verified and nobody has touched since is not even read. Raises ``CheckpointError`` if a file is missing in the store
-    or still differs after two more tries, ``StorageError`` if store or disk does not answer.
+    already and matches is not fetched again: the first call of ``progress`` counts those. With a ``marker`` (a file
+    outside of ``target``) what an earlier call has verified and nobody has touched since is not even read. Raises
+    ``CheckpointError`` if a file is missing in the store or still differs after two more tries, ``StorageError`` if
+    store or disk does not answer.
     """
     wanted = [entry for entry in commit.files if select is None or select(entry)]
     verified = Verified(marker)
@@ -99,10 +100,9 @@ def _matches(path: Path, entry: FileEntry, verified: Verified) -> bool:
     try:
         # From the device: the page cache could hide what the disk has lost.
         return path.stat().st_size == entry.size and crc64_file(path, from_disk=True) == entry.crc64nvme
-    except FileNotFoundError:
+    except OSError:
+        # Not there, or on a bad part of the disk: the store has it, and the fetched file is compared as well.
         return False
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from sm_llm.runs.events.events import Progress
 from sm_llm.storage.publication.restore import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from sm_llm.storage.base import Store
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
 
 _METADATA = ".metadata"
-_FOLDER = "restored"
 
 
 def rank_file(rank: int) -> str:
@@ -93,40 +91,34 @@ def _is_of_all_ranks(reads: Any, world_size: int) -> bool:
     return lists and all(isinstance(path, str) for paths in reads for path in paths)
 
 
-def fetcher(context: WorkerContext, store: Store) -> Callable[[CommitManifest, Path], object]:
+class Fetcher:
     """Brings the node's files of a commit: by its transfer agent, verified, and not again what is there already."""
 
-    def bring(commit: CommitManifest, folder: Path) -> None:
+    def __init__(self, context: WorkerContext, store: Store) -> None:
+        self._context = context
+        self._store = store
+        self.seconds = 0.0
+        self.local_bytes = 0
+        """Bytes that lay on this node's disk and were right."""
+        self.fetched_bytes = 0
+
+    def __call__(self, commit: CommitManifest, folder: Path) -> None:
+        """Bring the files of ``commit`` to ``folder``. Raises as ``fetch`` does."""
         check_meta(commit)
-        # The disk needs to hold one checkpoint. The marker beside this one begins with its name and stays.
-        for other in folder.parent.glob("*"):
-            if not other.name.startswith(folder.name):
-                _remove(other)
+        context, began = self._context, time.perf_counter()
+        # The disk needs to hold one checkpoint.
+        context.copies.keep_only(folder.name)
         select = wanted_by_node(context, commit)
         total = sum(it.size for it in commit.files if select is None or select(it))
-        done = 0
+        counts: list[int] = []
 
         def count(increment: int) -> None:
-            nonlocal done
-            done += increment
-            context.emit(Progress("restore", done, total, "bytes", f"step {commit.step}"))
+            counts.append(increment)
+            context.emit(Progress("restore", sum(counts), total, "bytes", f"step {commit.step}"))
 
         marker = folder.with_name(f"{folder.name}.verified")
-        context.agent.call(fetch, store, commit, folder, select=select, marker=marker, progress=count)
-
-    return bring
-
-
-def restored_folder(context: WorkerContext) -> Path:
-    """Where fetched checkpoints lie on this node."""
-    return context.scratch / _FOLDER
-
-
-def forget_restored(context: WorkerContext) -> None:
-    """Delete them. Until the first save an attempt on this node can start from them without fetching."""
-    if context.place.is_node_leader:
-        shutil.rmtree(restored_folder(context), ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        context.agent.call(fetch, self._store, commit, folder, select=select, marker=marker, progress=count)
+        # ``fetch`` counts first what is there.
+        self.local_bytes = counts[0]
+        self.fetched_bytes = total - self.local_bytes
+        self.seconds = time.perf_counter() - began

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_distribu
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication import publish as publication
-from sm_llm.worker.checkpoint.restore import files_read, forget_restored, layout, rank_file
+from sm_llm.worker.checkpoint.restore import files_read, layout, rank_file
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.shard_writer import ShardWriter
 from sm_llm.worker.publishing.publisher import Sealed, named
@@ -49,11 +49,10 @@ class SaveWriter:
         self._background = agreement
         self._publisher = publisher
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._folder = context.scratch / "saving"
         self.seconds: float | None = None
         """How long the last save took to write."""
         if context.place.is_node_leader:
-            shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
+            context.copies.adopt()
 
     def submit(self, job: Job) -> Future[Sealed]:
         """Write ``job`` after the one before it. The future raises what goes wrong on the node."""
@@ -79,11 +78,11 @@ class SaveWriter:
     def _write_and_offer(self, job: Job) -> Sealed:
         """On every rank alike."""
         began = time.perf_counter()
-        working = self._folder / job.save.save_id
-        sealed = working.with_name(f"{job.save.save_id}.sealed")
+        sealed = self._context.copies.sealed(job.save.save_id)
+        working = sealed.with_name(job.save.save_id)
         place = self._context.place
-        # What training continued from is loaded by now, and a newer save follows: its space is needed.
-        forget_restored(self._context)
+        if place.is_node_leader:
+            self._context.copies.make_room()
         try:
             # ``write_distributed`` is a collective: a process that failed before it would leave the others waiting in
             # it.

@@ -15,7 +15,7 @@ from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.models.families.registry import family
 from sm_llm.models.weights_check import check_weights, holds_shards, unread_warning
 from sm_llm.runs.events.events import StartChosen
-from sm_llm.runs.events.trouble import StateVerified
+from sm_llm.runs.events.trouble import CheckpointRestored, StateVerified
 from sm_llm.spec.training import CheckpointStart, PretrainedStart
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.publication import publish as publication
@@ -23,7 +23,7 @@ from sm_llm.storage.publication.retire import retire_after, retire_damaged
 from sm_llm.storage.uri import is_s3, join, open_store, run_and_step
 from sm_llm.worker.checkpoint.earlier import begin_anew
 from sm_llm.worker.checkpoint.earlier_attempts import refuse_to_forget
-from sm_llm.worker.checkpoint.restore import fetcher, rank_file, restored_folder
+from sm_llm.worker.checkpoint.restore import Fetcher, rank_file
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.state_hash import state_hash
 from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights, ShardedWeights, WeightReader
@@ -111,6 +111,9 @@ class Starter:
 
     def _agreed(self, start: Start) -> Start:
         self._assert_agreement(start)
+        if self._context.place.is_node_leader:
+            # What the run does not continue from is only in the way, where it begins anew above all.
+            self._context.copies.keep_only(start.commit.save_id if start.commit is not None else None)
         self._tell(start)
         return start
 
@@ -189,20 +192,32 @@ class Starter:
         return self._from_checkpoint("branch", store, restored)
 
     def _restore(self, store: Store, run_id: str | None, step: int | None = None) -> Restored | None:
+        fetcher = Fetcher(self._context, store)
         restored = publication.restore(
             store,
-            restored_folder(self._context),
+            self._context.copies.folder,
             run_id=run_id,
             leader=self._context.place.is_leader,
             fetches=self._context.place.is_node_leader,
             gather=self._control.gather,
             allow_step=None if step is None else lambda found: found == step,
             # Every node leader fetches for its node; if one of them cannot, all pass this commit over.
-            bring=fetcher(self._context, store),
+            bring=fetcher,
         )
+        if restored is not None:
+            self._tell_restored(restored.commit.step or 0, fetcher)
         for rejected in restored.rejected if restored else ():
             self._context.notice(f"checkpoint refused: {rejected}", "warning")
         return restored
+
+    def _tell_restored(self, step: int, fetcher: Fetcher) -> None:
+        told = self._control.gather((fetcher.seconds, fetcher.local_bytes, fetcher.fetched_bytes))
+        seconds, local, fetched = max(it[0] for it in told), sum(it[1] for it in told), sum(it[2] for it in told)
+        self._context.emit(CheckpointRestored(step, seconds, local, fetched))
+        self._context.say(
+            f"checkpoint of step {step}: {local / 2**20:.1f} MiB were on the nodes' disks, "
+            f"{fetched / 2**20:.1f} MiB came from storage, in {seconds:.2f} s"
+        )
 
     def _from_checkpoint(self, source: str, store: Store, restored: Restored) -> Start:
         commit = restored.commit

@@ -266,7 +266,12 @@ class Publisher:
         self._settle(sealed, result)
 
     def _settle(self, sealed: Sealed, result: Published | None) -> None:
-        """The folder goes only now: its save is committed, or a newer one is sealed."""
+        """The folder is moved or removed only now: its save is committed, or a newer one is sealed."""
+        commit = result.commit if result is not None and result.won else None
         if self._context.place.is_node_leader:
-            shutil.rmtree(sealed.folder, ignore_errors=True)
+            if commit is not None:
+                # Under the id that was committed: an earlier try of the same files may have been.
+                self._context.copies.keep(sealed.folder, commit.save_id)
+            else:
+                shutil.rmtree(sealed.folder, ignore_errors=True)
         sealed.done.set_result(result)

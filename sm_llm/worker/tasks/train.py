@@ -15,6 +15,7 @@ from sm_llm.spec.tasks import TrainTask
 from sm_llm.terminal import counted, quoted
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
 from sm_llm.worker.checkpoint.continuity import check_continuation, own_identity
+from sm_llm.worker.checkpoint.recovery import Recovery
 from sm_llm.worker.checkpoint.start import Start, Starter, first_weights, load_checkpoint
 from sm_llm.worker.checkpoint.state_hash import state_hash
 from sm_llm.worker.inputs.space import check_space
@@ -78,12 +79,14 @@ class Training:
         self.finite = FiniteWatch(strategy.device)
         self.tolerance = Tolerance(self.task.not_finite)
         self.profiler = Profiler(context, self.task.logging.profile, strategy.device)
+        self.recovery = Recovery(context)
         self.breaks_before = break_step(context.job.attempt)
 
     def run(self) -> None:
         """Every step that is not done yet, then the publication of the model."""
         self.announce()
         if is_delivered(self.context, self.control):
+            self.forget_copies()
             return
         done = self.begin().step
         with self.context.requests.deferred(), ExitStack() as stack:
@@ -101,6 +104,12 @@ class Training:
                     done = self.go_back()
         with self.context.pulse.during("publication"):
             deliver(self.context, self.setup, self.strategy, self.store, self.control)
+        self.forget_copies()
+
+    def forget_copies(self) -> None:
+        """The result is published, so nothing continues from the checkpoints on this node's disk."""
+        if self.context.place.is_node_leader:
+            self.context.copies.forget()
 
     def advance(self, step: int) -> None:
         """Take ``step`` and do what is due after it."""
@@ -111,6 +120,10 @@ class Training:
         self.stopper.open()
         with self.profiler.of(step):
             self.take_step(step, self.next_batches())
+        if self.recovery.is_awaited:
+            # Once in a start: a step that is only queued on the device is not completed.
+            self.strategy.device.wait()
+            self.recovery.stepped(step)
         self.context.pulse.done(step)
         self.report_compilation()
         derived, is_last = self.setup.derived, step == self.setup.total_steps
@@ -204,7 +217,8 @@ class Training:
         """Choose the start, build model and optimiser, load what training continues from, open the data."""
         # Read from the data before a start is chosen: a checkpoint of other data is refused before anything is built.
         self.identity = own_identity(self.context, self.setup, self.control)
-        start = self.continuable(self.starter.choose())
+        with self.recovery.restoring():
+            start = self.continuable(self.starter.choose())
         # A checkpoint replaces these states later, where it was saved by the same arrangement of processes.
         random_state.seed_everything(self.task.seed, self.context.place.rank, self.strategy.device)
         if start.source == "scratch":
@@ -214,7 +228,8 @@ class Training:
         self.strategy.train_mode(True)
         # The sizes of shards are known only now; training has cost nothing yet.
         check_space(self.context, self.control, self.strategy.state_dict(), self.task.checkpoint.keep_last)
-        self.continue_from(start)
+        with self.recovery.restoring():
+            self.continue_from(start)
         return start
 
     def continuable(self, start: Start) -> Start:

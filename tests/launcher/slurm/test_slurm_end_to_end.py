@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import sm_llm
+from sm_llm.runs.events.events import read_events
 from sm_llm.runs.states import RunState
 from tests.fixtures.s3_server import KEY, SECRET
 
@@ -73,6 +75,36 @@ def restarts(slurm: SlurmCluster, run: Run) -> int:
     return int(found.strip())
 
 
+def assert_recovered(run: Run, killed_at: float) -> None:
+    """One recovery is reported, that from the kill, with all of its parts."""
+    events = list(read_events(run.events))
+    [found] = [it for it in events if it["kind"] == "recovered"]
+    assert found["time"] - found["seconds"] == pytest.approx(killed_at, abs=30)
+    parts = ("detection", "requeue", "start", "restore", "first_step")
+    assert all(found[f"{it}_seconds"] is not None and found[f"{it}_seconds"] >= 0 for it in parts)
+    assert sum(found[f"{it}_seconds"] for it in parts) == pytest.approx(found["seconds"])
+    assert found["requeue_seconds"] >= 5, "REQUEUE_WAIT of the cluster"
+    assert "after the last sign of life (detection" in str(run.status().progress.recovery)
+    yielded, lost = [it for it in events if it["kind"] == "checkpoint_restored"]
+    assert lost["local_bytes"] > 0.3 * (lost["local_bytes"] + lost["fetched_bytes"]), "of the node that stays"
+    assert yielded["fetched_bytes"] < 0.1 * yielded["local_bytes"], "both nodes had their parts"
+
+
+def test_an_unfit_node_is_left_out_when_the_job_is_requeued(slurm: SlurmCluster, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print('trained')\n")
+    task = {"kind": "script", "source": str(tmp_path / "code"), "entry": "train.py"}
+    bad = slurm.run("sinfo", "-h", "-N", "-o", "%N").split()[0]
+    with slurm.read_only(bad, tmp_path / "scratch"):
+        run = sm_llm.launch(spec(tmp_path, task=task))
+        slurm.await_state(lambda: restarts(slurm, run) == 1 and run.state is RunState.RUNNING, SECONDS)
+        assert bad not in slurm.nodes_of(job_of(run))
+        assert f"ExcNodeList={bad}" in slurm.run("scontrol", "show", "job", job_of(run))
+        slurm.run("scancel", job_of(run))  # the rest is the same as without a bad node
+        slurm.await_state(lambda: run.state.is_final, SECONDS)
+    assert any(f"node {bad} is unfit" in line for line in run.logs())
+
+
 def test_time_limit_and_a_lost_node_change_no_loss(
     slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +122,9 @@ def test_time_limit_and_a_lost_node_change_no_loss(
     assert not any(it.ended for it in run.attempts)
 
     await_step(slurm, run, yielded + 6)
-    lost = slurm.nodes_of(job_of(run))[1]
+    # The node of rank 0: the other one must keep its rank, and read its own part from its disk.
+    lost, stays = slurm.nodes_of(job_of(run))
+    killed_at = time.time()
     slurm.kill(lost)
     try:
         slurm.await_state(lambda: restarts(slurm, run) == 2, SECONDS)
@@ -103,6 +137,12 @@ def test_time_limit_and_a_lost_node_change_no_loss(
     for restart in range(3):
         assert any(f"job {job_of(run)}, restart {restart}: node 0 of 2" in line for line in lines)
     assert any(f"step {STEPS}/{STEPS}" in line for line in lines)
+
+    order = next((tmp_path / "jobs").glob("*/nodes")).read_text().split(",")
+    assert order[1] == stays
+    assert_recovered(run, killed_at)
+    left = [it for it in (tmp_path / "scratch").rglob("*.distcp") if f"node-{lost}" not in it.parts]
+    assert not left, "a run that is done leaves no checkpoints on its nodes"
 
     unbroken = sm_llm.launch({**job, "backend": {"name": "local"}, "storage": str(tmp_path / "local")}, wait=True)
     assert losses(run) == losses(unbroken)
