@@ -277,10 +277,12 @@ class TaskKind:
     """What every part of the program asks of a task kind; tests compare the table with ``Task`` and the workers."""
 
     spec: type[SpecModel]
-    worker: str | None
-    """``module:function`` that runs it in a job; None for a kind that this version plans and cannot run."""
+    worker: str
+    """``module:function`` that runs it in a job."""
     starts_ranks: bool = False
-    """Whether it runs once per process of ``compute``; the others use one process."""
+    """Whether it uses all processes of ``compute``; the others use one process."""
+    starts_them_itself: bool = False
+    """Whether those are processes of its own: it is started once per node."""
     packages: tuple[str, ...] = ()
     """What its worker imports beside torch, which starts all of them; images bring it, this machine may not."""
 
@@ -299,7 +301,13 @@ TASK_KINDS = {
     "fetch": TaskKind(FetchTask, f"{_WORKERS}.fetch:run"),
     "convert": TaskKind(ConvertTask, f"{_WORKERS}.convert:run"),
     "register": TaskKind(RegisterTask, f"{_WORKERS}.register:run"),
-    "precompile": TaskKind(PrecompileTask, None, starts_ranks=True),
+    "precompile": TaskKind(
+        PrecompileTask,
+        f"{_WORKERS}.precompile:run",
+        starts_ranks=True,
+        starts_them_itself=True,
+        packages=("transformers", "safetensors"),
+    ),
     "script": TaskKind(ScriptTask, f"{_WORKERS}.script:run", starts_ranks=True),
 }
 """Kind -> row. Names of workers, because the specification imports nothing of what runs in a job."""
@@ -313,7 +321,7 @@ def training_of(task: Task) -> TrainTask | None:
 
 
 def starts_ranks(task: Task) -> bool:
-    """Whether a task runs once per process of ``compute``; a shell script starts its own, and the others need but one.
+    """Whether a task runs once per process of ``compute``; some start their own, and the others need but one.
 
     On a managed backend whatever does not start ranks runs once per node.
     """
@@ -321,9 +329,14 @@ def starts_ranks(task: Task) -> bool:
 
 
 def kind_starts_ranks(kind: str, entry: str = "") -> bool:
-    """``starts_ranks`` of a task that is not checked yet; ``entry`` is a script's."""
+    """``starts_ranks`` of a task that is not checked yet; a shell script as ``entry`` starts its own."""
     row = TASK_KINDS.get(kind)
-    return row is not None and row.starts_ranks and not entry.endswith(".sh")
+    return row is not None and row.starts_ranks and not row.starts_them_itself and not entry.endswith(".sh")
+
+
+def starts_own_ranks(task: Task) -> bool:
+    """Whether a task starts the processes of ``compute`` itself, once per node."""
+    return TASK_KINDS[task.kind].starts_ranks and not starts_ranks(task)
 
 
 def parallelism_of(task: Task) -> Parallelism | None:

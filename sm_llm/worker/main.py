@@ -19,7 +19,7 @@ from sm_llm.runs.liveness import RunLock
 from sm_llm.runs.states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.job import JobSpec
-from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, TrainTask
+from sm_llm.spec.tasks import TASK_KINDS, PrecompileTask, ScriptTask, TrainTask
 from sm_llm.worker.checkpoint.earlier import replace_finished
 from sm_llm.worker.checkpoint.newest import newest_step
 from sm_llm.worker.context import WorkerContext
@@ -147,7 +147,7 @@ class Frame:
         The end of a user's program is its own report; only our own training is asked for signs of life.
         """
         task = context.job.spec.task
-        if not watched or not isinstance(task, TrainTask | ScriptTask):
+        if not watched or not isinstance(task, TrainTask | ScriptTask | PrecompileTask):
             yield
             return
         # Names of hosts are known to a platform's resolver some time after its containers start.
@@ -225,16 +225,15 @@ def _tell_changes(context: WorkerContext) -> None:
 def _task(kind: str) -> Task:
     """The code of a task kind, imported only now: prepare needs no torch."""
     row = TASK_KINDS.get(kind)
-    if row is None or row.worker is None:
-        known = ", ".join(name for name, it in TASK_KINDS.items() if it.worker is not None)
-        raise RunFailed(f"this version has no worker for {kind} jobs; there are {known}")
+    if row is None:
+        raise RunFailed(f"there are no {kind} jobs; there are {', '.join(TASK_KINDS)}")
     module, _, name = row.worker.partition(":")
     return cast("Task", getattr(import_module(module), name))
 
 
 def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
     """Torchrun's, or one of our own for hosts that run no torchrun; none for a program that is alone."""
-    if isinstance(context.job.spec.task, ScriptTask) and context.place.world_size == 1:
+    if not isinstance(context.job.spec.task, TrainTask) and context.place.world_size == 1:
         return None  # and torch is not needed
     # Only here, since it imports torch.
     from sm_llm.worker.runtime.board import connect, open_board

@@ -14,7 +14,7 @@ from sm_llm import cli
 from sm_llm.errors import SpecError
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.runs.states import USAGE_EXIT_CODE
-from sm_llm.spec.tasks import TASK_KINDS
+from sm_llm.spec.parallelism.fsdp import FsdpSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,13 +118,12 @@ def test_an_error_is_JSON_where_a_verb_was_given_json(
 
 
 def test_a_plan_that_cannot_run_is_one_document(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What it lacks is in the plan itself."""
-    (tmp_path / "job.yaml").write_text("name: a\ntask: {kind: fetch, source: hf://a/b}\n")
-    monkeypatch.setitem(TASK_KINDS, "fetch", replace(TASK_KINDS["fetch"], worker=None))
-    monkeypatch.setattr(sys, "argv", ["sm-llm", "plan", str(tmp_path / "job.yaml"), "--json"])
+    monkeypatch.setattr(FsdpSpec, "can", replace(FsdpSpec.can, train=False))
+    monkeypatch.setattr(sys, "argv", ["sm-llm", "plan", "smoke", "--json"])
     with pytest.raises(SystemExit) as leaving:
         cli.main()
     (planned,) = json.loads(capsys.readouterr().out)
-    assert (leaving.value.code, planned["unsupported"][0]["code"]) == (USAGE_EXIT_CODE, "task-without-worker")
+    assert (leaving.value.code, planned["unsupported"][0]["code"]) == (USAGE_EXIT_CODE, "strategy-without-worker")

@@ -253,7 +253,13 @@ def test_precompile_is_a_step_before_training_on_trainium() -> None:
     }
     spec = load_workflow(flow)
     found = steps(render(spec, plans=plan_workflow(spec)))
-    assert found["precompile"]["Arguments"]["Environment"]["RUN_NEURON_PARALLEL_COMPILE"] == "1"
+    variables = [found[name]["Arguments"]["Environment"] for name in ("precompile", "train")]
+    assert len({it["NEURON_COMPILE_CACHE_URL"] for it in variables}) == 1
+    counts = [found[name]["Arguments"]["ResourceConfig"]["InstanceCount"] for name in ("precompile", "train")]
+    assert counts == [4, 4]
+    # Its worker starts the training's processes below neuron_parallel_compile, once per node.
+    parameters = found["precompile"]["Arguments"]["HyperParameters"]
+    assert "sagemaker_torch_distributed_enabled" not in parameters
     assert found["train"]["DependsOn"] == ["precompile"]
 
 

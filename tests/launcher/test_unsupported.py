@@ -43,7 +43,7 @@ NXD = {
 PRECOMPILE = {"task": {"kind": "precompile", "training": NXD["task"]}, "compute": NXD["compute"]}
 JOBS = {
     "nxd": ({"name": "job", **CLOUD, **NXD}, "task.parallelism.strategy"),
-    "precompile": ({"name": "job", **CLOUD, **PRECOMPILE}, "task.kind"),
+    "precompile": ({"name": "job", **CLOUD, **PRECOMPILE}, "task.training.parallelism.strategy"),
 }
 
 

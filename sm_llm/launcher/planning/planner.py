@@ -12,7 +12,7 @@ from sm_llm.launcher.planning.checks import DATA_CHECKERS, MODEL_CHECKERS
 from sm_llm.launcher.planning.draft import Draft, Upstream
 from sm_llm.launcher.planning.plan import Plan
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, TrainTask
+from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
 from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, settle
 
 if TYPE_CHECKING:
@@ -143,15 +143,13 @@ def plan_job(
 
 
 def _without_worker(job: JobSpec, step: str | None) -> Iterator[Issue]:
-    """The kind of task, or its strategy, where this version has no worker for it."""
-    prefix, kind = f"steps.{step}." if step else "", job.task.kind
+    """The strategy of a task, where this version has no worker for it."""
+    prefix = f"steps.{step}." if step else ""
     remedy = "This version plans and renders it (the verb plan, and fit with --dry-run), but cannot run it"
-    if TASK_KINDS[kind].worker is None:
-        yield Issue(
-            "task-without-worker", f"{prefix}task.kind", f"there is no worker for {kind} tasks yet", kind, remedy
-        )
-    elif isinstance(job.task, TrainTask) and not job.task.parallelism.can.train:
-        path, strategy = f"{prefix}task.parallelism.strategy", job.task.parallelism.strategy
+    training = training_of(job.task)
+    if training is not None and not training.parallelism.can.train:
+        holder = "task" if isinstance(job.task, TrainTask) else "task.training"
+        path, strategy = f"{prefix}{holder}.parallelism.strategy", training.parallelism.strategy
         yield Issue(
             "strategy-without-worker", path, f"there is no worker for the strategy {strategy} yet", strategy, remedy
         )

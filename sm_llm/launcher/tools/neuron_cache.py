@@ -1,17 +1,11 @@
-"""The cache of graphs that Neuron has compiled: what is in it, and what of it is of no use any more.
-
-Neuron keeps each graph at ``neuronxcc-<version>/MODULE_<graph>+<flags>/``: the graph (``model.hlo_module.pb``), what
-the compiler made of it (``model.neff``, ``model.done``), or why it failed (``model.log``). Files named ``….lock``
-belong to a process that compiles; one that was killed leaves them behind, and others wait for it.
-"""
+"""The verbs of Neuron's cache of compiled graphs: list it, and delete what is of no use any more."""
 
 from __future__ import annotations
 
-import re
-import secrets
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from sm_llm.contract.compile_cache import STALE_MINUTES, CachedGraph, graphs, stale_locks
 from sm_llm.errors import StorageError
 from sm_llm.spec.parallelism.nxd import COMPILE_CACHE
 from sm_llm.storage.uri import join, open_store
@@ -19,29 +13,8 @@ from sm_llm.storage.uri import join, open_store
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.storage.base import Store, StoredObject
+    from sm_llm.storage.base import Store
     from sm_llm.storage.s3.s3_options import S3Options
-
-State = Literal["compiled", "failed", "not compiled"]
-_ENTRY = re.compile(r"(?P<compiler>neuronxcc-[^/]+)/(?P<graph>MODULE_[^/]+)/[^/]+(?:/.*)?")
-_LOCK = re.compile(r"neuronxcc-[^/]+/(?:.*/)?[^/]+\.lock")
-STALE_MINUTES = 60.0
-"""A lock older than this is taken for one of a process that is gone: the compiler renews none."""
-
-
-@dataclass(frozen=True)
-class CachedGraph:
-    """One graph of one compiler and set of flags. ``size`` in bytes."""
-
-    compiler: str
-    graph: str
-    state: State
-    size: int
-    files: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -60,18 +33,11 @@ def cache_place(address: str) -> str:
 
 
 def ls(address: str, options: S3Options | None = None) -> list[CachedGraph]:
-    """Every graph in the cache at ``address`` (or beside the runs there), by compiler and name.
+    """Every graph in the cache at ``address`` (or beside the runs there), by job's part, compiler and name.
 
     Raises ``StorageError`` if the storage does not answer.
     """
-    held: dict[tuple[str, str], list[StoredObject]] = {}
-    for it in _store(address, options).list(""):
-        if match := _ENTRY.fullmatch(it.key):
-            held.setdefault((match["compiler"], match["graph"]), []).append(it)
-    return [
-        CachedGraph(compiler, graph, _state(files), sum(it.size for it in files), tuple(it.key for it in files))
-        for (compiler, graph), files in sorted(held.items())
-    ]
+    return graphs(_store(address, options))
 
 
 def clear(
@@ -93,28 +59,8 @@ def unlock(address: str, *, older_than_minutes: float = STALE_MINUTES, options: 
     """Delete locks that are older than so many minutes, by the storage's clock. Raises ``StorageError``."""
     if not older_than_minutes >= 0:
         raise StorageError(f"older_than_minutes must be 0 or more, got {older_than_minutes}")
-    store = _store(address, options)
-    locks = [it for it in store.list("") if _LOCK.fullmatch(it.key)]
-    limit = _now(store) - 60 * older_than_minutes if locks else 0.0
-    # A lock without a date may be one that a compiler holds.
-    stale = [it for it in locks if it.modified is not None and it.modified <= limit]
+    stale = stale_locks(_store(address, options), older_than_minutes)
     return _delete(address, options, [it.key for it in stale], sum(it.size for it in stale))
-
-
-def _now(store: Store) -> float:
-    """The time by the storage's clock, in seconds since the epoch: that of an object which is written for it.
-
-    This machine's may run ahead, and then locks of compilers that still run would count as old.
-    """
-    key = f"clock-{secrets.token_hex(8)}"
-    store.put_if_absent(key, b"")
-    try:
-        written = [it.modified for it in store.list(key)]
-    finally:
-        store.delete([key])
-    if written and written[0] is not None:
-        return written[0]
-    raise StorageError(f"{store.uri}: its clock cannot be read, so the age of locks is not known")
 
 
 def _store(address: str, options: S3Options | None) -> Store:
@@ -127,21 +73,14 @@ def _delete(address: str, options: S3Options | None, keys: list[str], size: int)
     return Removed(cache_place(address), tuple(keys), size)
 
 
-def _state(files: list[StoredObject]) -> State:
-    names = {it.key.rpartition("/")[2] for it in files}
-    if "model.neff" in names:
-        return "compiled"
-    return "failed" if "model.log" in names else "not compiled"
-
-
 def _version(compiler: str) -> str:
     """``neuronxcc-2.23.6484.0+3b612583`` -> ``2.23.6484.0``."""
     return compiler.partition("-")[2].partition("+")[0]
 
 
-def summary(graphs: list[CachedGraph]) -> Iterator[tuple[str, dict[str, int], int]]:
+def summary(found: list[CachedGraph]) -> Iterator[tuple[str, dict[str, int], int]]:
     """(compiler, graphs by state, bytes) of each compiler."""
-    for compiler in sorted({it.compiler for it in graphs}):
-        own = [it for it in graphs if it.compiler == compiler]
+    for compiler in sorted({it.compiler for it in found}):
+        own = [it for it in found if it.compiler == compiler]
         states = {state: sum(it.state == state for it in own) for state in ("compiled", "failed", "not compiled")}
         yield compiler, states, sum(it.size for it in own)

@@ -90,6 +90,21 @@ class LayersCompiled:
 
 
 @dataclass(frozen=True)
+class GraphsCompiled:
+    """The compile cache of the first node so far: graphs that it ``held`` before the job, and how many it compiled.
+
+    ``hit_rate`` is the share of this job's graphs that need not be compiled; None while there are none.
+    """
+
+    cache: str
+    held: int
+    compiled: int
+    failed: int
+    hit_rate: float | None
+    kind: str = "graphs_compiled"
+
+
+@dataclass(frozen=True)
 class ContinuationRefused:
     """The checkpoint of ``step`` cannot be continued by this job: it is of another model, data order or schedule."""
 
@@ -224,6 +239,7 @@ Event = (
     | Recovered
     | StateVerified
     | LayersCompiled
+    | GraphsCompiled
     | Step
     | Logged
     | Throughput

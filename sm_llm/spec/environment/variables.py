@@ -70,7 +70,7 @@ RESERVED: tuple[Reserved, ...] = (
         "the platform sets it, with the credentials of the job's role",
         "Set backend.role",
     ),
-    Reserved(r"RUN_NEURON_PARALLEL_COMPILE", "the precompile task sets it", "Set task.kind=precompile"),
+    Reserved(r"RUN_NEURON_PARALLEL_COMPILE", "the toolkit would count no failed graphs", "Use task.kind=precompile"),
 )
 """The first pattern that matches the whole name decides."""
 

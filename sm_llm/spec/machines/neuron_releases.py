@@ -7,6 +7,7 @@ publishes no image for training with neuronx-distributed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,18 +68,40 @@ RELEASES = (
 """The advised one first."""
 
 
+def installed_packages() -> dict[str, str | None]:
+    """Distribution -> version of what must fit together, as installed in this environment; None where it is missing."""
+    return {name: _version(name) for name in RELEASES[0].packages}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def installed_sdk() -> str | None:
+    """The SDK whose packages are installed here, if they are those of one that trains."""
+    found = _plain(installed_packages())
+    return next((it.sdk for it in RELEASES if it.packages == found and it.trains), None)
+
+
+def _plain(installed: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {name: None if it is None else it.partition("+")[0] for name, it in installed.items()}
+
+
 def release_fault(installed: Mapping[str, str | None]) -> str | None:
     """Why the ``installed`` packages (distribution -> version, None where it is missing) are not those of a release.
 
     None if they are those of one that trains.
     """
-    found = {name: None if version is None else version.partition("+")[0] for name, version in installed.items()}
+    found = _plain(installed)
     if any(it.packages == found and it.trains for it in RELEASES):
         return None
-    shown = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
+    shown = ", ".join(f"{name} {it or 'missing'}" for name, it in installed.items())
     # The release whose neuronx-distributed is installed is probably the one that was meant.
     row = next((it for it in RELEASES if it.trains and it.nxd == found.get("neuronx-distributed")), RELEASES[0])
-    wanted = ", ".join(f"{name} {version}" for name, version in row.packages.items())
+    wanted = ", ".join(f"{name} {it}" for name, it in row.packages.items())
     releases = ", ".join(it.sdk for it in RELEASES if it.trains)
     return (
         f"strategy nxd needs the packages of one Neuron SDK ({releases}), and this image has {shown}. SDK {row.sdk} "

@@ -1,4 +1,4 @@
-"""The user's program as a child process: its output passed on, stopped as a whole, and its last words kept."""
+"""A program as a child process: its output passed on, stopped as a whole, and its last words kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sm_llm.parent import end_with_parent
 from sm_llm.worker.runtime.failure import ProgramFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from typing import IO
 
@@ -31,8 +31,16 @@ _DRAIN_SECONDS = 5.0
 class Program:
     """One child process in a session of its own, so that a signal reaches all that it starts."""
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        folder: Path,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """``on_line`` is called with every line that it prints, from two threads."""
         self._argv = list(argv)
+        self._on_line = on_line
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
         try:
             self._process = subprocess.Popen(
@@ -76,11 +84,16 @@ class Program:
         self._signal(signal.SIGKILL)
         self._process.wait()
 
-    def check(self) -> None:
-        """Raise ``ProgramFailed``, with its own last error, if it ended otherwise than with exit code 0."""
+    def wait(self) -> int:
+        """Wait for its end and the rest of its output; returns the exit code."""
         code = self._process.wait()
         for copier in self._copiers:
             copier.join(_DRAIN_SECONDS)  # a grandchild may hold the pipe for ever
+        return code
+
+    def check(self) -> None:
+        """Raise ``ProgramFailed``, with its own last error, if it ended otherwise than with exit code 0."""
+        code = self.wait()
         if code == 0:
             return
         how = f"exit code {code}" if code > 0 else f"signal {-code} ({_signal_name(-code)})"
@@ -98,10 +111,10 @@ class Program:
             # The group's id is that of its first process, which stays valid while any member lives.
             os.killpg(self._process.pid, number)
 
-    @staticmethod
-    def _copy(source: IO[bytes], target: TextIO, keep: deque[str] | None) -> None:
+    def _copy(self, source: IO[bytes], target: TextIO, keep: deque[str] | None) -> None:
         for raw in source:
             text = raw.decode("utf-8", "replace")
+            self._on_line(text)
             if keep is not None:
                 keep.append(text)
             # Our own output may be closed; the pipe is read to its end all the same, for the program's sake.

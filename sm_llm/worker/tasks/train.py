@@ -18,6 +18,7 @@ from sm_llm.worker.checkpoint.continuity import check_continuation, own_identity
 from sm_llm.worker.checkpoint.recovery import Recovery
 from sm_llm.worker.checkpoint.start import Start, Starter, first_weights, load_checkpoint
 from sm_llm.worker.checkpoint.state_hash import state_hash
+from sm_llm.worker.inputs.compile_cache import extracts_graphs, open_cache
 from sm_llm.worker.inputs.space import check_space
 from sm_llm.worker.runtime.agreed_stop import Stopper
 from sm_llm.worker.runtime.break_down import break_down, break_step
@@ -28,7 +29,7 @@ from sm_llm.worker.training.cadence import cadence
 from sm_llm.worker.training.deliver import deliver, is_delivered
 from sm_llm.worker.training.feed import global_targets, loss_share
 from sm_llm.worker.training.finite import Action, FiniteWatch, GoBack, Tolerance
-from sm_llm.worker.training.job_setup import Setup, set_up
+from sm_llm.worker.training.job_setup import Setup, config_of, set_up
 from sm_llm.worker.training.metrics import Meter, StepBuffer
 from sm_llm.worker.training.precision import settled
 from sm_llm.worker.training.profile import Profiler
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from sm_llm.data.source import Batch
     from sm_llm.spec.job import JobSpec
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.inputs.compile_cache import CompileCache
     from sm_llm.worker.strategies.base import Strategy
 
 
@@ -50,18 +52,24 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     assert isinstance(job.task, TrainTask)
     device = find_device(job.task.parallelism.strategy, context.place)
     task = settled(job.task, device)
+    # Before anything is computed: that is when the first graphs are compiled.
+    cache = open_cache(context, task, config_of(task))
     strategy = make_strategy(task, context.place, device)
     strategy.setup()
     setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
-    Training(context, setup, strategy).run()
+    kind = GraphExtraction if extracts_graphs() else Training
+    kind(context, setup, strategy, cache).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
 
 
 class Training:
     """One attempt at a training job, on one process. All processes go through every method together."""
 
-    def __init__(self, context: WorkerContext, setup: Setup, strategy: Strategy) -> None:
+    def __init__(
+        self, context: WorkerContext, setup: Setup, strategy: Strategy, cache: CompileCache | None = None
+    ) -> None:
         self.context = context
+        self.cache = cache
         self.setup = setup
         self.task = setup.task
         self.strategy = strategy
@@ -103,13 +111,24 @@ class Training:
                     # Raised by all processes after the same step, since all have read the same flags.
                     done = self.go_back()
         with self.context.pulse.during("publication"):
-            deliver(self.context, self.setup, self.strategy, self.store, self.control)
+            self.save_graphs()
+            self.publish()
         self.forget_copies()
+
+    def publish(self) -> None:
+        """Publish the model."""
+        deliver(self.context, self.setup, self.strategy, self.store, self.control)
 
     def forget_copies(self) -> None:
         """The result is published, so nothing continues from the checkpoints on this node's disk."""
         if self.context.place.is_node_leader:
             self.context.copies.forget()
+
+    def save_graphs(self) -> None:
+        """Bring what was compiled to the cache that later jobs have."""
+        if self.cache is not None:
+            self.cache.report()
+            self.cache.save()
 
     def advance(self, step: int) -> None:
         """Take ``step`` and do what is due after it."""
@@ -146,8 +165,12 @@ class Training:
 
     def report_compilation(self) -> None:
         """After an attempt's first step: how much of the model runs as compiled graphs."""
-        found = None if self.compilation_known else self.strategy.compilation()
+        if self.compilation_known:
+            return
         self.compilation_known = True
+        # Now, since a job may be killed long before its end, and the next one would compile all of it again.
+        self.save_graphs()
+        found = self.strategy.compilation()
         if found is None:
             return
         self.context.emit(found)
@@ -382,6 +405,22 @@ class Training:
         if done:  # else threads still wait for answers of the other processes
             self.strategy.close()
         raise stopping
+
+
+class GraphExtraction(Training):
+    """A training that is run for its graphs (``neuron_parallel_compile``): it takes the same steps, but nothing is
+    computed, so no number counts and nothing is saved or published."""
+
+    def heed_flags(self, *, settle: bool) -> None:
+        """Read them, as training does, and pass over them."""
+        self.finite.bad_steps(settle=settle)
+        self.finite.without_targets()
+
+    def save(self, step: int, *, required: bool = False) -> None:
+        """Nothing: copies to the host are no graphs."""
+
+    def publish(self) -> None:
+        """Nothing."""
 
 
 def _ways_past_empty(run: str) -> str:

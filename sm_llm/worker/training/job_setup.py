@@ -69,7 +69,7 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
     Raises ``SpecError`` for a model or numbers that do not fit, ``DataError`` for unusable data.
     """
     # The model first: reading its config is cheap, opening the data may not be.
-    config = _model_config(task)
+    config = config_of(task)
     if issues := model_issues(config, task.parallelism.strategy, task.parallelism.model_dump()):
         raise SpecError(issues)
     vocab_size = family(config).vocab_size(config)
@@ -95,7 +95,8 @@ def set_up(task: TrainTask, layout: Layout, node_size: int, scratch: Path) -> Se
     return Setup(task, layout, config, train, validation, derived, derived.total_steps, tuple(warnings))
 
 
-def _model_config(task: TrainTask) -> dict[str, Any]:
+def config_of(task: TrainTask) -> dict[str, Any]:
+    """The model's config, from the preset or folder that ``task`` names."""
     pretrained = task.start.pretrained if isinstance(task.start, PretrainedStart) else None
     return model_config(
         preset=task.model.preset, path=task.model.path, pretrained=pretrained, overrides=task.model.config

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,7 @@ from sm_llm.runs.replication.shipper import Shipper
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.s3_home import S3Home
 from sm_llm.runs.states import RunState
+from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
 from tests.fixtures.sagemaker_double import Refusal
@@ -339,17 +341,18 @@ def test_a_role_that_does_not_exist_is_told_before_anything_is_uploaded(
 
 
 def test_what_has_no_worker_is_refused_before_anything_is_written(
-    start: Callable[..., Run], bucket: str, s3_server: S3Server
+    start: Callable[..., Run], bucket: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = {
+    monkeypatch.setattr(NxdSpec, "can", replace(NxdSpec.can, train=False))
+    task = {
+        "kind": "train",
         "model": {"preset": "llama-3-8b"},
         "data": {"format": "synthetic", "seq_length": 8192},
         "parallelism": {"strategy": "nxd", "tensor_parallel_degree": 32},
         "max_steps": 1,
     }
-    task = {"kind": "precompile", "training": training}
     trainium = ("compute.instance_type=ml.trn1.32xlarge", "compute.instance_count=1")
-    with pytest.raises(PlanError, match="there is no worker for precompile tasks yet"):
+    with pytest.raises(PlanError, match="there is no worker for the strategy nxd yet"):
         start("backend.max_run_seconds=60", *trainium, task=task)
     with pytest.raises(PlanError):
         start("backend.max_retry_attempts=31")

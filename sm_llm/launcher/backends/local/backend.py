@@ -26,7 +26,8 @@ from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.machine import Machine, this_machine
-from sm_llm.spec.tasks import TASK_KINDS, ScriptTask, starts_ranks, training_of
+from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
+from sm_llm.spec.tasks import TASK_KINDS, TrainTask, starts_own_ranks, starts_ranks, training_of
 from sm_llm.spec.validation.runner import run
 from sm_llm.storage.uri import is_s3, join
 from sm_llm.terminal import counted, quoted
@@ -229,12 +230,16 @@ def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Issue, ...]]:
 
 
 def _missing_cores(plan: Plan) -> Iterator[Issue]:
-    """An engine for NeuronCores: their runtime's variables and the cache of compiled graphs are a managed job's."""
+    """An engine for NeuronCores, where this environment is not that of an SDK for them."""
     training = training_of(plan.job.task)
-    if training is not None and training.parallelism.image_stack == "neuron":
+    if training is None or training.parallelism.image_stack != "neuron":
+        return
+    if fault := release_fault(installed_packages()):
         prefix, strategy = f"steps.{plan.step}." if plan.step else "", training.parallelism.strategy
-        problem = "a local run does not start NeuronCores"
-        path, remedy = f"{prefix}task.parallelism.strategy", "Use backend.name=sagemaker, or strategy fsdp here"
+        holder = "task" if isinstance(plan.job.task, TrainTask) else "task.training"
+        problem = f"a local run does not start NeuronCores here: {fault}"
+        path = f"{prefix}{holder}.parallelism.strategy"
+        remedy = "Use backend.name=sagemaker, or strategy fsdp here"
         yield Issue("local-strategy-unsupported", path, problem, strategy, remedy)
 
 
@@ -386,5 +391,5 @@ def _torchrun(job: JobSpec, node: int, rendezvous_id: str, base: Path) -> tuple[
 
 
 def _processes(job: JobSpec) -> int:
-    """Processes per node; a shell script starts its own."""
-    return 1 if isinstance(job.task, ScriptTask) and not starts_ranks(job.task) else job.compute.processes
+    """Processes per node that torchrun starts; a shell script starts its own, and so does the precompile task."""
+    return 1 if starts_own_ranks(job.task) else job.compute.processes

@@ -7,15 +7,15 @@ import math
 import os
 import shutil
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, LINE_PREFIX, RUN_FOLDER_ENVIRONMENT, JobFile
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
-from sm_llm.spec.tasks import TASK_KINDS
+from sm_llm.spec.tasks import TASK_KINDS, parallelism_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 NETWORK_INTERFACE = "lo"
 LOOPBACK = "sm_llm.worker.loopback"
@@ -111,11 +111,20 @@ def node_environment(paths: RunPaths, job: JobFile, node: int, devices: str | No
         "PYTHONUNBUFFERED": "1",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(job.spec.backend.stop_seconds)),  # torch 2.13 and newer
         **LINE_PREFIX,
+        **_strategy_variables(job),
         **_contract_variables(container, job, hosts, node, 0 if devices is None else devices.count(",") + 1),
     }
     if devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = devices
     return {**variables, **job.spec.environment}
+
+
+def _strategy_variables(job: JobFile) -> dict[str, str]:
+    """What the engine of a job reads: a managed job gets it with the rest of its instance type's environment."""
+    parallelism, storage = parallelism_of(job.spec.task), job.spec.storage
+    if parallelism is None or storage is None:
+        return {}
+    return parallelism.environment(storage if "://" in storage else str(Path(storage).absolute()))
 
 
 def _contract_variables(

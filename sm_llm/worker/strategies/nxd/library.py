@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from sm_llm.errors import RunFailed
-from sm_llm.spec.machines.neuron_releases import RELEASES, release_fault
+from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
 from sm_llm.worker.objects import restrict_object_collectives
 
 if TYPE_CHECKING:
@@ -26,15 +25,8 @@ _STATE = f"{_PACKAGE}.parallel_layers.parallel_state"
 
 def check_release() -> None:
     """Raise ``RunFailed`` where the packages of this image are not those of one release that trains."""
-    if fault := release_fault({name: _installed(name) for name in RELEASES[0].packages}):
+    if fault := release_fault(installed_packages()):
         raise RunFailed(f"task.parallelism: {fault}")
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def symbol(module: str, name: str) -> Any:
@@ -59,7 +51,8 @@ def start_process_group() -> bool:
     if dist.is_initialized():
         return False
     restrict_object_collectives()
-    symbol("torch_xla.distributed", "xla_backend")  # its import registers the backend
+    # Its import registers the backend. A module of its own, which its package does not import.
+    symbol("torch_xla.distributed.xla_backend", "__name__")
     dist.init_process_group("xla")
     return True
 

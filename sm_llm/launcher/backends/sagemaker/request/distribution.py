@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import LINE_PREFIX
 from sm_llm.spec.machines.gpus import machines, network_environment
-from sm_llm.spec.tasks import PrecompileTask, parallelism_of, starts_ranks, training_of
+from sm_llm.spec.tasks import parallelism_of, starts_ranks, training_of
 
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
 
-PRECOMPILE_VARIABLE = "RUN_NEURON_PARALLEL_COMPILE"
-"""Set to 1, it makes the training toolkit compile graphs in place of training."""
 TEE = "PET_TEE"
 """Stands for torchrun's ``--tee``, in whose command line the training toolkit lets nobody write."""
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
@@ -35,7 +33,7 @@ class Distribution:
 
 def distribution(job: JobSpec) -> Distribution:
     """The launch parameters and network environment of a job."""
-    environment = network_environment(job) | _compile_environment(job) | _log_environment(job)
+    environment = network_environment(job) | _log_environment(job)
     mp_parameters = _mp_parameters(job)
     if not starts_ranks(job.task):
         parameters = {} if mp_parameters is None else {"mp_parameters": mp_parameters}
@@ -55,10 +53,6 @@ def distribution(job: JobSpec) -> Distribution:
     if not rows or any(job.compute.processes != row.processes for row in rows):
         hyperparameters[_PROCESSES] = job.compute.processes
     return Distribution(estimator, hyperparameters, environment)
-
-
-def _compile_environment(job: JobSpec) -> dict[str, str]:
-    return {PRECOMPILE_VARIABLE: "1"} if isinstance(job.task, PrecompileTask) else {}
 
 
 def _log_environment(job: JobSpec) -> dict[str, str]:

@@ -21,7 +21,7 @@ from sm_llm.spec.inputs import FileSystemInput
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.gpus import groups, machine_types, machines
 from sm_llm.spec.machines.hardware import instance, nearest_instance
-from sm_llm.spec.tasks import ScriptTask, parallelism_of, starts_ranks, training_of
+from sm_llm.spec.tasks import ScriptTask, parallelism_of, starts_own_ranks, starts_ranks, training_of
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
@@ -406,8 +406,8 @@ def _idle(job: JobSpec, row: Instance) -> str:
     """Accelerators of a machine that are paid for and compute nothing, in words; empty where all compute."""
     devices = "Neuron cores" if row.is_neuron else "GPUs"
     if not starts_ranks(job.task):
-        if isinstance(job.task, ScriptTask):
-            return ""  # a shell script starts its own processes
+        if starts_own_ranks(job.task):
+            return ""
         what = f"{job.task.kind} computes on the CPU: the {row.accelerators} {devices} of {row.name} are paid for"
         return f"{what} and not used. Choose a type without them, for example ml.m5.4xlarge"
     used = job.compute.processes

@@ -1,0 +1,254 @@
+"""The precompile task: on every node ``neuron_parallel_compile`` runs the training for its graphs and compiles them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.compile_cache import CACHE_URL
+from sm_llm.contract.entrypoint import entrypoint_source
+from sm_llm.contract.hosts import Hosts
+from sm_llm.contract.job_file import JOB_ENVIRONMENT, RUN_FOLDER_ENVIRONMENT
+from sm_llm.errors import RunFailed
+from sm_llm.package import HOME
+from sm_llm.runs.events.events import AttemptStarted
+from sm_llm.runs.run_paths import ContainerPaths
+from sm_llm.runs.stopped import StopRecord
+from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
+from sm_llm.spec.tasks import PrecompileTask
+from sm_llm.spec.training import CheckpointSpec, SinksSpec
+from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.inputs.compile_cache import open_cache
+from sm_llm.worker.publishing.publish_final import publish_final, result_folder
+from sm_llm.worker.runtime.failure import FAILED
+from sm_llm.worker.runtime.gathering import Gathering
+from sm_llm.worker.runtime.stop import Stopping
+from sm_llm.worker.script.program import Program
+from sm_llm.worker.training.job_setup import config_of
+from sm_llm.worker.versions import versions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.spec.job import JobSpec
+    from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.inputs.compile_cache import CompileCache
+
+COMMAND = "neuron_parallel_compile"
+SUMMARY = "precompile.json"
+"""File of the result with the counts of every node."""
+_COUNT = re.compile(r"Total (graphs|successful compilations|failed compilations): *([0-9]{1,9})\b")
+_OF_TORCHRUN = re.compile(r"(LOCAL_|GROUP_|ROLE_|MASTER_|TORCHELASTIC_|PET_).*|RANK|WORLD_SIZE")
+_HERE = "127.0.0.1"
+_LOOPBACK = "sm_llm.worker.loopback"
+"""Keeps torchrun's store on this machine where all nodes are simulated on it."""
+_POLL_SECONDS = 0.2
+_STOP_MARGIN_SECONDS = 15.0
+"""Of the time to stop, for bringing back what was compiled."""
+_SHOWN = 3
+
+
+@dataclass
+class Counts:
+    """What ``neuron_parallel_compile`` counts at its end; None until it has."""
+
+    graphs: int | None = None
+    compiled: int | None = None
+    failed: int | None = None
+
+    def read(self, line: str) -> None:
+        """Take the count that a line of its output holds, if it does. The last one counts."""
+        if match := _COUNT.search(line):
+            name = {"graphs": "graphs", "successful compilations": "compiled", "failed compilations": "failed"}
+            setattr(self, name[match[1]], int(match[2]))
+
+
+def run(context: WorkerContext, job: JobSpec) -> None:
+    """Compile the graphs of ``job.task.training`` (its sources are local) into the cache that the training will have.
+
+    One process per node. Raises ``RunFailed`` where a graph does not compile.
+    """
+    assert isinstance(job.task, PrecompileTask)
+    Precompilation(context, job, job.task).run()
+
+
+class Precompilation:
+    """One attempt, on one node. All nodes go through ``run`` together."""
+
+    def __init__(self, context: WorkerContext, job: JobSpec, task: PrecompileTask) -> None:
+        self.context = context
+        self.job = job
+        self.task = task
+        self.counts = Counts()
+        self.stopped: str | None = None
+        place = context.place
+        self.together = Gathering(context.board, "precompile", place.rank, place.world_size)
+
+    def run(self) -> None:
+        """From the restored cache to the saved one, and the counts of all nodes as the result."""
+        context, place = self.context, self.context.place
+        context.emit(AttemptStarted(place.world_size, "compiler", self.task.extract_steps, versions()))
+        # Rank 0 decides for all: nodes that read the store at different moments could disagree.
+        if self.together(place.is_leader and is_published(context))[0]:
+            return
+        if fault := release_fault(installed_packages()):
+            raise RunFailed(f"task.training.parallelism: {fault}")
+        if shutil.which(COMMAND) is None:
+            raise RunFailed(f"{COMMAND} is not on the PATH of this image. Use an image with the Neuron SDK")
+        cache = open_cache(context, self.task.training, config_of(self.task.training))
+        if cache is None:
+            raise RunFailed(f"{CACHE_URL} is not set, so compiled graphs would be lost with this job")
+        address, port = self.together(self._rendezvous())[0]
+        with context.requests.deferred():
+            self._compile(cache, str(address), int(port))
+            # Graphs of a node that failed are worth keeping as well.
+            cache.report()
+            cache.save()
+            if self.stopped is not None:
+                raise self._stopping(self.stopped)
+            self._check(cache)
+            counts = self.together(asdict(self.counts), self._heed)
+        self._publish(counts)
+
+    def _rendezvous(self) -> tuple[str, int]:
+        """Where the training's processes find one another; the first node's counts."""
+        hosts = Hosts.read(self.context.container.resource_config)
+        leader = hosts.leader if hosts is not None else _HERE
+        with socket.socket() as holder:
+            holder.bind(("", 0))
+            return os.environ.get("MASTER_ADDR", leader), int(holder.getsockname()[1])
+
+    def _compile(self, cache: CompileCache, address: str, port: int) -> None:
+        folder = self.context.scratch / "precompile"
+        # What an attempt that was killed on this node has left is another job's.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        argv = self._command(folder, address, port)
+        program = Program(argv, self._environment(folder, cache), folder, on_line=self.counts.read)
+        try:
+            while program.poll() is None:
+                self._heed()
+                if self.stopped is not None:
+                    left = self.context.requests.seconds_left(self.job.backend.stop_seconds)
+                    grace = self.job.backend.stop_seconds if left is None else left
+                    program.stop(max(1.0, grace - _STOP_MARGIN_SECONDS))
+                    return
+                time.sleep(_POLL_SECONDS)
+        except BaseException:
+            program.kill()
+            raise
+        code = program.wait()
+        note = ContainerPaths(folder / "node").failure
+        if code and note.is_file():
+            words = note.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
+            raise RunFailed(f"the training failed while its graphs were extracted: {words}")
+        # Its count of failed graphs says more than its exit code.
+        if not self.counts.failed:
+            program.check()
+
+    def _command(self, folder: Path, address: str, port: int) -> list[str]:
+        """The training's own start, with the node count and processes that it will have."""
+        entry = folder / "train.py"
+        entry.write_text(entrypoint_source("train"), encoding="utf-8")
+        place, compute = self.context.place, self.job.compute
+        return [
+            COMMAND,
+            sys.executable,
+            "-m",
+            *((_LOOPBACK,) if address == _HERE else ()),
+            "torch.distributed.run",
+            f"--nnodes={place.node_count}",
+            f"--nproc-per-node={compute.processes}",
+            f"--node-rank={place.node}",
+            "--rdzv-backend=static",
+            f"--rdzv-id={self.context.job.run_id}-{self.context.job.attempt}-graphs",
+            f"--master-addr={address}",
+            f"--master-port={port}",
+            *((f"--local-addr={_HERE}",) if address == _HERE else ()),
+            "--max-restarts=0",
+            f"--log-dir={folder / 'logs'}",
+            str(entry),
+        ]
+
+    def _environment(self, folder: Path, cache: CompileCache) -> dict[str, str]:
+        """As the training has it, with a run of its own: nothing that it writes is of any use."""
+        (folder / "node").mkdir()
+        self._training_job(folder).write(folder / "job.json")
+        inherited = {name: text for name, text in os.environ.items() if not _OF_TORCHRUN.fullmatch(name)}
+        # The package may be beside the entrypoint alone, in a code bundle.
+        path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
+        return {
+            **inherited,
+            "PYTHONPATH": path,
+            "SAGEMAKER_BASE_DIR": str(folder / "node"),
+            "SM_HPS": "{}",
+            JOB_ENVIRONMENT: str(folder / "job.json"),
+            RUN_FOLDER_ENVIRONMENT: str(folder / "run"),
+            CACHE_URL: str(cache.folder),
+        }
+
+    def _training_job(self, folder: Path) -> JobFile:
+        """The training for a few steps, in a run on this node, without what is for people."""
+        training = self.task.training
+        logging = training.logging.model_copy(update={"sinks": SinksSpec(), "profile": None, "sample_prompt": None})
+        short = {"max_steps": self.task.extract_steps, "max_tokens": None, "max_epochs": None}
+        quiet = {"logging": logging, "checkpoint": CheckpointSpec()}
+        spec = self.job.model_copy(update={"task": training.model_copy(update={**short, **quiet})})
+        run = folder / "run"
+        return self.context.job.model_copy(
+            update={"spec": spec, "run_uri": str(run), "run_id": run.name, "channels": {}, "resume": None}
+        )
+
+    def _heed(self) -> None:
+        """Note a request to stop; raise if another node has failed."""
+        requests = self.context.requests
+        if self.context.place.is_leader:
+            requests.look_for(self.context.run.stop_file)
+        self.stopped = requests.reason
+        if self.context.board is not None and self.context.board.get(FAILED) is not None:
+            raise RunFailed("another process is gone")
+
+    def _stopping(self, reason: str) -> Stopping:
+        record = StopRecord(reason=reason, checkpoint=None)
+        self.context.say(record.sentence)
+        return Stopping(record)
+
+    def _check(self, cache: CompileCache) -> None:
+        """Raise ``RunFailed`` for graphs that did not compile, and for a count that never came."""
+        found, node = self.counts, self.context.place.node
+        if found.failed is None:
+            raise RunFailed(f"{COMMAND} ended on node {node} without its count of failed compilations")
+        if found.failed:
+            failures = cache.failures()
+            shown = "; ".join(f"{graph}: {words[-300:]}" for graph, words in failures[:_SHOWN])
+            more = f" (and {len(failures) - _SHOWN} more)" if len(failures) > _SHOWN else ""
+            raise RunFailed(
+                f"{found.failed} of {found.graphs} graphs did not compile on node {node}: "
+                f"{shown or 'see the log'}{more}. A compiler that was killed had too little host "
+                "memory; one with too many instructions needs a larger "
+                "tensor_parallel_degree"
+            )
+
+    def _publish(self, counts: list[dict[str, int | None]]) -> None:
+        context = self.context
+        folder = result_folder(context)
+        if context.place.is_leader:
+            graphs, compiled = (sum(int(it[name] or 0) for it in counts) for name in ("graphs", "compiled"))
+            context.notice(f"compiled {compiled} of {graphs} graphs on {len(counts)} nodes, none failed")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / SUMMARY).write_text(json.dumps({"nodes": counts}, indent=2) + "\n", encoding="utf-8")
+        publish_final(
+            context,
+            context.store,
+            folder,
+            self.together,
+            {"kind": "precompiled", "spec_digest": context.job.spec_digest},
+        )
