@@ -28,7 +28,7 @@ State = Literal["compiled", "failed", "not compiled"]
 CACHE_URL = "NEURON_COMPILE_CACHE_URL"
 """Neuron's variable with the cache's folder or address."""
 DESCRIPTION = "part.json"
-"""File of a part that says what its graphs follow from."""
+"""File of a part with what its graphs follow from."""
 _PART = r"(?:(?P<part>sdk-[^/]+)/)?"
 _ENTRY = re.compile(rf"{_PART}(?P<compiler>neuronxcc-[^/]+)/(?P<graph>MODULE_[^/]+)/[^/]+(?:/.*)?")
 _LOCK = re.compile(rf"{_PART}neuronxcc-[^/]+/(?:.*/)?[^/]+\.lock")

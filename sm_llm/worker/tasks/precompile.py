@@ -150,7 +150,7 @@ class Precompilation:
         if code and note.is_file():
             words = note.read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
             raise RunFailed(f"the training failed while its graphs were extracted: {words}")
-        # Its count of failed graphs says more than its exit code.
+        # Before the exit code, which is 0 with failed graphs as well.
         if not self.counts.failed:
             program.check()
 
