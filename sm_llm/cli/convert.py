@@ -1,4 +1,4 @@
-"""The verb that converts weights to and from neuronx-distributed (training on Trainium itself is planned)."""
+"""The verb that converts weights to and from neuronx-distributed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, console, print_json
+from sm_llm.cli.options import AsJson, S3Access, console, print_json, s3_access
 from sm_llm.terminal import say
 
-Source = Annotated[str, typer.Argument(metavar="SRC", help="Folder of the weights to read.")]
-Destination = Annotated[str, typer.Argument(metavar="DST", help="New folder.")]
+Source = Annotated[str, typer.Argument(metavar="SRC", help="Folder of the weights to read, here or s3://...")]
+Destination = Annotated[str, typer.Argument(metavar="DST", help="New folder, here or s3://...")]
 To = Annotated[str, typer.Option("--to", metavar="nxd|hf", help="What to write.")]
 Tensor = Annotated[int | None, typer.Option("--tp", help="Tensor-parallel degree; to nxd required.")]
 Pipeline = Annotated[int | None, typer.Option("--pp", help="Pipeline stages. [default: 1]")]
@@ -33,10 +33,14 @@ ConfigFile = Annotated[
 ]
 
 Verify = Annotated[bool, typer.Option("--verify", help="Read back: all checksums, and the logits of the shards.")]
+Scratch = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Copies of what is in S3. [default: temporary files]")
+]
 Workers = Annotated[int | None, typer.Option("--workers", help="Threads that write. [default: 2 x CPUs, at most 8]")]
 
 
 @app.command()
+@s3_access
 def convert(
     source: Source,
     destination: Destination,
@@ -51,7 +55,10 @@ def convert(
     config: ConfigFile = None,
     verify: Verify = False,
     workers: Workers = None,
+    scratch: Scratch = None,
     as_json: AsJson = False,
+    *,
+    options: S3Access,
 ) -> None:
     """Convert a Hugging Face folder to shards of neuronx-distributed (NxD), or back, in a few MiB of memory.
 
@@ -71,28 +78,17 @@ def convert(
     Examples:
       sm-llm convert ./llama-3-8b ./ckpt/pretrained_weight --to nxd --tp 32 --kv-multiplier 4 --qkv fused --verify
       sm-llm convert ./ckpt/step_1000 ./trained --to hf --config ./llama-3-8b
+      sm-llm convert s3://BUCKET/llama-3-8b s3://BUCKET/shards --to nxd --tp 8 --scratch /mnt/nvme
       sm-llm convert ./runs/NAME/ckpt/step-00000010/SAVE/data ./step-10 --to hf --config ./llama
     """
     from sm_llm.convert.api import convert as run
     from sm_llm.launcher.tools.sync import shown, stopping_on_signals
 
     with stopping_on_signals(), shown(console(stderr=True)) as progress:
-        report = run(
-            source,
-            destination,
-            to=to,
-            tensor_parallel_degree=tp,
-            pipeline_parallel_degree=pp,
-            virtual_pipeline_degree=virtual_pp,
-            kv_size_multiplier=kv_multiplier,
-            qkv=qkv,
-            layout=layout,
-            xser=xser,
-            config=config,
-            verify=verify,
-            workers=workers,
-            progress=progress,
-        )
+        degrees = {"tensor_parallel_degree": tp, "pipeline_parallel_degree": pp, "virtual_pipeline_degree": virtual_pp}
+        form = {"kv_size_multiplier": kv_multiplier, "qkv": qkv, "layout": layout, "xser": xser, "config": config}
+        how = {"verify": verify, "workers": workers, "scratch": scratch, "options": options, "progress": progress}
+        report = run(source, destination, to=to, **degrees, **form, **how)  # type: ignore[arg-type]
     if as_json:
         print_json(report.to_json())
         return

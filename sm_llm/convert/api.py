@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.convert.hf_source import SOURCE, local_folder
 from sm_llm.convert.jobs import Given, Job, job_to_hf, job_to_nxd
+from sm_llm.convert.remote import staging_of
 from sm_llm.convert.report import (
     ConversionReport,
     Progress,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sm_llm.convert.work import Result
+    from sm_llm.storage.s3.s3_options import S3Options
 
 MOST_WORKERS = 64
 
@@ -49,6 +51,8 @@ def convert(
     config: str | Path | None = None,
     verify: bool = False,
     workers: int | None = None,
+    scratch: str | Path | None = None,
+    options: S3Options | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
     """Convert a Hugging Face folder to shards of neuronx-distributed (``to="nxd"``), or shards to a folder (``"hf"``).
@@ -59,10 +63,19 @@ def convert(
     threads write at once (default: two per CPU, at most 8). Memory is a few MiB per worker, whatever the model's size.
     ``verify`` reads back what was written: every tensor's checksum, and the logits of the sharded model.
 
+    Each of ``source``, ``destination`` and ``config`` is a folder here or in S3, which ``options`` reach. What is in S3
+    has a copy below ``scratch`` (default: the machine's temporary files) until the conversion is complete.
+
     An interrupted conversion is continued by the same call. Raises ``ConversionRefused`` before anything is written
-    if source, degrees, destination or disk do not fit; ``ConversionError`` for damaged or contradictory weights.
+    if source, degrees, destination or disk do not fit; ``ConversionError`` for damaged or contradictory weights,
+    ``StorageError`` where S3 does not answer.
     """
     began = time.monotonic()
+    if to not in ("nxd", "hf"):
+        raise ConversionRefused([Issue("conversion-target-unknown", "to (--to)", "must be nxd or hf", to)])
+    places = str(source), str(destination), None if config is None else str(config)
+    staging = staging_of(*places, scratch, options)
+    here = places if staging is None else staging.fetch()
     given = Given(
         tensor_parallel_degree,
         pipeline_parallel_degree,
@@ -71,28 +84,34 @@ def convert(
         qkv,
         layout,
         xser,
-        None if config is None else Path(config).expanduser(),
+        None if here[2] is None else Path(here[2]).expanduser(),
     )
-    if to not in ("nxd", "hf"):
-        raise ConversionRefused([Issue("conversion-target-unknown", "to (--to)", "must be nxd or hf", to)])
-    folder, target, count = local_folder(source, SOURCE), _target(destination), _workers(workers)
+    folder, target, count = local_folder(here[0], SOURCE), _target(here[1]), _workers(workers)
     try:
-        job = (job_to_nxd if to == "nxd" else job_to_hf)(folder, target, given)
-        report = _run(job, folder, target, count, progress)
-        # Also where nothing was written: a destination that is complete already is verified as it is.
-        if verify:
-            report = replace(report, verified=(verify_nxd if to == "nxd" else verify_hf)(job, target))
+        report = _convert_here(folder, target, to, given, count, verify=verify, progress=progress)
     except OSError as error:
         raise ConversionError(f"{error}. Check the permissions and the disk; the same command continues") from error
+    if staging is not None:
+        staging.deliver()
+        report = replace(report, source=places[0], destination=places[1])
     return replace(report, seconds=time.monotonic() - began)
+
+
+def _convert_here(
+    folder: Path, target: Path, to: str, given: Given, workers: int, *, verify: bool, progress: Progress | None
+) -> ConversionReport:
+    job = (job_to_nxd if to == "nxd" else job_to_hf)(folder, target, given)
+    report = _run(job, folder, target, workers, progress)
+    # Also where nothing was written: a destination that is complete already is verified as it is.
+    if verify:
+        report = replace(report, verified=(verify_nxd if to == "nxd" else verify_hf)(job, target))
+    return report
 
 
 def _target(destination: str | Path) -> Path:
     if "://" in str(destination):
-        remedy = "Name a folder, and copy it with sm-llm sync"
-        raise ConversionRefused(
-            [Issue("destination-not-local", DESTINATION, "must be a local folder", str(destination), remedy)]
-        )
+        problem, remedy = "must be a folder here or in S3", "Name a folder, or s3://bucket/prefix"
+        raise ConversionRefused([Issue("destination-not-local", DESTINATION, problem, str(destination), remedy)])
     return Path(destination).expanduser().absolute()
 
 

@@ -55,7 +55,7 @@ def local_folder(address: str | Path, where: str) -> Path:
     text = str(address)
     if "://" in text:
         remedy = f"Copy it first: sm-llm {'fetch' if text.startswith('hf:') else 'sync'} {quoted(text)} FOLDER"
-        raise ConversionRefused([Issue("source-not-local", where, "must be a local folder", text, remedy)])
+        raise ConversionRefused([Issue("source-not-local", where, "must be a folder here or in S3", text, remedy)])
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise ConversionRefused([Issue("source-not-a-folder", where, "must be a folder", text, "Check the path")])

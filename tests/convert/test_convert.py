@@ -389,9 +389,10 @@ def test_pickled_weights_are_read_like_safetensors(model: Callable[..., Path], t
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"source": "s3://bucket/model"}, r"SRC: must be a local folder.*Copy it first: sm-llm sync s3://bucket/model"),
+    ({"source": "hf://org/name"}, r"SRC: must be a folder here or in S3.*Copy it first: sm-llm fetch hf://org/name"),
+    ({"scratch": "/tmp"}, r"scratch \(--scratch\): has no effect"),
     ({"source": "hf://org/name"}, r"Copy it first: sm-llm fetch hf://org/name"),
-    ({"destination": "s3://bucket/x"}, r"DST: must be a local folder"),
+    ({"destination": "hf://org/x"}, r"DST: must be a folder here or in S3"),
     ({"source": "nowhere"}, r"SRC: must be a folder \(got 'nowhere'\)"),
     ({"to": "onnx"}, r"must be nxd or hf"),
     ({"workers": 0}, r"must be a whole number from 1 to 64"),

@@ -42,8 +42,10 @@ def test_the_recipes_of_this_version() -> None:
     assert list(recipe_files()) == [
         "gpt-neox-20b-smp",
         "llama-2-70b-smp",
+        "llama-2-7b-cpt-trn1",
         "llama-2-7b-fsdp",
         "llama-3-1-8b-fsdp",
+        "llama-3-70b-cpt-trn1",
         "llama-3-8b-nxd",
         "mistral-7b-fsdp",
         "mixtral-8x7b-smp",

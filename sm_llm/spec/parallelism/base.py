@@ -9,7 +9,7 @@ from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.base import SpecModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from sm_llm.spec.machines.hardware import Instance
 
@@ -238,6 +238,10 @@ class StrategySpec(SpecModel):
     def environment(self, storage: str) -> dict[str, str]:
         """Variables that the engine reads, for a job whose runs are below ``storage``."""
         return {}
+
+    def result_shards(self) -> Mapping[str, Any] | None:
+        """Options of ``convert`` for the model that a training publishes; None publishes a Hugging Face folder."""
+        return None
 
     def arrangement(self, key_value_heads: int) -> str | None:
         """The degrees in words, for a model with so many key/value heads; None where the plan shows enough."""

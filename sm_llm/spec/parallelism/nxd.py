@@ -19,7 +19,8 @@ from sm_llm.spec.parallelism.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
     from sm_llm.spec.machines.hardware import Instance
 
@@ -58,6 +59,8 @@ class NxdSpec(StrategySpec):
     """``selective`` recomputes attention, ``full`` every decoder layer."""
     meta_device_initialization: bool = True
     """Build the model without memory first."""
+    result: Literal["hf", "nxd"] = "hf"
+    """What a training publishes: a Hugging Face folder, or shards of these degrees, as ``convert`` writes them."""
     compile_cache: str | None = None
     """Folder or S3 prefix of compiled graphs; null keeps them beside the runs, shared by all of them."""
 
@@ -148,6 +151,15 @@ class NxdSpec(StrategySpec):
         return {
             "NEURON_COMPILE_CACHE_URL": self.compile_cache or f"{storage.rstrip('/')}/{COMPILE_CACHE}",
             "NEURON_CC_FLAGS": "--model-type transformer --retry_failed_compilation",
+        }
+
+    def result_shards(self) -> Mapping[str, Any] | None:
+        if self.result == "hf":
+            return None
+        return {
+            "tensor_parallel_degree": self.tensor_parallel_degree,
+            "pipeline_parallel_degree": self.pipeline_parallel_degree,
+            "qkv": "fused" if self.fuse_qkv else "linear",
         }
 
     def arrangement(self, key_value_heads: int) -> str:

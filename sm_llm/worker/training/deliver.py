@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import shutil
+from typing import TYPE_CHECKING, Any
 
+from sm_llm.convert.api import convert
 from sm_llm.runs.events.events import Sample
 from sm_llm.storage.uri import is_s3
 from sm_llm.terminal import quoted
@@ -14,6 +16,9 @@ from sm_llm.worker.training.export import export_model
 from sm_llm.worker.training.sample import generate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from sm_llm.storage.base import Store
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.runtime.collectives import Agreement
@@ -31,14 +36,31 @@ def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Sto
     folder, is_leader = result_folder(context), context.place.is_leader
     dtype = DTYPES[setup.task.precision.compute]
     export_model(strategy, setup.config, dtype, setup.tokenizer, folder, is_leader=is_leader)
-    meta = {"kind": "model", "steps": setup.total_steps, "spec_digest": context.job.spec_digest}
+    shards = setup.task.parallelism.result_shards()
+    if shards is not None and is_leader:
+        _cut(context, folder, shards)
+    kind = "model" if shards is None else "shards"
+    meta = {"kind": kind, "steps": setup.total_steps, "spec_digest": context.job.spec_digest}
     uri = publish_final(context, store, folder, control.gather, meta)
     # After the publication: whatever fails here, the result is stored.
     _write_sample(context, setup, strategy, control)
     if uri is not None and is_s3(uri):
         context.say(f"get it with: sm-llm sync {quoted(uri, f'./{context.job.run_id}')}")
+    elif shards is not None and uri is not None:
+        context.say(f"convert it with: sm-llm convert {quoted(uri, f'./{context.job.run_id}')} --to hf")
     else:
         context.say(f"load it with: AutoModelForCausalLM.from_pretrained({uri!r})")
+
+
+def _cut(context: WorkerContext, model: Path, options: Mapping[str, Any]) -> None:
+    """Replace the exported ``model`` by shards of it. The leader's business."""
+    shards = model.with_name(f"{model.name}.shards")
+    # What an attempt that was killed on this node has left was made of another export.
+    shutil.rmtree(shards, ignore_errors=True)
+    for line in convert(model, shards, to="nxd", **options).lines():
+        context.notice(line)
+    shutil.rmtree(model)
+    shards.rename(model)
 
 
 def _write_sample(context: WorkerContext, setup: Setup, strategy: Strategy, control: Agreement) -> None:

@@ -1,0 +1,81 @@
+"""Conversions from and to S3, by way of a folder on this machine; one that was broken off continues there."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm_llm.convert.work import DESTINATION, MANIFEST
+from sm_llm.errors import ConversionRefused, Issue
+from sm_llm.owned import temporary_folder
+from sm_llm.storage.syncing.sync import sync
+from sm_llm.storage.uri import is_s3, open_store
+
+if TYPE_CHECKING:
+    from sm_llm.storage.s3.s3_options import S3Options
+
+
+@dataclass(frozen=True)
+class Staging:
+    """Where the places of one conversion that are in S3 have their copies."""
+
+    source: str
+    destination: str
+    config: str | None
+    folder: Path
+    options: S3Options | None = field(repr=False, default=None)
+
+    def fetch(self) -> tuple[str, str, str | None]:
+        """Source, destination and config on this machine; what is in S3 is copied there first.
+
+        Raises ``ConversionRefused`` for a destination that holds something else, ``StorageError``.
+        """
+        is_continued = self.folder.exists()
+        if is_s3(self.destination) and not is_continued and open_store(self.destination, self.options).holds():
+            remedy = "Name a new prefix, or delete what is there"
+            raise ConversionRefused(
+                [Issue("destination-not-empty", DESTINATION, "holds objects already", self.destination, remedy)]
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        source = self._fetched(self.source, "source")
+        config = None if self.config is None else self._fetched(self.config, "config")
+        return source, str(self._target) if is_s3(self.destination) else self.destination, config
+
+    def _fetched(self, address: str, name: str) -> str:
+        if not is_s3(address):
+            return address
+        sync(address, self.folder / name, options=self.options)
+        return str(self.folder / name)
+
+    @property
+    def _target(self) -> Path:
+        return self.folder / "converted"
+
+    def deliver(self) -> None:
+        """Bring what was written to S3, the manifest last, and delete the copies. Raises ``StorageError``."""
+        if is_s3(self.destination):
+            files = {"one_weight_format": False, "options": self.options}
+            sync(self._target, self.destination, exclude=[MANIFEST], **files)  # type: ignore[arg-type]
+            if (self._target / MANIFEST).exists():
+                sync(self._target, self.destination, include=[MANIFEST], **files)  # type: ignore[arg-type]
+        shutil.rmtree(self.folder)
+
+
+def staging_of(
+    source: str, destination: str, config: str | None, scratch: str | Path | None, options: S3Options | None
+) -> Staging | None:
+    """The copies that a conversion needs; None where all of its places are on this machine."""
+    places = [source, destination, *([] if config is None else [config])]
+    if not any(is_s3(it) for it in places):
+        if scratch is not None:
+            remedy = "Leave it out: source and destination are folders here"
+            raise ConversionRefused(
+                [Issue("scratch-without-effect", "scratch (--scratch)", "has no effect", str(scratch), remedy)]
+            )
+        return None
+    above = temporary_folder() if scratch is None else Path(scratch).expanduser().absolute()
+    name = hashlib.sha256("\n".join(places).encode()).hexdigest()[:16]
+    return Staging(source, destination, config, above / f"convert-{name}", options)
