@@ -86,7 +86,9 @@ FORGOTTEN = Answer(1, b"", "slurm_load_jobs error: Invalid job id specified")
     ],
     ids=["failed", "unfit", "completed", "stopped", "requeued", "damaged", "nothing"],
 )  # fmt: skip
-def test_a_job_that_slurm_has_forgotten(files: dict[str, str], state: RunState, reason: str, tmp_path: Path) -> None:
+def test_SL01_a_job_that_slurm_has_forgotten(
+    files: dict[str, str], state: RunState, reason: str, tmp_path: Path
+) -> None:
     home, record = a_run(tmp_path, "7")
     left(tmp_path, **files)
     native = jobs.state_of(home, record, Cluster(Scripted(FORGOTTEN)))
@@ -118,8 +120,26 @@ def test_what_is_not_an_end_settles_nothing(native: str, tmp_path: Path) -> None
     assert home.record() == record
 
 
+def test_SL18_the_newest_row_of_the_accounting_counts() -> None:
+    """``sacct -X`` alone keeps the state of a start that was requeued."""
+    rows = b"7|PREEMPTED|2026-11-29T10:00:00|n[1-2]\n7.batch|FAILED||\n7|COMPLETED|2026-11-29T11:00:00|n[3-4]\n"
+    asked: list[Sequence[str]] = []
+
+    class Accounting:
+        where = "login"
+
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+            asked.append(argv)
+            return Answer(0, rows, "")
+
+    found = Cluster(Accounting()).accounted("7")
+    assert found is not None
+    assert (found.state, found.nodes) == ("COMPLETED", "n[3-4]")
+    assert "-D" in asked[0]
+
+
 @pytest.mark.parametrize("error", ["Unable to contact slurm controller", "Socket timed out on send/recv operation"])
-def test_a_query_that_fails_is_no_failure_of_the_run(error: str, tmp_path: Path) -> None:
+def test_SL10_a_query_that_fails_is_no_failure_of_the_run(error: str, tmp_path: Path) -> None:
     home, record = a_run(tmp_path, "7")
     with pytest.raises(NoAnswer, match=error):
         jobs.state_of(home, record, Cluster(Scripted(Answer(1, b"", error))))
@@ -154,7 +174,7 @@ def test_a_lost_answer_of_sbatch_is_looked_up() -> None:
 
 
 @pytest.mark.parametrize("age", [0, 10_000])
-def test_a_job_that_no_launcher_recorded_is_found_by_its_folder(age: float, tmp_path: Path) -> None:
+def test_SL06_a_job_that_no_launcher_recorded_is_found_by_its_folder(age: float, tmp_path: Path) -> None:
     home, record = a_run(tmp_path)
     claim = record.attempts[0].model_copy(update={"native_id": "", "started": time.time() - age})
     record = home.update(lambda held: held.with_attempt(claim))
@@ -178,7 +198,7 @@ def test_a_stop_of_a_waiting_job_cancels_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_a_real_job_that_slurm_has_forgotten(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_SL01_SL30_a_real_job_that_slurm_has_forgotten(slurm: SlurmCluster, tmp_path: Path) -> None:
     home, record = a_run(tmp_path)
     left(tmp_path, outcome_2__json='{"exit_code": 1}', failure_2_0="out of memory")
     native = jobs.state_of(home, record, Cluster(LocalTransport()))
@@ -186,7 +206,7 @@ def test_a_real_job_that_slurm_has_forgotten(slurm: SlurmCluster, tmp_path: Path
 
 
 @pytest.mark.integration
-def test_a_cluster_without_pyxis_is_named_before_anything_is_submitted(
+def test_SL26_a_cluster_without_pyxis_is_named_before_anything_is_submitted(
     bare_slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     backend = {"name": "slurm", "shared_folder": str(tmp_path), "container_image": "/fsx/x.sqsh"}
@@ -200,7 +220,7 @@ def test_a_cluster_without_pyxis_is_named_before_anything_is_submitted(
 
 @pytest.mark.integration
 @pytest.mark.timeout(120)
-def test_a_container_that_is_silently_ignored_is_noticed(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_SL26_a_container_that_is_silently_ignored_is_noticed(slurm: SlurmCluster, tmp_path: Path) -> None:
     """aws-samples/sample-physical-ai-scaffolding-kit#5: the job ran on the bare host."""
     backend = {
         "name": "slurm", "shared_folder": str(tmp_path), "container_image": "/fsx/x.sqsh",
@@ -211,7 +231,7 @@ def test_a_container_that_is_silently_ignored_is_noticed(slurm: SlurmCluster, tm
 
 
 @pytest.mark.integration
-def test_ssh_has_one_connection_and_checks_host_keys(slurm_over_ssh: SlurmOverSsh) -> None:
+def test_SL09_ssh_has_one_connection_and_checks_host_keys(slurm_over_ssh: SlurmOverSsh) -> None:
     transport = SshTransport(slurm_over_ssh.host)
     for word in ("two words", "$HOME `id`", "é"):
         assert transport.run(["printf", "%s", word]).text == word

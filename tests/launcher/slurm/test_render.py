@@ -17,6 +17,23 @@ from tests.launcher.slurm.conftest import TINY, VENV, render
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
 IMAGE = "658645717510.dkr.ecr.us-west-2.amazonaws.com#smdistributed-modelparallel:2.5.1-gpu-py311-cu124"
 NAMES: dict[str, dict[str, Any]] = {
+    "llama-3-70b-nxd": {
+        "recipe": "llama-3-8b-nxd",
+        "name": "llama-3-70b-nxd",
+        "backend": {
+            "name": "slurm",
+            "shared_folder": "/fsx/sm_llm",
+            "virtual_environment": "/fsx/envs/neuron",
+            "scratch_folder": "/opt/dlami/nvme",
+            "retry": "auto-resume",
+        },
+        "compute": {"instance_type": "ml.trn1.32xlarge", "instance_count": 16},
+        "task": {
+            "model": {"preset": "llama-3-70b"},
+            "parallelism": {"pipeline_parallel_degree": 8, "kv_size_multiplier": 4},
+        },
+        "storage": "/fsx/runs",
+    },
     "llama-2-70b-smp": {
         "backend": {
             "name": "slurm",
@@ -48,13 +65,34 @@ NAMES: dict[str, dict[str, Any]] = {
 
 
 def script(name: str) -> str:
-    text = render(name, **NAMES[name]).request["script"]
+    fields = dict(NAMES[name])
+    text = render(fields.pop("recipe", name), **fields).request["script"]
     return re.sub(r"bundles/[0-9a-f]{64}", f"bundles/{'0' * 64}", text)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_script_is_the_golden_one(name: str) -> None:
     assert script(name) == (GOLDEN / f"{name}.sh").read_text()
+
+
+def test_SL15_SL16_one_task_a_node_runs_torchrun_and_no_node_waits_for_one_that_failed() -> None:
+    text = script("llama-2-70b-smp")
+    batch, step = (line for line in text.split("\nsrun "))
+    assert "#SBATCH --ntasks-per-node=1\n" in batch
+    assert "--container" not in batch, "pyxis' options are those of srun"
+    assert "--container-image=" in step
+    assert "--kill-on-bad-exit=1" in step
+    assert "--wait=600" in step
+
+
+@pytest.mark.parametrize(
+    ("retry", "requeues", "resumes"), [("requeue", True, False), ("auto-resume", False, True), ("none", False, False)]
+)
+def test_SL32_exactly_one_layer_starts_a_job_again(retry: str, requeues: bool, resumes: bool) -> None:
+    text = render(TINY, backend={**VENV, "retry": retry}).request["script"]
+    assert ("#SBATCH --requeue\n" in text, "#SBATCH --no-requeue\n" in text) == (requeues, not requeues)
+    assert ("--auto-resume=1" in text) == resumes
+    assert ("scontrol requeue" in text) == requeues
 
 
 @pytest.mark.integration
@@ -80,7 +118,7 @@ def test_job_json_is_what_the_nodes_read() -> None:
     assert f"export SM_LLM_JOB_FILE={folder}/job.json" in submission.request["script"]
 
 
-def test_a_program_travels_in_the_bundle(tmp_path: Path) -> None:
+def test_SL08_a_program_travels_in_the_bundle(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('trained')\n")
     task = {"kind": "script", "entry": "train.py", "source": str(tmp_path)}
     submission = render({**TINY, "task": task})
@@ -160,7 +198,7 @@ def test_places_that_the_nodes_do_not_see_are_refused(fields: dict[str, Any], is
     assert re.search(issue, refusal({**TINY, **fields}))
 
 
-def test_auto_resume_with_GRES_is_warned_of() -> None:
+def test_DL32_auto_resume_with_GRES_is_warned_of() -> None:
     """DL32: HyperPod's auto-resume does nothing for jobs that ask for GRES."""
     import sm_llm
 

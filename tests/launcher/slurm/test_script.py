@@ -116,7 +116,7 @@ def test_hostile_values_stay_values(stubs: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_job_that_yielded_is_requeued_and_no_other(stubs: Path, tmp_path: Path) -> None:
+def test_SL12_a_job_that_yielded_is_requeued_and_no_other(stubs: Path, tmp_path: Path) -> None:
     script = replace(SCRIPT, folder=str(tmp_path), requeues=True, time_limit=True)
     assert run(script, tmp_path).returncode == 7
     (tmp_path / "stopped-0").touch()
@@ -132,7 +132,7 @@ def test_a_job_that_yielded_is_requeued_and_no_other(stubs: Path, tmp_path: Path
     assert not (stubs / "argv").exists(), "a run that was asked to stop does not start again"
 
 
-def test_requeues_are_bounded(stubs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_SL31_requeues_are_bounded(stubs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     script = replace(SCRIPT, folder=str(tmp_path), requeues=True, max_requeues=2)
     done = run(script, tmp_path)
@@ -141,7 +141,7 @@ def test_requeues_are_bounded(stubs: Path, tmp_path: Path, monkeypatch: pytest.M
     assert not (stubs / "argv").exists()
 
 
-def test_auto_resume_is_left_out_where_no_hyperpod_is(stubs: Path, tmp_path: Path) -> None:
+def test_SL23_auto_resume_is_left_out_where_no_hyperpod_is(stubs: Path, tmp_path: Path) -> None:
     script = replace(SCRIPT, folder=str(tmp_path), auto_resume=True)
     run(script, tmp_path)
     assert b"--auto-resume" not in (stubs / "argv").read_bytes()

@@ -38,11 +38,11 @@ def test_every_state_of_the_manual_is_known() -> None:
         ("BRAND_NEW", RunState.UNKNOWN),
     ],
 )
-def test_states(state: str, ours: RunState) -> None:
+def test_SL11_SL17_states(state: str, ours: RunState) -> None:
     assert native_state(JobRow("1", state)).state is ours
 
 
-def test_an_unknown_state_is_shown_raw() -> None:
+def test_SL17_an_unknown_state_is_shown_raw() -> None:
     assert native_state(JobRow("1", "BRAND_NEW")).detail == "BRAND_NEW"
 
 

@@ -36,7 +36,7 @@ def job(folder: Path, **fields: Any) -> dict[str, str]:
     }
 
 
-def test_rank_0_is_on_the_first_node_of_the_step(tmp_path: Path) -> None:
+def test_DL16_DL17_SL23_rank_0_is_on_the_first_node_of_the_step(tmp_path: Path) -> None:
     """DL16, DL17: the first compute node by its own name, wherever the job was submitted, and a static rendezvous."""
     node = Node(job(tmp_path), 8, "train.py")
     assert node.names == ["m1", "n9", "n10"]
@@ -47,7 +47,7 @@ def test_rank_0_is_on_the_first_node_of_the_step(tmp_path: Path) -> None:
     assert not any("10.0.0.99" in part for part in command)
 
 
-def test_the_rendezvous_is_another_for_every_start_and_job(tmp_path: Path) -> None:
+def test_DL18_SL14_the_rendezvous_is_another_for_every_start_and_job(tmp_path: Path) -> None:
     """DL18, and facebookincubator/submitit#1613: an earlier start's processes meet nobody of this one."""
     variables = job(tmp_path)
     starts = [
@@ -123,7 +123,7 @@ def until(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_SIGTERM_reaches_torchrun_once_and_a_stop_in_order_is_no_failure(tmp_path: Path) -> None:
+def test_SL13_SIGTERM_reaches_torchrun_once_and_a_stop_in_order_is_no_failure(tmp_path: Path) -> None:
     process = run(tmp_path, STOPS % str(tmp_path / "never"), {**job(tmp_path), "SLURMD_NODENAME": "m1"})
     until(tmp_path / f"scratch/sm-llm-{os.geteuid()}/run-1/node-m1/ready", process)
     process.send_signal(signal.SIGTERM)

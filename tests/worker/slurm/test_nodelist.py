@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         ("queue-st-p4d-[1-2],queue-dy-p4d-10", ["queue-st-p4d-1", "queue-st-p4d-2", "queue-dy-p4d-10"]),
     ],
 )
-def test_lists(text: str, names: list[str]) -> None:
+def test_DL13_DL14_lists(text: str, names: list[str]) -> None:
     assert expand(text) == names
 
 

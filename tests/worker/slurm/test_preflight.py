@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written(machine: Path, tmp_path: Path) -> None:
     assert "cannot be written" in issue
 
 
-def test_a_folder_that_ends_with_the_container(machine: Path, tmp_path: Path) -> None:
+def test_SL24_a_folder_that_ends_with_the_container(machine: Path, tmp_path: Path) -> None:
     assert node_issues(expected(tmp_path, mounted=[Path("/fsx data/jobs")]), root=machine) == []
     [issue] = node_issues(expected(tmp_path, mounted=[Path("/fsx/jobs")]), root=machine)
     assert issue == "/fsx/jobs is not on a mount: what is written there is lost with the container"
