@@ -7,6 +7,7 @@ from sm_llm.cli import (  # noqa: F401 - each registers its verbs
     cache,
     convert,
     doctor,
+    env,
     hub,
     image,
     look,

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
+from sm_llm.cli.options import Overrides  # noqa: TC001 - typer reads the annotations
 from sm_llm.terminal import quoted, say
 
 IMAGE_VERBS = {
     "build": "sm_llm.launcher.images.image_build:build",
+    "import": "sm_llm.launcher.tools.clusters:import_image",
     "login": "sm_llm.launcher.images.image_build:login",
     "push": "sm_llm.launcher.images.image_build:push",
     "wheelhouse": "sm_llm.launcher.images.wheelhouse:wheelhouse",
@@ -39,6 +41,25 @@ def build(
 
     argv = build_command(kind, tag, region, base) if dry_run else make(kind, tag, region, base=base)
     say(quoted(*argv))
+
+
+@images.command("import")
+def import_image(
+    image: Image,
+    overrides: Overrides = None,
+    backend: Annotated[str, typer.Option(metavar="NAME", help="Whose cluster.")] = "slurm",
+) -> None:
+    """Bring an image onto a cluster by a job on a node, unless it is current there; prints backend.container_image.
+
+    \b
+    Example:
+      sm-llm image import 111122223333.dkr.ecr.us-east-1.amazonaws.com/train:1 backend.shared_folder=/fsx/sm_llm
+    """
+    from sm_llm.launcher.tools.clusters import import_image as bring
+
+    found = bring(backend, image, *overrides or (), tell=lambda text: say(text, err=True))
+    say(f"{'imported' if found.is_new else 'current already'}: {found.digest}", err=True)
+    say(found.path)
 
 
 @images.command()

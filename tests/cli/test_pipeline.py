@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sm_llm.cli import app
 from sm_llm.cli.cache import CACHE_VERBS, cache
+from sm_llm.cli.env import ENV_VERBS, environments
 from sm_llm.cli.image import IMAGE_VERBS, images
 from sm_llm.cli.pipeline import PIPELINE_VERBS, group
 
@@ -34,12 +35,12 @@ FLOW: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("group", "verbs"),
-    [(group, PIPELINE_VERBS), (images, IMAGE_VERBS), (cache, CACHE_VERBS)],
-    ids=["pipeline", "image", "cache"],
+    [(group, PIPELINE_VERBS), (images, IMAGE_VERBS), (cache, CACHE_VERBS), (environments, ENV_VERBS)],
+    ids=["pipeline", "image", "cache", "env"],
 )
 def test_every_verb_of_a_group_is_one_python_function(group: typer.Typer, verbs: dict[str, str]) -> None:
-    callbacks = [command.callback for command in group.registered_commands]
-    assert {callback.__name__ for callback in callbacks if callback} == set(verbs)
+    commands = group.registered_commands
+    assert {it.name or it.callback.__name__ for it in commands if it.callback} == set(verbs)
     for home in verbs.values():
         module, _, name = home.partition(":")
         assert getattr(import_module(module), name).__doc__

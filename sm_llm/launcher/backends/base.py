@@ -204,6 +204,33 @@ class ChecksCluster(Protocol):
         """Check one thing after the other; ``tell`` gets a line about what takes long. Raises ``SpecError``."""
 
 
+@dataclass(frozen=True)
+class ImportedImage:
+    """A container image as a file that a cluster's nodes start."""
+
+    path: str
+    digest: str
+    """Of the image in its registry, ``sha256:…``."""
+    is_new: bool
+    """False where the file was there already, with this digest."""
+
+
+@runtime_checkable
+class PreparesSoftware(Protocol):
+    """A backend on whose cluster the software of jobs can be built."""
+
+    def create_environment(
+        self, profile: str, overrides: Sequence[Override], fields: Mapping[str, Any], tell: Callable[[str], None], *,
+        python: str, wheels: str | None,
+    ) -> str:  # fmt: skip
+        """Build a virtual environment, check it on the nodes, and return its place. Raises ``SubmitError``."""
+
+    def import_image(
+        self, image: str, overrides: Sequence[Override], fields: Mapping[str, Any], tell: Callable[[str], None]
+    ) -> ImportedImage:
+        """Bring an image to where nodes start it from. Raises ``SubmitError``."""
+
+
 @runtime_checkable
 class OpensShells(Protocol):
     """A backend with containers or machines that a shell can be opened in."""

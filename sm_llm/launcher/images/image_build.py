@@ -69,7 +69,7 @@ def login(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any =
 
     The password goes in by standard input: it is in no list of processes, log or shell history.
     """
-    match = _registry(image_uri)
+    match = registry_of(image_uri)
     with told(f"cannot log in to {match[0]}"):
         answer = connect(match["region"]).client("ecr").get_authorization_token(registryIds=[match["account"]])
     import base64
@@ -83,7 +83,7 @@ def login(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any =
 
 def push(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any = None) -> Built:
     """Make the repository if it is not there, push, and return the image's digest. Raises ``SubmitError``."""
-    match = _registry(image_uri)
+    match = registry_of(image_uri)
     name, _, tag = image_uri.removeprefix(f"{match[0]}/").partition(":")
     client = connect(match["region"]).client("ecr")
     with told(f"cannot read repository {name}"):
@@ -100,7 +100,7 @@ def push(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any = 
 
 def pull_policy(image_uri: str) -> dict[str, Any] | None:
     """What a role needs to pull an image; None where AWS's own SageMaker policy allows it, by the repository's name."""
-    match = _registry(image_uri)
+    match = registry_of(image_uri)
     name = image_uri.removeprefix(f"{match[0]}/").partition(":")[0]
     if "sagemaker" in name.lower():
         return None
@@ -113,7 +113,8 @@ def pull_policy(image_uri: str) -> dict[str, Any] | None:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _registry(image_uri: str) -> re.Match[str]:
+def registry_of(image_uri: str) -> re.Match[str]:
+    """The registry in front of an image's name: ``account``, ``region`` and ``suffix``. Raises ``PlanError``."""
     match = _REGISTRY.match(image_uri)
     if match is None or match["suffix"] != dns_suffix(match["region"]):
         remedy = "Write ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG"

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError
-from sm_llm.launcher.backends.base import ChecksCluster, ListsNodes, backend
+from sm_llm.launcher.backends.base import ChecksCluster, ListsNodes, PreparesSoftware, backend
 from sm_llm.spec.backends.table import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode
+    from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode, ImportedImage
     from sm_llm.spec.loading.overrides import Override
 
 _KNOWN = f"Known: {', '.join(BACKENDS)}"
@@ -81,6 +81,58 @@ def check_cluster(
     if not isinstance(target, ChecksCluster):
         raise PlanError([Issue("backend-without-cluster", "backend", "has no cluster to check", name, _KNOWN)])
     return ClusterReport(name, tuple(target.check_cluster(overrides, fields, tell)))
+
+
+def create_environment(
+    name: str,
+    profile: str,
+    *overrides: Override,
+    python: str = "python3",
+    wheels: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    **fields: Any,
+) -> str:
+    """Build a pinned virtual environment on a cluster's shared file system and check it on its nodes.
+
+    Args:
+        name: the backend.
+        profile: ``fsdp`` or ``neuron``.
+        overrides: options of the backend, as in a job: ``backend.shared_folder=/fsx/sm_llm``.
+        python: the interpreter on the nodes.
+        wheels: folder of wheels that the nodes see, in place of the package index.
+        tell: gets a line about each step.
+        fields: the same as ``overrides`` by keyword.
+
+    Returns its folder, for ``backend.virtual_environment``.
+    Raises ``PlanError``, ``SpecError``, and ``SubmitError`` where it cannot be built or differs between nodes.
+    """
+    target = _preparing(name)
+    return target.create_environment(profile, overrides, fields, tell, python=python, wheels=wheels)
+
+
+def import_image(
+    name: str, image: str, *overrides: Override, tell: Callable[[str], None] = lambda text: None, **fields: Any
+) -> ImportedImage:
+    """Bring an image of ECR onto a cluster, as the file for ``backend.container_image``, unless it is current there.
+
+    Args:
+        name: the backend.
+        image: ``ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG``.
+        overrides: options of the backend, as in a job.
+        tell: gets a line about each step.
+        fields: the same as ``overrides`` by keyword.
+
+    Raises ``PlanError``, ``SpecError``, and ``SubmitError`` where it cannot be imported.
+    """
+    return _preparing(name).import_image(image, overrides, fields, tell)
+
+
+def _preparing(name: str) -> PreparesSoftware:
+    target = backend(_known(name))
+    if not isinstance(target, PreparesSoftware):
+        problem = "has no cluster to prepare"
+        raise PlanError([Issue("backend-without-cluster", "backend", problem, name, _KNOWN)])
+    return target
 
 
 def _known(name: str) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode, Submission
+    from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode, ImportedImage, Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
@@ -151,6 +151,27 @@ class SlurmBackend:
 
         options = backend_settings(SlurmOptions, overrides, fields)
         return checks(options, self.connect(options.ssh_host), tell)
+
+    def create_environment(
+        self, profile: str, overrides: Sequence[Override], fields: Mapping[str, Any], tell: Callable[[str], None], *,
+        python: str, wheels: str | None,
+    ) -> str:  # fmt: skip
+        """Build a pinned virtual environment by a job on a node, below ``backend.shared_folder``."""
+        from sm_llm.launcher.backends.slurm.setup.environments import create
+        from sm_llm.spec.loading.backend_settings import backend_settings
+
+        options = backend_settings(SlurmOptions, overrides, fields)
+        return create(profile, options, self.connect(options.ssh_host), tell, python=python, wheels=wheels)
+
+    def import_image(
+        self, image: str, overrides: Sequence[Override], fields: Mapping[str, Any], tell: Callable[[str], None]
+    ) -> ImportedImage:
+        """Import an image of ECR with enroot by a job on a node, below ``backend.shared_folder``."""
+        from sm_llm.launcher.backends.slurm.setup.image_import import import_image
+        from sm_llm.spec.loading.backend_settings import backend_settings
+
+        options = backend_settings(SlurmOptions, overrides, fields)
+        return import_image(image, options, self.connect(options.ssh_host), tell)
 
     def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
         """A step of its own on a node of the job; with pyxis it is on the node itself, not in the container."""

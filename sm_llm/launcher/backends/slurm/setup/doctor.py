@@ -38,6 +38,7 @@ srun bash -c '
 ' check "$1" "$2" "$3"
 [ -n "$4" ] || exit 0
 # pyxis is ignored without a word where Slurm does not load it: only a mount that is really there proves a container.
+# shellcheck disable=SC2016  # the step's own bash expands these
 srun --nodes=1 --ntasks=1 --container-image="$4" --container-mounts="$1:$5:ro" --no-container-mount-home \\
   bash -c '[ -d "$1/setup" ] && echo "container started" || echo "container ignored"' check "$5"
 """

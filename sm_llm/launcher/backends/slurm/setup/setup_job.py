@@ -33,6 +33,8 @@ class SetupJob:
     arguments: Sequence[str]
     nodes: int = 1
     minutes: int = 10
+    alone: bool = False
+    """Whether it waits until no other job of this user and name is left."""
 
     def text(self, options: SlurmOptions, folder: str) -> str:
         """The script. Raises ``ValueError`` for a value that a line of options cannot hold."""
@@ -44,6 +46,7 @@ class SetupJob:
             *((name, value) for name, value in chosen.items() if value is not None),
             ("time", str(self.minutes)),
             ("no-requeue", None),
+            *([("dependency", "singleton")] if self.alone else []),
             ("output", f"{folder}/{_LOG}".replace("%", "%%")),
         ]
         words = " ".join(map(quoted, self.arguments))
