@@ -30,6 +30,12 @@ def stranger(torchrun: TCPStore) -> TCPStore:
     return TCPStore("127.0.0.1", torchrun.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
 
 
+def _store(store: TCPStore, key: str, value: str) -> None:
+    """Return when the server has it: ``set`` alone is not answered, another connection may be served first."""
+    store.set(key, value)
+    store.get(key)
+
+
 @pytest.fixture
 def board(torchrun: TCPStore) -> Board:
     environ = {
@@ -68,8 +74,9 @@ def test_s05_a_note_that_somebody_else_has_written_is_refused(
 ) -> None:
     board.put("a", "text")
     board.put("b", "other")
+    assert board.get("b") == "other"  # an answer on the same connection: the server has both
     first, second = sorted(key for key in stranger.list_keys() if "sm_llm" in key)
-    stranger.set(first, forge(stranger.get(first), stranger.get(second)).decode("latin-1"))
+    _store(stranger, first, forge(stranger.get(first), stranger.get(second)).decode("latin-1"))
     with pytest.raises(RuntimeError, match="not of this job"):
         board.get("a")
     with pytest.raises(RuntimeError, match="not of this job"):
@@ -78,7 +85,8 @@ def test_s05_a_note_that_somebody_else_has_written_is_refused(
 
 def test_s05_no_value_that_somebody_else_has_put_there_is_gathered(board: Board, stranger: TCPStore) -> None:
     board.put("probe", "")
+    assert board.get("probe") == ""
     (key,) = (key for key in stranger.list_keys() if "sm_llm" in key)
-    stranger.set(f"{key.removesuffix('probe')}gather/ranks/1/1", encode("forged"))
+    _store(stranger, f"{key.removesuffix('probe')}gather/ranks/1/1", encode("forged"))
     with pytest.raises((RunFailed, RuntimeError), match="not of this job"):
         Gathering(board, "ranks", 0, 2, timeout=10)("mine")
