@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from sm_llm.spec.job import JobSpec
+from tests.fixtures.expected_warnings import is_expected
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
@@ -117,7 +119,8 @@ FLAGS = [
     "dataset_config_name",
 ]
 """Of ``arguments.py`` of awsome-distributed-training (17.SM-modelparallelv2, 10.FSDP) and amazon-sagemaker-examples."""
-ROWS = re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE.partition("## Weaknesses")[0], re.MULTILINE)
+ROWS = re.findall(r"^\| (`.*?) \| (.*) \|$", PAGE.partition("## Commands")[0], re.MULTILINE)
+COMMANDS = re.findall(r"`(sm-llm [^`]+)`", PAGE.partition("## Commands")[2].partition("## Weaknesses")[0])
 
 
 def test_every_flag_has_exactly_one_row() -> None:
@@ -153,6 +156,30 @@ def job_schema() -> dict[str, Any]:
 def test_every_field_it_names_exists(path: str) -> None:
     where = path.split(".")
     assert fields(job_schema(), where[:3] if where[:3] == ["task", "model", "config"] else where, job_schema())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_parses(command: str) -> None:
+    import typer
+
+    from sm_llm.cli.app import app
+
+    words = shlex.split(command)[1:]
+    group = typer.main.get_command(app)
+    name, verb, rest = group.resolve_command(group.make_context("sm-llm", [], resilient_parsing=True), words)
+    assert verb is not None
+    assert name is not None
+    verb.make_context(name, rest)
+
+
+@pytest.mark.parametrize("command", [it for it in COMMANDS if it.split()[1] in ("fit", "plan")])
+def test_what_a_command_would_submit_is_rendered_without_a_warning(command: str) -> None:
+    from sm_llm.launcher.api import preview
+
+    plans, found = preview(*shlex.split(command)[2:])
+    assert [it for plan in plans for it in plan.warnings if not is_expected(it)] == []
+    assert len(found) == len(plans)
+    assert all(it.request["script"].startswith("#!/bin/bash\n") for it in found)
 
 
 def test_every_weakness_is_answered_by_a_test_that_exists() -> None:

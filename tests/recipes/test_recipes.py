@@ -41,6 +41,7 @@ def test_a_recipe_says_what_it_does_in_one_sentence(name: str) -> None:
 def test_the_recipes_of_this_version() -> None:
     assert list(recipe_files()) == [
         "gpt-neox-20b-smp",
+        "llama-2-70b-finetune-smp-slurm",
         "llama-2-70b-smp",
         "llama-2-7b-cpt-trn1",
         "llama-2-7b-fsdp",

@@ -6,34 +6,19 @@ import json
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sm_llm.errors import PlanError, SpecError
+from sm_llm.launcher.api import preview
 from tests.launcher.slurm.conftest import TINY, VENV, render
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
 IMAGE = "658645717510.dkr.ecr.us-west-2.amazonaws.com#smdistributed-modelparallel:2.5.1-gpu-py311-cu124"
 NAMES: dict[str, dict[str, Any]] = {
-    "llama-3-70b-nxd": {
-        "recipe": "llama-3-8b-nxd",
-        "name": "llama-3-70b-nxd",
-        "backend": {
-            "name": "slurm",
-            "shared_folder": "/fsx/sm_llm",
-            "virtual_environment": "/fsx/envs/neuron",
-            "scratch_folder": "/opt/dlami/nvme",
-            "retry": "auto-resume",
-        },
-        "compute": {"instance_type": "ml.trn1.32xlarge", "instance_count": 16},
-        "task": {
-            "model": {"preset": "llama-3-70b"},
-            "parallelism": {"pipeline_parallel_degree": 8, "kv_size_multiplier": 4},
-        },
-        "storage": "/fsx/runs",
-    },
     "llama-2-70b-smp": {
         "backend": {
             "name": "slurm",
@@ -64,15 +49,50 @@ NAMES: dict[str, dict[str, Any]] = {
 }
 
 
+FLOWS: dict[str, dict[str, Any]] = {
+    "llama-3-70b-cpt-trn1": {
+        "backend": {
+            "name": "slurm",
+            "shared_folder": "/fsx/sm_llm",
+            "virtual_environment": "/fsx/envs/neuron",
+            "scratch_folder": "/opt/dlami/nvme",
+            "retry": "auto-resume",
+        },
+        "storage": "/fsx/runs",
+    },
+    "llama-2-70b-finetune-smp-slurm": {},
+}
+STEPS = [
+    *(f"llama-3-70b-cpt-trn1/{it}" for it in ("model", "text", "prepare", "convert", "precompile", "train", "back")),
+    *(f"llama-2-70b-finetune-smp-slurm/{it}" for it in ("model", "train")),
+]
+
+
+@cache
+def step_scripts(name: str) -> dict[str, str]:
+    _, found = preview(name, **FLOWS[name])
+    return {f"{name}/{it.job.run_id.rpartition('-')[2]}": fixed(it.request["script"]) for it in found}
+
+
 def script(name: str) -> str:
-    fields = dict(NAMES[name])
-    text = render(fields.pop("recipe", name), **fields).request["script"]
-    return re.sub(r"bundles/[0-9a-f]{64}", f"bundles/{'0' * 64}", text)
+    if "/" in name:
+        return step_scripts(name.partition("/")[0])[name]
+    return fixed(render(name, **NAMES[name]).request["script"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+def fixed(text: str) -> str:
+    """A script with what differs from call to call replaced."""
+    text = re.sub(r"bundles/[0-9a-f]{64}", f"bundles/{'0' * 64}", text)
+    return re.sub(r"-[0-9]{8}-[0-9]{6}-[0-9a-f]{4}", "-20261128-040000-ab12", text)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *STEPS])
 def test_the_script_is_the_golden_one(name: str) -> None:
     assert script(name) == (GOLDEN / f"{name}.sh").read_text()
+
+
+def test_every_step_has_a_golden_script() -> None:
+    assert [step for name in FLOWS for step in step_scripts(name)] == STEPS
 
 
 def test_SL15_SL16_one_task_a_node_runs_torchrun_and_no_node_waits_for_one_that_failed() -> None:
@@ -96,11 +116,11 @@ def test_SL32_exactly_one_layer_starts_a_job_again(retry: str, requeues: bool, r
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", NAMES)
-def test_shellcheck_finds_nothing(name: str) -> None:
+def test_shellcheck_finds_nothing() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("needs shellcheck")
-    done = subprocess.run(["shellcheck", "--shell=bash", str(GOLDEN / f"{name}.sh")], capture_output=True, text=True)
+    scripts = map(str, GOLDEN.rglob("*.sh"))
+    done = subprocess.run(["shellcheck", "--shell=bash", *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 

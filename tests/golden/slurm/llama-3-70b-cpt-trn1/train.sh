@@ -1,26 +1,27 @@
 #!/bin/bash
-# llama-3-70b-nxd-20261128-040000-ab12, attempt 1. Written by sm_llm from the run's specification.
-#SBATCH --job-name=llama-3-70b-nxd-20261128-040000-ab12
-#SBATCH --comment=/fsx/runs/llama-3-70b-nxd-20261128-040000-ab12
+# llama-3-70b-cpt-trn1-20261128-040000-ab12-train, attempt 1. Written by sm_llm from the run's specification.
+#SBATCH --job-name=llama-3-70b-cpt-trn1-20261128-040000-ab12-train
+#SBATCH --comment=/fsx/runs/llama-3-70b-cpt-trn1-20261128-040000-ab12/steps/train
 #SBATCH --nodes=16
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --no-requeue
-#SBATCH --output=/fsx/sm_llm/jobs/llama-3-70b-nxd-20261128-040000-ab12/attempt-1/job.log
+#SBATCH --output=/fsx/sm_llm/jobs/llama-3-70b-cpt-trn1-20261128-040000-ab12-train/attempt-1/job.log
 #SBATCH --open-mode=append
+#SBATCH --kill-on-invalid-dep=yes
 
 set -u
 umask 077
 
 # Where all nodes find the code and the files of this attempt.
 code=/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000
-folder=/fsx/sm_llm/jobs/llama-3-70b-nxd-20261128-040000-ab12/attempt-1
+folder=/fsx/sm_llm/jobs/llama-3-70b-cpt-trn1-20261128-040000-ab12-train/attempt-1
 python=/fsx/envs/neuron/bin/python
 restart=${SLURM_RESTART_COUNT:-0}
 
 # The environment of every process: our own, then by the facts of the instance type, then from the specification.
-export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-3-70b-nxd-20261128-040000-ab12/attempt-1/job.json
+export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-3-70b-cpt-trn1-20261128-040000-ab12-train/attempt-1/job.json
 export PYTHONPATH=/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000
 export SM_LLM_SLURM_DEVICES=neuron:16
 export NEURON_FUSE_SOFTMAX=1
@@ -53,7 +54,7 @@ echo "--- $SLURM_JOB_NAME: job $SLURM_JOB_ID, restart $restart, on $SLURM_JOB_NO
 if [ -e "$folder/stop" ]; then
   echo "sm_llm: the run was asked to stop before this start"
   touch "$folder/stopped-$restart"
-  exit 0
+  exit 75
 fi
 
 # HyperPod replaces a faulty node and starts the step again. Other clusters do not have the option.
@@ -80,4 +81,8 @@ while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
   wait "$step"
   status=$?
 done
+# Slurm would start the jobs that wait for this one, whose result is not there.
+if [ "$status" -eq 0 ] && [ -e "$folder/stopped-$restart" ]; then
+  status=75
+fi
 exit "$status"

@@ -1,0 +1,79 @@
+#!/bin/bash
+# llama-3-70b-cpt-trn1-20261128-040000-ab12-back, attempt 1. Written by sm_llm from the run's specification.
+#SBATCH --job-name=llama-3-70b-cpt-trn1-20261128-040000-ab12-back
+#SBATCH --comment=/fsx/runs/llama-3-70b-cpt-trn1-20261128-040000-ab12/steps/back
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --no-requeue
+#SBATCH --output=/fsx/sm_llm/jobs/llama-3-70b-cpt-trn1-20261128-040000-ab12-back/attempt-1/job.log
+#SBATCH --open-mode=append
+#SBATCH --kill-on-invalid-dep=yes
+
+set -u
+umask 077
+
+# Where all nodes find the code and the files of this attempt.
+code=/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000
+folder=/fsx/sm_llm/jobs/llama-3-70b-cpt-trn1-20261128-040000-ab12-back/attempt-1
+python=/fsx/envs/neuron/bin/python
+restart=${SLURM_RESTART_COUNT:-0}
+
+# The environment of every process: our own, then by the facts of the instance type, then from the specification.
+export SM_LLM_JOB_FILE=/fsx/sm_llm/jobs/llama-3-70b-cpt-trn1-20261128-040000-ab12-back/attempt-1/job.json
+export PYTHONPATH=/fsx/sm_llm/bundles/0000000000000000000000000000000000000000000000000000000000000000
+# A node keeps its ranks over restarts: the checkpoints on its disk are theirs. Read once, for all nodes alike.
+SM_LLM_NODES=$(cat "$folder/../nodes" 2> /dev/null || scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)
+export SM_LLM_NODES
+# Signs entries in the processes' common store: what another job writes there is refused.
+SM_LLM_STORE_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export SM_LLM_STORE_SECRET
+
+# Slurm forgets a job soon after its end; this file stays.
+# shellcheck disable=SC2317  # the trap calls it
+record_outcome() {
+  printf '{"job_id": "%s", "restart": %d, "exit_code": %d, "requeued": %s, "time": %d}\n' \
+    "$SLURM_JOB_ID" "$restart" "$1" "$2" "$(date +%s)" > "$folder/outcome.new"
+  mv -f "$folder/outcome.new" "$folder/outcome-$restart.json"
+}
+trap 'record_outcome "$?" false' EXIT
+# Slurm sends TERM to the processes as well; they may save a checkpoint before it kills them.
+trap 'echo "sm_llm: the job is asked to end"' TERM
+
+echo "--- $SLURM_JOB_NAME: job $SLURM_JOB_ID, restart $restart, on $SLURM_JOB_NODELIST, $(date -u +%FT%TZ) ---"
+if [ -e "$folder/stop" ]; then
+  echo "sm_llm: the run was asked to stop before this start"
+  touch "$folder/stopped-$restart"
+  exit 75
+fi
+
+# HyperPod replaces a faulty node and starts the step again. Other clusters do not have the option.
+if [ -d /opt/sagemaker_cluster ]; then
+  set -- --auto-resume=1
+fi
+
+# One task per node: it checks the node and runs torchrun. In the background, since bash runs traps only in between.
+# shellcheck disable=SC2016  # the step's own bash expands these
+srun "$@" \
+  --kill-on-bad-exit=1 \
+  --wait=600 \
+  --cpu-bind=none \
+  bash -c 'if [ ! -e "$1/sm_llm/worker/slurm/node.py" ]; then
+    echo "node $SLURMD_NODENAME: $1 is not there: $4" | tee "$5-$SLURM_NODEID" >&2
+    exit 78
+  fi
+  exec "$2" -P "$1/sm_llm/worker/slurm/node.py" 1 "$3"' \
+  step "$code" "$python" convert.py "the shared folder is not mounted on this node" "$folder/failure-$restart" &
+step=$!
+wait "$step"
+status=$?
+while kill -0 "$step" 2> /dev/null; do # a trap ended the wait
+  wait "$step"
+  status=$?
+done
+# Slurm would start the jobs that wait for this one, whose result is not there.
+if [ "$status" -eq 0 ] && [ -e "$folder/stopped-$restart" ]; then
+  status=75
+fi
+exit "$status"
