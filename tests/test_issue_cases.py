@@ -232,6 +232,7 @@ CASES: list[Case] = [
     ("argument-name-invalid", SCRIPT, ({"task.args": {"a b": "a"}},)),
     ("argument-name-with-hyphens", SCRIPT, ({"task.args": {"--a": "a"}},)),
     ("argument-nested", SCRIPT, ({"task.args": {"a": {"b": 1}}},)),
+    ("argument-null-in-list", SCRIPT, ({"task.args": {"a": [1, None]}},)),
     ("placeholder-unknown", SCRIPT, ({"task.args": ["{outputt}"]},)),
     # classes and overrides
     ("key-unknown", {**TRAIN, "sed": 1}, ()),
@@ -299,6 +300,8 @@ PLANNED: list[Case] = [
     ("learning-rate-large", TRAIN, ("task.optim.learning_rate=0.5",)),
     ("warmup-spans-schedule", TRAIN, ("task.optim.warmup_steps=4",)),
     ("schedule-setting-without-effect", TRAIN, ("task.optim.decay_fraction=0.5",)),
+    ("setting-without-effect", TRAIN, ("task.not_finite.limit=3",)),
+    ("plateau-without-validation", TRAIN, ("task.optim.schedule=plateau",)),
     ("processes-idle", PREPARE, ("compute.processes_per_instance=2",)),
     ("random-tokens-paid", ON_SAGEMAKER, ()),
     ("shared-with-group-without-effect", TRAIN, ("storage=s3://bucket/x", "storage_options.shared_with_group=true")),

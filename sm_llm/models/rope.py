@@ -137,7 +137,9 @@ def _scaling_issues(scaling: Mapping[str, Any]) -> list[Issue]:
         Issue("rope-scaling-field-missing", f"rope_scaling.{key}", f"is missing for rope_type {kind}")
         for key in sorted(required - keys)
     ]
-    for key in sorted(keys):
+    # Nor is a key without a value known, such as "factor:2.0", whose space was forgotten.
+    unknown = set(scaling) - {"rope_type", *(key for pair in _KEYS.values() for part in pair for key in part)}
+    for key in sorted(keys | unknown):
         if key not in required | optional:
             remedy = f"It takes {allowed}."
             found.append(

@@ -237,6 +237,13 @@ def test_overriding_rope_with_nonsense(name: str) -> None:
     assert "must be a map or null (got 3)" in faults(error)[name]
 
 
+def test_a_key_of_rope_without_a_value_is_refused_where_no_scaling_has_it() -> None:
+    """As YAML reads ``{rope_type:linear,factor:2.0}``, whose spaces were forgotten."""
+    with pytest.raises(SpecError) as error:
+        override(LLAMA, {"rope_scaling": {"rope_type:linear": None, "factor:2.0": None}}, pretrained=False)
+    assert "is unknown for rope_type default (got None)" in faults(error)["rope_scaling.factor:2.0"]
+
+
 def test_override_number_format_by_either_name() -> None:
     base = {**LLAMA, "torch_dtype": "float16"}
     assert override(base, {"dtype": "bfloat16"}, pretrained=True)["dtype"] == "bfloat16"

@@ -212,6 +212,8 @@ def test_all_faults_come_at_once_with_path_value_and_remedy(load_clean: Any) -> 
         ("task.data.format=row", "choose rows or json_rows or synthetic or stream (got 'row'). Did you mean rows?"),
         ("task.kind=trian", "precompile or script (got 'trian'). Did you mean train?"),
         ("task=3", "expected a mapping with kind: train | prepare | fetch"),
+        ("backend=sagemaker", "Write backend.name=sagemaker"),
+        ("task.data=synthetic", "Write task.data.format=synthetic"),
         ("task.data=null", "expected a mapping with format:"),
         ("name=null", "expected text"),
         ("name.first=x", "expected text"),

@@ -36,6 +36,7 @@ def processes(source: Any, *overrides: str, environ: dict[str, str] | None = Non
         (["compute.instance_count=8"], 1),
         (["environment.CUDA_VISIBLE_DEVICES=''"], 1),
         (["environment.CUDA_VISIBLE_DEVICES='0,3'"], 2),
+        (["environment.CUDA_VISIBLE_DEVICES=3"], 1),
     ],
 )
 def test_a_training_uses_all_visible_gpus_unless_told_otherwise(overrides: list[str], expected: int) -> None:

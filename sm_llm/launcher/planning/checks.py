@@ -10,6 +10,7 @@ from sm_llm.launcher.planning.draft import Upstream, tokenizer_vocabulary
 from sm_llm.launcher.planning.local_places import is_reference, local_folder, referenced_step
 from sm_llm.launcher.planning.model_facts import check_pretrained
 from sm_llm.launcher.planning.plan import RANDOM
+from sm_llm.launcher.planning.unread_settings import check_unread_settings, has_validation
 from sm_llm.spec.machines.gpus import smallest_accelerator
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, training_of
 from sm_llm.spec.training import SyntheticData
@@ -328,6 +329,7 @@ DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_training_length,
     check_validation_rows,
     check_optimiser,
+    check_unread_settings,
     check_processes,
     check_program,
     check_shared_storage,
@@ -345,11 +347,3 @@ def _value(task: TrainTask, path: str) -> str | None:
 def _upstream(draft: Draft) -> Upstream | None:
     step = referenced_step(_value(draft.training, "task.data.train")) if draft.training is not None else None
     return draft.upstream.get(step) if step else None
-
-
-def has_validation(task: TrainTask) -> bool:
-    """Whether the data of a task has rows to validate on."""
-    data = task.data
-    if data.format == "synthetic":
-        return data.validation_rows > 0
-    return (data.validation_split if data.format == "stream" else data.validation) is not None

@@ -66,9 +66,10 @@ def _fill(tree: Tree, holder: tuple[str, ...], environ: Mapping[str, str]) -> No
     # A step's own compute replaces the workflow's, so that is what must be completed.
     above = (*holder, "compute") if not holder or tree.get((*holder, "compute")) is not None else ("compute",)
     compute = tree.get(above) or {}
-    own = {**(tree.get(("environment",)) or {}), **(tree.get((*holder, "environment")) or {})}
-    # A value of the job's own is what its processes will see.
-    gpus = this_machine({**environ, **own} if _VISIBLE in own else environ).gpus
+    # A value of the job's own is what its processes will see; typed without quotes it may be a number yet.
+    own = tree.get((*holder, "environment", _VISIBLE))
+    own = tree.get(("environment", _VISIBLE)) if own is None else own
+    gpus = this_machine(environ if own is None else {**environ, _VISIBLE: str(own)}).gpus
     if not gpus or not isinstance(compute, Mapping):
         return
     if compute.get("processes_per_instance") is not None or compute.get("instance_type") is not None:

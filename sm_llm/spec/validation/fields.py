@@ -304,7 +304,10 @@ def _issue(kind: type[SpecModel], tree: Tree, path: Path, detail: ErrorDetails) 
         case limit if limit in _LIMITS:
             bounds = {name: exact(bound) for name, bound in detail.get("ctx", {}).items() if name in _BOUNDS}
             return Issue("value-out-of-range", dotted, _LIMITS[limit].format(**bounds), seen, origin=origin)
-    remedy = _as_text(dotted, annotation, tree.texts.get(path)) or _remedy(annotation, seen)
+    if isinstance(seen, str) and seen in tag_values(annotation):
+        remedy = f"Write {dotted}.{tag(annotation)}={seen}"
+    else:
+        remedy = _as_text(dotted, annotation, tree.texts.get(path)) or _remedy(annotation, seen)
     return Issue("value-type-invalid", dotted, f"expected {_expected(annotation)}", seen, remedy, origin)
 
 
