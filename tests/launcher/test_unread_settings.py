@@ -10,7 +10,7 @@ from sm_llm.launcher.planning.checks import _OF_SCHEDULES
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.planning.unread_settings import OF_PREPARATIONS, OF_TRAININGS
 from sm_llm.spec.schema import blocks
-from sm_llm.spec.tasks import PrepareTask, TrainTask
+from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import CheckpointSpec, NotFiniteSpec, OptimSpec, WatchdogSpec
 
 if TYPE_CHECKING:
@@ -106,14 +106,11 @@ def test_threads_of_two_kinds_are_warned_of() -> None:
     assert not found("backend.threads_per_process=2")
 
 
-def test_settings_of_a_tokenizer_that_is_not_trained(tmp_path: Any) -> None:
+def test_a_seed_that_chooses_nothing_is_warned_of(tmp_path: Any) -> None:
     (tmp_path / "a.txt").write_text("text " * 99)
-    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
-    job = {"name": "p", "task": {"kind": "prepare", "sources": [str(tmp_path / "a.txt")], "seq_length": 8,
-           "train_tokenizer": {"vocab_size": 300, "end_token": "<e>", "max_bytes": 99}, "seed": 3}}  # fmt: skip
-    assert set(found(job=job)) == {"task.seed"}
-    assert set(found(f"task.tokenizer={tmp_path}", job=job)) == {f"task.{it}" for it in OF_PREPARATIONS}
-    assert set(found("task.validation_fraction=0.5", job=job)) == set()
+    job = {"name": "p", "task": {"kind": "prepare", "sources": [str(tmp_path / "a.txt")], "seq_length": 8, "seed": 3}}
+    assert set(found(job=job)) == {f"task.{it}" for it in OF_PREPARATIONS} == {"task.seed"}
+    assert not found("task.validation_fraction=0.5", job=job)
 
 
 def test_every_setting_of_a_training_was_judged() -> None:
@@ -127,11 +124,4 @@ def test_every_setting_of_a_training_was_judged() -> None:
         assert judged == set(kind.model_fields), block
     assert {OptimSpec, CheckpointSpec, NotFiniteSpec, WatchdogSpec} <= {
         block for field in TrainTask.model_fields.values() for block in blocks(field.annotation)
-    }
-    assert set(OF_PREPARATIONS) <= {
-        *PrepareTask.model_fields,
-        *(
-            f"train_tokenizer.{it}"
-            for it in blocks(PrepareTask.model_fields["train_tokenizer"].annotation)[0].model_fields
-        ),
     }

@@ -62,9 +62,6 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
 """Path below the task -> whether the training reads it, and why not where it does not."""
 
 OF_PREPARATIONS: dict[str, tuple[Callable[[PrepareTask], bool], str]] = {
-    "train_tokenizer.vocab_size": (lambda task: task.tokenizer is None, "task.tokenizer is given"),
-    "train_tokenizer.end_token": (lambda task: task.tokenizer is None, "task.tokenizer is given"),
-    "train_tokenizer.max_bytes": (lambda task: task.tokenizer is None, "task.tokenizer is given"),
     "seed": (lambda task: task.validation_fraction > 0, "it chooses what task.validation_fraction holds out"),
 }
 
