@@ -224,6 +224,7 @@ CASES: list[Case] = [
         SCRIPT,
         ({"task.parallelism": {"strategy": "fsdp", "tensor_parallel_degree": 2}},),
     ),
+    ("input-name-invalid", SCRIPT, ({"inputs": {"../x": "s3://bucket/x"}},)),
     ("args-style-without-effect", SCRIPT, ({"task.args": ["a"], "task.args_style": "file"},)),
     ("argument-holds-nul", SCRIPT, ({"task.args": ["a\0"]},)),
     ("argument-too-long", SCRIPT, ({"task.args": ["a" * 140_000]},)),

@@ -18,6 +18,8 @@ FOLDERS = ("output", "checkpoints", "scratch")
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}")
 """A word in braces in an argument of a program; most are the program's own."""
 OF_INPUTS = "inputs."
+INPUT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What SageMaker takes as the name of a channel, and every backend as that of a folder."""
 
 
 class S3Input(SpecModel):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import Issue
 from sm_llm.spec.environment.variables import environment_issues
-from sm_llm.spec.inputs import MOUNT, S3Input, input_place, input_variable
+from sm_llm.spec.inputs import INPUT_NAME, MOUNT, S3Input, input_place, input_variable
 from sm_llm.spec.loading.references import references, sources
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.spec.training import SyntheticData
@@ -80,8 +80,12 @@ def check_environment(job: JobSpec) -> Iterator[Issue]:
 
 
 def check_inputs(job: JobSpec) -> Iterator[Issue]:
-    """Modes that no training can read, and references to inputs that there are not."""
+    """Names that are none, modes that no training can read, and references to inputs that there are not."""
     for name, value in job.inputs.items():
+        if not INPUT_NAME.fullmatch(name):
+            problem = "an input's name has 1 to 64 letters, digits and . _ -, and begins with a letter or digit"
+            valid = re.sub(r"[^A-Za-z0-9._-]+", "_", name).lstrip("._-")[:64] or "data"
+            yield Issue("input-name-invalid", f"inputs.{name}", problem, name, f"Try {valid}")
         if isinstance(value, S3Input) and value.mode == "Pipe":
             problem = "a pipe can be read only once and in order, which neither shuffling nor resume can do"
             yield Issue("pipe-mode-unsupported", f"inputs.{name}.mode", problem, value.mode, "Use FastFile or File")
@@ -93,7 +97,7 @@ def check_inputs(job: JobSpec) -> Iterator[Issue]:
                 "input-refers-to-input",
                 path,
                 "an input cannot refer to another input",
-                input_place(job.inputs[path.split(".")[1]]),
+                input_place(job.inputs[path.removeprefix("inputs.")]),
             )
         elif name not in job.inputs:
             yield Issue(

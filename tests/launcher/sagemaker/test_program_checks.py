@@ -67,6 +67,17 @@ def test_S12_24_other_words_in_braces_reach_the_program_and_are_warned_of() -> N
     assert "task.args.0: {epoch} reaches the program as it is" in warning
 
 
+@pytest.mark.parametrize("backend", [{}, LOCAL])
+@pytest.mark.parametrize("name", ["../../x", "a/b", "a b", "", ".", "-", "x" * 65, "a\nb", "ä"])
+def test_the_name_of_an_input_is_that_of_a_folder_and_of_a_channel(
+    name: str, backend: dict[str, Any], tmp_path: Path
+) -> None:
+    place = str(tmp_path) if backend else "s3://data-bucket/x"
+    of = {"backend": backend, "entry": "-m json.tool"}
+    (found,) = (it for it in faults(inputs={name: place}, **of) if "an input's name has" in it)
+    assert planned(inputs={found.rpartition("Try ")[2]: place}, **of)
+
+
 @pytest.mark.parametrize("pair", [("a-b", "a_b"), ("a", "A"), ("x.1", "x-1")])
 @pytest.mark.parametrize("backend", [{}, LOCAL])
 def test_S12_14_two_inputs_under_one_variable_are_refused(
