@@ -22,7 +22,6 @@ from sm_llm.spec.schema import (
     tag,
     tag_values,
 )
-from sm_llm.spec.validation.other_names import choosing_key, other_field
 from sm_llm.spec.validation.runner import at_new_paths
 from sm_llm.terminal import exact, quoted
 
@@ -122,6 +121,8 @@ def meant(kind: type[SpecModel], tree: Tree, path: Path) -> list[Path]:
     misspelt key beside it, the same key elsewhere, or else the most similar one beside it."""
     from difflib import SequenceMatcher
 
+    from sm_llm.spec.validation.other_names import choosing_key
+
     holder = annotation_at(kind, tree, path[:-1])
     block = block_for(holder, tree.get(path[:-1]))
     if choosing := choosing_key(holder, block, path[-1]):
@@ -144,6 +145,8 @@ def _with_end(known: Sequence[Path], end: Path) -> list[Path]:
 
 def _by_other_name(kind: type[SpecModel], whole: Any, known: Sequence[Path], path: Path) -> list[Path]:
     """What a key or a block above it is called here: ``lr``, ``env.A``."""
+    from sm_llm.spec.validation.other_names import other_field
+
     for at in reversed(range(len(path))):
         end = tuple((other_field(path[at]) or "").split("."))
         found = [(*it, *path[at + 1 :]) for it in _with_end(known, end)]
@@ -154,6 +157,8 @@ def _by_other_name(kind: type[SpecModel], whole: Any, known: Sequence[Path], pat
 
 def _of_another_by_other_name(kind: type[SpecModel], tree: Tree, key: str) -> str:
     """The same for a key by its name in other tools: ``use_spot_instances`` of a local job."""
+    from sm_llm.spec.validation.other_names import other_field
+
     end = tuple((other_field(key) or "").split("."))
     for place in (end, ("task", *end)):
         for stop in range(2, len(place) + 1):
