@@ -168,6 +168,11 @@ def prepare(
     # Texts and overrides share one argument; an override has the form KEY=VALUE.
     overrides = typed([it for it in sources if is_override(it)])
     texts = [it for it in sources if it not in overrides]
+    options = {"task.seq_length": True, "task.tokenizer": tokenizer is not None,
+               "task.validation_fraction": validation_fraction > 0, "name": name != "prepare"}  # fmt: skip
+    for path in (it.partition("=")[0] for it in overrides):
+        if options.get(path):
+            raise typer.BadParameter(f"{path} is given as an option as well, and only one of the two can count")
     task: dict[str, Any] = {
         "kind": "prepare",
         "sources": texts,

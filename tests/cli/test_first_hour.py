@@ -75,6 +75,23 @@ def test_a_file_that_is_there_is_not_overwritten_by_init(
     assert f"is there already, and may hold your changes. Give another name, or remove it first: rm '{file}'" in told
 
 
+@pytest.mark.parametrize(
+    ("option", "override"),
+    [
+        ((), "task.seq_length=9"),
+        (("--tokenizer", "t"), "task.tokenizer=u"),
+        (("--validation-fraction", "0.1"), "task.validation_fraction=0.2"),
+        (("--name", "a"), "name=b"),
+    ],
+)
+def test_an_option_of_prepare_and_the_same_override_are_refused(
+    option: tuple[str, ...], override: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, told = said(monkeypatch, capsys, "prepare", "texts", "--seq-length", "8", *option, override)
+    assert code == 2
+    assert f"{override.partition('=')[0]} is given as an option as well" in told
+
+
 def test_only_public_names_are_shown() -> None:
     assert dir(sm_llm) == sorted([*sm_llm.__all__, "__version__"])
 

@@ -53,6 +53,11 @@ def test_C7_a_tokenizer_far_smaller_than_the_vocabulary_is_warned_of(size: int, 
     assert (f"task.data.train: {size:,} tokens, but the model's vocabulary has 512" in warned(data=rows)) == warns
 
 
+def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="holds no tokens, so it is no tokenizer"):
+        warned(data=SYNTHETIC, tokenizer=tokenizer(tmp_path / "t", 0))
+
+
 def test_C7_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"task\.tokenizer .*: has a vocabulary of 513, more than the model's 512"):
         warned(data=SYNTHETIC, tokenizer=tokenizer(tmp_path / "t", 513))

@@ -10,8 +10,10 @@ from sm_llm.contract.failure import Cause, Failure
 from sm_llm.contract.job_file import JobFile
 from sm_llm.launcher.backends.local.evidence import evidence
 from sm_llm.launcher.backends.local.processes import Ended
-from sm_llm.launcher.outcome import Evidence, judge, settle
+from sm_llm.launcher.display.lines import event_line
+from sm_llm.launcher.outcome import Evidence, completed, judge, settle
 from sm_llm.runs.events.events import EventWriter
+from sm_llm.runs.events.published import NothingDone
 from sm_llm.runs.events.trouble import Failed
 from sm_llm.runs.outcome import Ending, recorded_end
 from sm_llm.runs.run_home import FolderHome
@@ -173,3 +175,15 @@ def test_an_end_is_settled_once_and_only_for_the_job_that_has_ended(tmp_path: Pa
     assert recorded_end(home.record()) == Ending(RunState.FAILED, "disk full", 2)
     assert home.record().attempts[0].billable_seconds == 7
     assert home.record().outcome is RunState.FAILED
+
+
+def test_A1_an_attempt_that_did_nothing_has_an_outcome_of_its_own(attempt: Attempt) -> None:
+    log = EventWriter(attempt.paths.event_file(1, "rank0"), 1, clock=lambda: 100.0)
+    assert completed(attempt.paths, 1) == Ending(RunState.COMPLETED)
+    log.write(NothingDone("published already; there is nothing to do", "/result"))
+    log.close()
+    assert completed(attempt.paths, 1) == Ending(RunState.UNCHANGED, "published already; there is nothing to do")
+    assert completed(attempt.paths, 1, since=101.0) == Ending(RunState.COMPLETED), "of an earlier job of this attempt"
+    assert RunState.UNCHANGED.is_completed
+    assert RunState.UNCHANGED.value == "completed-unchanged"
+    assert event_line({"kind": "nothing_done", "reason": "published already"}) == "did nothing: published already"

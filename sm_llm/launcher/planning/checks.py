@@ -141,6 +141,8 @@ def check_vocabulary(draft: Draft) -> Iterator[Issue]:
     if folder is not None and folder.is_dir():
         try:
             sizes["task.tokenizer"] = tokenizer_vocabulary(folder)
+            if sizes["task.tokenizer"] == 0:
+                raise DataError(f"{folder / 'tokenizer.json'}: holds no tokens, so it is no tokenizer")
         except DataError as error:
             yield Issue("tokenizer-unreadable", "task.tokenizer", str(error))
             return
