@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sm_llm.redaction import HIDDEN, redact
@@ -30,13 +30,60 @@ _NO_SECRET = re.compile(
 )
 """Values that are calls, attributes, references, types or small numbers: code that a reader of a diff needs."""
 _SAME_NAME = re.compile(r"(?P<value>[A-Za-z_]\w*)[ \t]*(?:[,)\]]|$)")
-_COMMANDS = (
-    re.compile(r"(?P<before>--(?P<name>[A-Za-z][\w-]*)[ \t]+)(?!-)(?:\"[^\"]*\"|'[^']*'|[^\s'\"]+)"),
-    re.compile(r"(?P<before>\b(?:ENV|ARG|SET|set|setenv|setx)[ \t]+(?P<name>[A-Za-z_]\w*)[ \t]+)(?![=:])\S.*"),
-    re.compile(r"(?P<before>\blogin[ \t]+\S+[ \t]+(?:account[ \t]+\S+[ \t]+)?(?P<name>password)[ \t]+)\S+"),
+_REFERENCE = re.compile(r"\$\{?\w+\}?|\$\{\{?[^{}]*\}?\}")
+"""A value that names where the real one is kept."""
+_INSIDE_TAG = r"[^<>]{0,400}"
+_KEYED = rf"<[\w:.-]{{1,80}}\s{_INSIDE_TAG}?\b(?:name|key|id)\s*=\s*[\"']{_NAME}[\"']"
+_OF_ATTRIBUTE = r"\bvalue\s*=\s*[\"'](?P<value>[^\"'<>]+)"
+_OF_ELEMENT = r"\s*(?:<!\[CDATA\[\s*)?(?P<value>[^<\s][^<]*)(?=</)"
+_ELEMENTS = tuple(
+    re.compile(it, re.IGNORECASE)
+    for it in (
+        rf"<(?:[\w-]{{1,80}}:)?{_NAME}(?:\s{_INSIDE_TAG})?(?<!/)>{_OF_ELEMENT}",
+        rf"<(?:[\w-]{{1,80}}:)?{_NAME}\s{_INSIDE_TAG}?{_OF_ATTRIBUTE}",
+        rf"{_KEYED}{_INSIDE_TAG}(?<!/)>(?:\s*<[\w:.-]{{1,80}}>)?{_OF_ELEMENT}",
+        rf"{_KEYED}{_INSIDE_TAG}?{_OF_ATTRIBUTE}",
+        rf"<[\w:.-]{{1,80}}\s{_INSIDE_TAG}?{_OF_ATTRIBUTE}[\"']{_INSIDE_TAG}?\b(?:name|key|id)\s*=\s*[\"']{_NAME}[\"']",
+        rf"<(?:name|key)>\s*{_NAME}\s*</(?:name|key)>\s*<[\w:.-]{{1,80}}>{_OF_ELEMENT}",
+    )
 )
-"""Flags, variables of images and shells, and lines of a .netrc."""
-_ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)[^<\n]+(?=</)")
+"""XML: an element of the name, or one whose attribute or neighbour has it; with the value as text or attribute."""
+_NAMED_VALUES = (
+    re.compile(r"--(?P<name>[A-Za-z][\w-]{0,120})[ \t]+(?!-)(?P<value>\"[^\"]*\"|'[^']*'|[^\s'\"]+)"),
+    re.compile(r"\b(?:ENV|ARG|SET|set|setenv|setx)[ \t]+(?P<name>[A-Za-z_]\w{0,120})[ \t]+(?P<value>(?![=:])\S.*)"),
+    re.compile(
+        r"\b(?:machine\s+\S+|default\s+login\s+\S+|login\s+\S+)\s+(?:(?:login|account)\s+\S+\s+){0,2}"
+        r"(?P<name>password)\s+(?P<value>\S+)"
+    ),
+    re.compile(
+        rf"\b(?:name|key|variable)['\"]?[ \t]*[:=][ \t]*['\"]?{_NAME}['\"]?[ \t]*,?\s+['\"]?value['\"]?[ \t]*[:=]"
+        r"[ \t]*['\"]?(?P<value>[^\s'\",}]{1,500})"
+    ),
+    re.compile(
+        rf"^[ \t]*(?!(?:tokens?|pass|auth)[ \t]){_NAME}[ \t]+(?P<value>[^\s=:(){{}}\[\]]\S*)[ \t]*;?$",
+        re.MULTILINE | re.IGNORECASE,
+    ),
+)
+"""Flags, variables of images and shells, words of a .netrc, pairs as in Kubernetes, two words alone on a line."""
+_PASSWORDS = (
+    re.compile(
+        r"\b(?:curl|wget|https?|xh)\b[^\n]{0,300}?[ \t](?:-u|--user|--auth|-a)[ \t=]*['\"]?[^\s:'\"/]{1,100}:"
+        r"(?P<value>[^\s'\"]{1,300})"
+    ),
+    re.compile(
+        r"\b(?:sshpass|(?:docker|podman|registry)[ \t]+login\b[^\n]{0,200}?)[ \t]+-p[ \t]*['\"]?"
+        r"(?P<value>[^\s'\"]{1,300})"
+    ),
+    re.compile(r"\b(?:mysql\w*|mariadb)\b[^\n]{0,200}?[ \t]-p['\"]?(?P<value>[^\s'\"-][^\s'\"]{0,300})"),
+    re.compile(
+        r"^[ \t]*[\w.*-]{1,200}:(?:[0-9]{4,5}|\*):[\w*-]{1,80}:[\w*-]{1,80}:(?P<value>\S{1,200})$", re.MULTILINE
+    ),
+)
+"""What programs take for a password without naming it: curl, sshpass, logins to registries, MySQL, a .pgpass."""
+_OPEN_TAG = re.compile(rf"<(?:[\w-]{{1,80}}:)?{_NAME}(?:\s{_INSIDE_TAG})?(?<!/)>[ \t]*$")
+_COLUMN = re.compile(r"[A-Za-z_][\w .()/-]{0,80}")
+_TEXT_COLUMNS = ("token", "tokens", "pass", "auth")
+"""Columns of data sets more often than of secrets."""
 _BLOCK = re.compile(r"(?:![\w!/-]*[ \t]+)?(?:[|>][+-]?[0-9]?[ \t]*$|\\$)")
 """What a value begins with whose lines follow: YAML's block scalars, a continued line."""
 _OPEN = re.compile(r"[ \t]*(?:[(\[{]?|\\|![\w!/-]+)[ \t]*$")
@@ -47,10 +94,13 @@ _ENCODED = re.compile(r"[ \t]*[A-Za-z0-9+/]{60,80}={0,2}[ \t]*$")
 """A line of a key whose header is not among the lines."""
 _TRIPLE = re.compile(r"[bfruBFRU]{0,2}(\"\"\"|''')")
 _NAMED = re.compile(
-    r"\b(?:name|key|variable)['\"]?[ \t]*[:=][ \t]*['\"]?(?P<name>[A-Za-z_][\w.-]{0,120})['\"]?[ \t]*,?$"
+    r"(?:\b(?:name|key|variable)['\"]?[ \t]*[:=][ \t]*['\"]?|<(?:name|key)>)(?P<name>[A-Za-z_][\w.-]{0,120})"
+    r"(?:['\"]?[ \t]*,?|</(?:name|key)>[ \t]*)$"
 )
 """The first of two lines that give a value to a variable, as in Kubernetes."""
-_VALUE = re.compile(r"(?P<before>\bvalue['\"]?[ \t]*[:=][ \t]*)(?P<value>\S.*)$", re.IGNORECASE)
+_VALUE = re.compile(
+    r"(?P<before>\bvalue['\"]?[ \t]*[:=][ \t]*|<(?:value|string)>)(?P<value>[^\s<][^<\n]*?)(?=$|</)", re.IGNORECASE
+)
 _REACH = 3
 """Lines between the two."""
 
@@ -75,6 +125,7 @@ class _Lines:
     """Of that value, only lines that are nothing but one value belong to it."""
     quotes: str = ""
     """The quotes that end a text of several lines."""
+    table: _Table = field(default_factory=lambda: _Table())
     named: int = 0
     """Lines in which the value of a variable may follow, whose name is a secret's."""
 
@@ -101,6 +152,7 @@ class _Lines:
             if match := _ALONE.match(line):
                 return line[: match.start("value")] + HIDDEN + line[match.end("value") :]
         self.inside = None
+        line = _without(line, self.table.secrets(line))
         return self._without_values(self._without_named(line), indent)
 
     def _without_named(self, line: str) -> str:
@@ -124,9 +176,9 @@ class _Lines:
                 parts += [line[at:begin], HIDDEN]
                 at = end
         shown = _without_literals("".join([*parts, line[at:]]))
-        for pattern in (*_COMMANDS, _ELEMENT):
-            shown = pattern.sub(lambda it: f"{it['before']}{HIDDEN}" if is_secret_name(it["name"]) else it[0], shown)
-        return shown
+        if (tag := _OPEN_TAG.search(shown)) and is_secret_name(tag["name"]):
+            self.inside, self.alone = indent, True
+        return _without(shown, [it.span("value") for it in _named_values(shown)])
 
     def _end_of_value(self, line: str, begin: int, indent: int) -> int:
         """Where a value ends in its line, which may leave more of it to the next ones; 0 if it is none."""
@@ -150,6 +202,80 @@ class _Lines:
         if _OPEN.match(line, end) and line[end:].strip():
             self.inside, self.alone = indent, True
         return end
+
+
+@dataclass
+class _Table:
+    """A table of separated values, read line by line: which cells are secrets by the name of their column."""
+
+    separator: str = ""
+    columns: int = 0
+    secret: frozenset[int] = frozenset()
+
+    def secrets(self, line: str) -> list[tuple[int, int]]:
+        """Where the secrets of a line begin and end; none of a line that is no row of the table."""
+        if self.secret:
+            cells = _cells(line, self.separator)
+            if len(cells) == self.columns:
+                return [cells[it] for it in self.secret if cells[it][0] < cells[it][1]]
+            self.secret = frozenset()
+        # Without spaces before it, unlike arguments of a call, one line of which may look the same.
+        for it in "\t,;|":
+            if it in line and line[:1].strip():
+                names = [name.strip(" \t\"'") for name in line.split(it)]
+                if all(not name or _COLUMN.fullmatch(name) for name in names) and sum(map(bool, names)) > 1:
+                    found = (at for at, name in enumerate(names) if is_secret_name(name))
+                    self.secret = frozenset(at for at in found if names[at].lower() not in _TEXT_COLUMNS)
+                    self.separator, self.columns = it, len(names)
+                    return []
+        return []
+
+
+def _cells(line: str, separator: str) -> list[tuple[int, int]]:
+    """Where the text of each cell begins and ends, without the quotes around it."""
+    cells, at = [], 0
+    cell = re.compile(rf"[ \t]*(?:\"(?P<quoted>(?:[^\"]|\"\")*)\"[^{separator}]*|(?P<plain>[^{separator}]*))")
+    while match := cell.match(line, at):
+        name = "quoted" if match["quoted"] is not None else "plain"
+        begin, end = match.span(name)
+        cells.append((begin, begin + len(line[begin:end].rstrip())))
+        at = match.end() + 1
+        if at > len(line):
+            break
+    return cells
+
+
+def given_values(text: str) -> Iterator[tuple[str, str]]:
+    """Names of secrets, and what ``text`` gives to them otherwise than by an assignment.
+
+    In elements and attributes of XML, columns of a table, flags, words of a .netrc, and what programs take for a
+    password without naming it.
+    """
+    for match in _named_values(text):
+        yield match.groupdict().get("name") or "a password", match["value"].strip().removesuffix("]]>").strip(" \t'\"")
+    table = _Table()
+    for line in text.splitlines():
+        yield from (("a column", line[begin:end]) for begin, end in table.secrets(line))
+
+
+def _named_values(text: str) -> Iterator[re.Match[str]]:
+    for pattern in (*(_ELEMENTS if "</" in text or "/>" in text else ()), *_NAMED_VALUES):
+        yield from (it for it in pattern.finditer(text) if is_secret_name(it["name"]) and not _is_reference(it))
+    for pattern in _PASSWORDS:
+        yield from (it for it in pattern.finditer(text) if not _is_reference(it))
+
+
+def _is_reference(match: re.Match[str]) -> bool:
+    return match["value"] == HIDDEN or _REFERENCE.fullmatch(match["value"]) is not None
+
+
+def _without(line: str, spans: list[tuple[int, int]]) -> str:
+    parts, at = [], 0
+    for begin, end in sorted(spans):
+        if begin >= at:
+            parts += [line[at:begin], HIDDEN]
+        at = max(at, end)
+    return "".join([*parts, line[at:]])
 
 
 def _without_literals(line: str) -> str:

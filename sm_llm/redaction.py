@@ -63,6 +63,19 @@ _IN_ADDRESSES = (
         re.IGNORECASE,
     ),
 )
+_DATABASE = r"\b(?:host(?:addr)?|user(?:name| id)?|uid|dbname|database|server|data source|port|sslmode)\s{0,9}=\s{0,9}"
+_GIVEN = r"(?:'[^'\n]{1,300}'|\"[^\"\n]{1,300}\"|(?![$<{%\[])[^\s;'\"&(),]{1,300}(?=[\s;'\"]|$))"
+_IN_CONNECTIONS = (
+    re.compile(
+        rf"({_DATABASE}[^\n(){{}}]{{1,200}}?[;\s]\s{{0,9}}(?:password|passwd|pwd)\s{{0,9}}=\s{{0,9}}){_GIVEN}",
+        re.IGNORECASE,
+    ),
+    re.compile(rf"(\b(?:password|passwd|pwd)\s{{0,9}}=\s{{0,9}}){_GIVEN}(?=[;\s]+{_DATABASE})", re.IGNORECASE),
+    re.compile(r"(\bjdbc:oracle:\w{1,20}:[^\s/@\"']{1,100}/)[^\s@\"']{1,200}(?=@)", re.IGNORECASE),
+)
+"""How databases are reached: libpq, ODBC and ADO give the password among other settings, Oracle behind a slash."""
+_AFTER = (*_IN_ADDRESSES, *_IN_CONNECTIONS)
+"""All of what is kept before the part to hide."""
 _TOKEN = re.compile("|".join((_PUBLISHED, _WHOLE_KEY)), re.DOTALL)
 _PUBLISHED_TOKEN = re.compile(_PUBLISHED)
 _KEY_LINE = re.compile(rf"^[ \t]*{_PRIVATE_KEY}", re.MULTILINE)
@@ -72,7 +85,7 @@ _ENCODED = re.compile(r"%[0-9A-F]{2}")
 
 def is_token_shaped(text: str) -> bool:
     """Whether ``text`` holds something in the format of a token, a private key, or credentials inside an address."""
-    return _TOKEN.search(text) is not None or any(it.search(text) is not None for it in _IN_ADDRESSES)
+    return _TOKEN.search(text) is not None or any(it.search(text) is not None for it in _AFTER)
 
 
 def is_published_token(text: str) -> bool:
@@ -88,7 +101,7 @@ def has_private_key(text: str) -> bool:
 def redact(text: str) -> str:
     """``text`` with everything that has the format of a token, and all credentials in addresses, as ``HIDDEN``."""
     text = _TOKEN.sub(HIDDEN, text)
-    for pattern in _IN_ADDRESSES:
+    for pattern in _AFTER:
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return text
 

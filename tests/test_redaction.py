@@ -196,6 +196,15 @@ def test_s09_credentials_of_every_kind_of_address_are_hidden(text: str) -> None:
         f'(password, x) = ("{WORD}", 1)',
         f"ENV SECRET {WORD}", f"set TOKEN {WORD}", f"machine h login u password {WORD}", f"TOKEN ?= {WORD}",
         f'{{"X-Api-Key": "{WORD}"}}', f'call(a, password=b or "{WORD}")',
+        f"<Password type='x'>{WORD}</Password>", f"<n:password>{WORD}</n:password>", f"<a name='x' password='{WORD}'/>",
+        f"<password><![CDATA[{WORD}]]></password>", f"<password>{'x' * 600}{WORD}</password>",
+        f"<password>\n  {WORD}\n</password>", f'<password value="{WORD}"/>',
+        f'<add value="{WORD}" key="DbPassword"/>', f'<string name="api_token">{WORD}</string>',
+        f"<S Name='DbPassword'><Value>{WORD}</Value></S>", f"<key>password</key>\n<string>{WORD}</string>",
+        f"<property><name>x.ConnectionPassword</name>\n<value>{WORD}</value></property>",
+        f"machine h password {WORD}", f"machine h password {WORD} login u", f"default login u password {WORD}",
+        f"password\t{WORD}", f"password   {WORD}", f"curl -u u:{WORD} https://h", f"curl --user 'u:{WORD}' h",
+        f"mysql -u u -p{WORD} db", f"sshpass -p {WORD} ssh h", f"docker login -u u -p {WORD} h", f"h:5432:db:u:{WORD}",
         f"api-key: {WORD}", f"x_key = {WORD}", f'password: str = "{WORD}"', f'+    "token": "{WORD}", "a": 1',
     ],
 )  # fmt: skip
@@ -208,6 +217,47 @@ def test_s07_however_a_value_is_given_to_a_secret_name_it_is_hidden(text: str, m
     assert (found[:11], found[-11:]) == ("+before = 1", "\n after = 2")
 
 
+TABLES = [
+    "user,password\nme,{}\nyou,{}", '"name";"Secret access key"\n"me";"{}"', "user\tpassword\tnote\nme\t{}\t",
+    "| user | password |\n|---|---|\n| me | {} |", 'url,username,password\nhttps://h,me,"{},""x"\nhttps://i,you,{}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("mark", ["", "+", "-", " "])
+def test_s07_columns_of_secrets_are_hidden(table: str, mark: str) -> None:
+    lines = "\n".join(mark + line for line in table.replace("{}", WORD).split("\n"))
+    found = redact_assignments(f"@@ -1,3 +1,3 @@\n{lines}\n after = 2")
+    assert WORD not in found
+    assert found.count(HIDDEN) >= table.count("{}")
+    assert found.endswith("\n after = 2")
+
+
+def test_s07_other_columns_and_lines_of_code_stay() -> None:
+    text = "+id,token,label\n+1,word,2\n+    user, password,\n+    host, port,\n+a, b, c\n+1, 2, 3\n"
+    assert redact_assignments(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"host=h user=u password={WORD} dbname=d", f"password={WORD} host=h", f"host='h' password='{WORD} x'",
+        f"Server=tcp:h,1433;Uid=u;Encrypt=yes;Pwd={WORD};", f"Data Source=h; User ID=u; Password={WORD}",
+        f'username="u" password="{WORD}"', f"jdbc:oracle:thin:u/{WORD}@h:1521",
+    ],
+)  # fmt: skip
+def test_s09_passwords_of_connections_to_databases_are_hidden(text: str) -> None:
+    assert is_token_shaped(text)
+    assert WORD not in redact(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["host=h password=$PW", "connect(user=user, password=password)", "user=u, password=None)", "password=x"]
+)
+def test_what_only_refers_to_a_password_of_a_database_stays(text: str) -> None:
+    assert not is_token_shaped(text)
+
+
 SECRET_NAMES = (
     "PGPASSWORD SSHPASS DBPASSWORD DB_PW LDAP_BIND_PW HFTOKEN GITHUBTOKEN API_KEYS TOKENS DB_PASSWORD_OLD "
     "MY_TOKEN_PROD SECRETS SECRET_VALUE AUTH_HEADER dbPassword GOOGLE_CREDS JWT AZURE_STORAGE_CONNECTION_STRING GH_PAT "
@@ -218,6 +268,9 @@ WAYS = (
     "{name}={value}", "{name}: {value}", "export {name}='{value}'", '"{name}": "{value}",', "--{name}={value}",
     '{name} = f(x, "{value}")', "x = y[{name!r}] or '{value}'", "<{name}>{value}</{name}>",
     '{{"{name}":\n  "{value}"}}', "- name: {name}\n  value: {value}", '{name} = """\n{value}\n"""',
+    "<{name} a='b'>{value}</{name}>", '<add key="{name}" value="{value}"/>',
+    "<name>{name}</name>\n<value>{value}</value>",
+    "my_{name}\t{value}",
 )  # fmt: skip
 
 
@@ -293,6 +346,9 @@ def test_s08_names_of_secrets_are_known_by_their_words() -> None:
         "token='a', " * 20_000,
         "-token " * 20_000,
         "name: token\n" * 9000,
+        *(word * 20_000 for word in ("<a name='token' ", "<password>", "machine ", "curl ", "mysql -p", "user=")),
+        *("<password>" + it * 50_000 for it in (" ", "x", "]]>")),
+        "a,password\n" + '"x' * 50_000,
     ],
 )
 def test_s09_long_lines_end(text: str) -> None:

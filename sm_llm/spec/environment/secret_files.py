@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from sm_llm.code_redaction import given_values
 from sm_llm.redaction import has_private_key, is_published_token
 from sm_llm.secret_names import is_secret_name
 
@@ -25,7 +27,7 @@ _NAMES = (
     "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx", "*.asc.key", "*.p8", "*.pkcs12", "*.kdb",
     "*.ovpn", "id_xmss*", "secring.*", "*.gpg.key", "logins.json", "key[34].db", ".netrc", "_netrc", ".npmrc",
     ".yarnrc.yml", ".mylogin.cnf", ".ftpconfig", "sftp-config.json", ".pypirc", ".git-credentials", ".pgpass",
-    "pgpass.conf", ".my.cnf", ".htpasswd", "credentials", "credentials.*", "accesstokens.json", "msal_token_cache.*",
+    "pgpass.*", ".my.cnf", ".htpasswd", "credentials", "credentials.*", "accesstokens.json", "msal_token_cache.*",
     "application_default_credentials.json", "client_secret*.json", "service-account*.json", "service_account*.json",
     "serviceaccount*.json", "kaggle.json", ".databrickscfg", ".boto", ".s3cfg", ".vault-token", ".terraformrc",
     "terraform.rc", "*.tfstate", "*.tfstate.*", "kubeconfig", "kubeconfig.*", "kube-config", "kube-config.*",
@@ -37,7 +39,8 @@ _NAMES = (
     "secret_key", "secret_key.*", "shadow", "gshadow", "cookies.txt", "cookies.sqlite", "*[._-]credentials",
     "*[._-]credentials.*", "rootkey.csv", "accesskeys.csv", "*_accesskeys.csv", "rclone.conf", "*.tfvars",
     "*.tfvars.json", ".vault_pass*", ".vault-pass*", "vault_pass*", "vault-pass*", ".*_history", ".history",
-    ".zhistory", "fish_history", ".histfile", "history.sqlite", ".lesshst", ".viminfo",
+    ".zhistory", "fish_history", ".histfile", "history.sqlite", ".lesshst", ".viminfo", ".pgpass.*",
+    ".renviron", ".renviron.*",
 )  # fmt: skip
 _HARMLESS = (
     ".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub", "*secrets.py", "*secret.py",
@@ -71,7 +74,8 @@ _ACCESS = re.compile(
     re.IGNORECASE,
 )
 _SETTINGS = re.compile(
-    r"\bmachine\s+\S+\s+login\s+\S+\s+(?:account\s+\S+\s+)?password\s+\S+|^[\w.@-]+:\$(?:apr1|2[aby]|[1567])\$"
+    r"\bmachine\s+\S+\s+login\s+\S+\s+(?:account\s+\S+\s+)?password\s+\S+"
+    r"|\bmachine\s+\S+\s+password\s+\S+\s+login\s+\S+|^[\w.@-]+:\$(?:apr1|2[aby]|[1567])\$"
     r"|hooks\.slack\.com/(?:services|workflows|triggers)/[\w/-]{20,}|/api/(?:v[0-9]+/)?webhooks/[0-9]{6,}/[\w-]{20,}"
     r"|[?&]sig=[\w%+/-]{20,}",
     re.IGNORECASE | re.MULTILINE,
@@ -82,6 +86,8 @@ _ASSIGNED = re.compile(
     r"(?![^\s'\",;\\\w+/=.~@!^-])"
 )
 """A setting, and a value of letters and digits that is no sentence, path or reference."""
+_LIKELY = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[^\s<>$/][^\s<>]{7,200}")
+"""Letters and digits that are no path or reference."""
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]{1,20}://[^/\s:@'\"<>]{0,200}:([^/\s'\"<>]{1,200})@[\w.\[-]", re.IGNORECASE)
 _PLACEHOLDER = re.compile(
     r".*[{}$%].*|[*x.]+|(?:(?:my|your|the|a)[_-]?)?(?:password|passwd|pass|pwd|pw|secret|token|changeme|example)[0-9]?",
@@ -153,11 +159,13 @@ def _reason(block: bytes, is_prose: bool, is_data: bool) -> str:
         return "holds an address with a password"
     if is_data:
         return ""
-    return next((f"gives a value to {it['name']}" for it in _ASSIGNED.finditer(text) if _is_given(it)), "")
+    assigned = ((it["name"], it["value"]) for it in _ASSIGNED.finditer(text) if is_secret_name(it["name"]))
+    named = ((name, value) for name, value in given_values(text) if _LIKELY.fullmatch(value))
+    return next((f"gives a value to {name}" for name, value in chain(assigned, named) if _is_given(value)), "")
 
 
-def _is_given(match: re.Match[str]) -> bool:
-    return is_secret_name(match["name"]) and _PLACEHOLDER.fullmatch(match["value"]) is None
+def _is_given(value: str) -> bool:
+    return _PLACEHOLDER.fullmatch(value) is None
 
 
 def _is_service_account(text: str) -> bool:

@@ -283,6 +283,7 @@ SECRET_FILES = [
     "cert.pkcs12", "me.ovpn", ".ftpconfig", "sftp-config.json", ".snowflake/connections.toml", "cookies.txt",
     "logins.json", "shadow",
     ".config/rclone/rclone.conf", ".oci/config", ".snowsql/config", ".composer/auth.json", ".m2/settings.xml",
+    ".pgpass.txt", ".Renviron",
     "terraform.tfvars", ".vault_pass", ".dockerconfigjson", "docker-config.json", ".git-credentials.bak",
     ".git-credentials~", ".env.bak.old", "id_rsa.1",
 ]  # fmt: skip
@@ -325,6 +326,26 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
         ("azure.txt", "AccountName=a;AccountKey=plantedaB3aB3==;EndpointSuffix=x\n"),
         ("key.json", '{"SecretAccessKey": "plantedaB3aB3"}'),
         ("wire.txt", "[Interface]\nPrivateKey = plantedaB3aB3=\n"),
+        ("one-line.txt", "machine h login x password planted-aB3-aB3\n"),
+        ("no-login.txt", "machine h password planted-aB3-aB3\n"),
+        ("other-order.txt", "machine h password planted-aB3 login x\n"),
+        ("default.txt", "default login x password planted-aB3-aB3\n"),
+        ("element.xml", "<db><Password type='x'>planted-aB3</Password></db>\n"),
+        ("lines.xml", "<n:password>\n  <![CDATA[planted-aB3]]>\n</n:password>\n"),
+        ("attribute.xml", '<db user="u"\n    password="planted-aB3"/>\n'),
+        ("web.config", '<add key="DbPassword" value="planted-aB3"/>\n'),
+        ("site.xml", "<property>\n <name>x.ConnectionPassword</name>\n <value>planted-aB3</value>\n</property>\n"),
+        ("info.plist", "<key>api_token</key>\n<string>planted-aB3</string>\n"),
+        ("logins.csv", "name,url,username,password\nh,https://h,me,planted-aB3\n"),
+        ("late.csv", 'a note\n"User name";"Secret access key"\n"me";"planted-aB3"\n'),
+        ("logins.tsv", "user\tpassword\nme\tplanted-aB3\n"),
+        ("table.txt", "| user | password |\n|---|---|\n| me | planted-aB3 |\n"),
+        ("env.yaml", "env:\n- name: DB_PASSWORD\n  value: planted-aB3\n"),
+        ("task.json", '{"name": "DB_PASSWORD", "value": "planted-aB3"}\n'),
+        ("words.txt", "user me\npassword planted-aB3\n"),
+        ("connect.sh", "psql 'host=h user=u password=planted-aB3'\n"),
+        ("load.sh", "curl -u me:planted-aB3 https://h\nmysql -u me -pplanted-aB3 db\n"),
+        ("pgpass", "h:5432:db:me:planted-aB3\n"),
         ("users.txt", "me:$apr1$planted$aB3\n"),
         ("hook.yaml", "url: https://hooks.slack.com/services/T0/B0/plantedaB3aB3aB3\n"),
         ("key.ipynb", '{"source": ["-----BEGIN RSA PRIVATE KEY-----\\n", "MIIEowIBAAKCAQEAplanted-aB3\\n"]}'),
@@ -439,9 +460,16 @@ def test_s11_settings_that_hold_no_secret_are_packed(tmp_path: Path) -> None:
         "tokenizer: gpt2-0123456789\nmax_tokens: 1234567890\npassword: null\nauth: [hidden]\n"
     )
     (tmp_path / "config.yaml").write_text(text)
+    (tmp_path / "words.csv").write_text("id,token,label\n1,covid19vaccine,x\n")
+    (tmp_path / "words.txt").write_text("token covid19vaccine\nthe default password is hunter2hunter2\n")
+    (tmp_path / "a.xml").write_text(
+        "<password>${env.PW_0123456}</password>\n<string name='password'>Password</string>\n"
+    )
+    (tmp_path / "b.xml").write_text("<xs:element name='password' type='xs:string1234'/>\n<password/><a>text1234</a>\n")
     (tmp_path / "main.py").write_text("API_KEY = 'example0123456789'\n")
     tree = source_tree(tmp_path)
-    assert (tree.issues, sorted(tree.files)) == ([], ["config.yaml", "main.py"])
+    files = ["a.xml", "b.xml", "config.yaml", "main.py", "words.csv", "words.txt"]
+    assert (tree.issues, sorted(tree.files)) == ([], files)
 
 
 def test_A1_runs_inside_the_source_are_no_part_of_the_bundle(tmp_path: Path) -> None:
