@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_llm.models.config import normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 
 _SIZES = (
     "hidden_size",

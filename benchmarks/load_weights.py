@@ -48,9 +48,9 @@ def main() -> None:
             check=True,
         )
         for line in done.stdout.splitlines():
-            told = json.loads(line)
-            parts = ", ".join(f"{name} {told[name] / size:.2f}" for name in ("loading", "with_optimizer"))
-            print(f"rank {told['rank']}: {parts} of the {size / 10**6:.0f} MB ({options.format} masters)")
+            reported = json.loads(line)
+            parts = ", ".join(f"{name} {reported[name] / size:.2f}" for name in ("loading", "with_optimizer"))
+            print(f"rank {reported['rank']}: {parts} of the {size / 10**6:.0f} MB ({options.format} masters)")
     return None
 
 
@@ -60,7 +60,7 @@ def write_model(folder: Path, wanted: int) -> int:
     from safetensors.torch import save_file
 
     from sm_llm.models.config import both_spellings, normalise
-    from sm_llm.models.families.registry import family
+    from sm_llm.models.families.table import family
 
     layers = max(1, wanted // (2 * (4 * 1024**2 + 3 * 1024 * 4096)))
     config = normalise({"model_type": "llama", "vocab_size": 256, "num_hidden_layers": layers, **LAYER})
@@ -85,7 +85,7 @@ def load(folder: Path, master: str) -> None:
     from sm_llm.models.weights_check import check_weights
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.checkpoint.weights import PretrainedWeights
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.strategies.device import gpu_or_cpu
     from sm_llm.worker.strategies.fsdp import strategy as fsdp
 
@@ -97,23 +97,23 @@ def load(folder: Path, master: str) -> None:
         },
         strict=False,
     )
-    place = Place.read(os.environ)
+    place = ProcessInfo.read(os.environ)
     config = model_config(preset=None, path=str(folder), pretrained=None, overrides={})
     strategy = fsdp.FsdpStrategy(task, place, gpu_or_cpu(place))
     strategy.setup()
     fsdp.build_on_meta(config)  # what transformers imports for it belongs to the baseline
-    before, told = anonymous_bytes(), {"rank": int(os.environ["RANK"])}
+    before, reported = anonymous_bytes(), {"rank": int(os.environ["RANK"])}
     build_adamw = fsdp.build_adamw
     with highest() as peak:
 
         def noted(*arguments: Any) -> Any:
-            told["loading"] = peak() - before
+            reported["loading"] = peak() - before
             return build_adamw(*arguments)
 
         fsdp.build_adamw = noted
         strategy.build(config, PretrainedWeights(folder, check_weights(folder, config)))
-        told["with_optimizer"] = peak() - before
-    print(json.dumps(told), flush=True)
+        reported["with_optimizer"] = peak() - before
+    print(json.dumps(reported), flush=True)
     strategy.close()
 
 

@@ -32,8 +32,8 @@ from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.strategies.model import build_on_meta, materialise
-from sm_llm.worker.strategies.registry import find_device, make_strategy
-from sm_llm.worker.tasks.train import Training
+from sm_llm.worker.strategies.table import find_device, make_strategy
+from sm_llm.worker.tasks.train import Trainer
 from sm_llm.worker.training import random_state
 from sm_llm.worker.training.job_setup import set_up
 
@@ -72,7 +72,7 @@ class Ours:
         strategy = make_strategy(spec.task, context.place, device)
         strategy.setup()
         self.setup = set_up(spec.task, strategy.layout, 1, context.scratch)
-        self.training = Training(context, self.setup, strategy)
+        self.training = Trainer(context, self.setup, strategy)
         self.training.begin()
         self.step = 0
 
@@ -94,7 +94,7 @@ class Bare:
     """What one would write without us."""
 
     def __init__(self, ours: Ours, precision: str, steps: int) -> None:
-        from sm_llm.models.families.registry import family
+        from sm_llm.models.families.table import family
 
         config = ours.setup.config
         self.model = build_on_meta(config)

@@ -228,11 +228,11 @@ def main() -> None:
     restoring.add_argument("--rate", type=float, default=50e6)
     restoring.add_argument("--state", type=float, default=500e6)
     restoring.add_argument("--rounds", type=int, default=3)
-    told = parser.parse_args()
-    if told.part == "kills":
-        kills(told.kills, told.blocks)
+    reported = parser.parse_args()
+    if reported.part == "kills":
+        kills(reported.kills, reported.blocks)
     else:
-        restore(told.rate, int(told.state), told.rounds)
+        restore(reported.rate, int(reported.state), reported.rounds)
 
 
 if __name__ == "__main__":

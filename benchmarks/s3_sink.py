@@ -96,9 +96,9 @@ class Handler(BaseHTTPRequestHandler):
             if self.headers.get("If-None-Match") == "*" and key in self.bucket.objects:
                 self._answer(412, "<Error><Code>PreconditionFailed</Code></Error>")
                 return
-            told = self.headers.get(CHECKSUM, "")
-            self.bucket.objects[key] = Stored(size, told, head if size < _SMALL else b"")
-        self._answer(200, headers={"ETag": '"x"', **({CHECKSUM: told} if told else {})})
+            reported = self.headers.get(CHECKSUM, "")
+            self.bucket.objects[key] = Stored(size, reported, head if size < _SMALL else b"")
+        self._answer(200, headers={"ETag": '"x"', **({CHECKSUM: reported} if reported else {})})
 
     def do_POST(self) -> None:
         key, query = self._where

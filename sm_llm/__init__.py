@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.planning.planner import plan
     from sm_llm.launcher.run import Run
-    from sm_llm.launcher.tools.sync import sync
+    from sm_llm.launcher.tools.sync_command import sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.storage.hub.hub_fetch import fetch
     from sm_llm.worker.script.calls import log, publish
@@ -89,7 +89,7 @@ _HOMES = {
     "sm_llm.launcher.planning.planner": ("plan",),
     "sm_llm.launcher.planning.plan": ("Plan",),
     "sm_llm.launcher.run": ("Run",),
-    "sm_llm.launcher.tools.sync": ("sync",),
+    "sm_llm.launcher.tools.sync_command": ("sync",),
     "sm_llm.storage.hub.hub_fetch": ("fetch",),
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
     "sm_llm.worker.script.calls": ("log", "publish"),

@@ -132,8 +132,8 @@ def counted(amount: int, name: str) -> str:
     """``1, "process"`` -> ``1 process``; ``2, "process"`` -> ``2 processes``. ``name`` is a regular noun."""
     if amount == 1:
         return f"1 {name}"
-    ending = "es" if name.endswith(("s", "x", "ch", "sh")) else "s"
-    return f"{amount:,} {name}{ending}"
+    outcome = "es" if name.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{amount:,} {name}{outcome}"
 
 
 def big(number: float) -> str:

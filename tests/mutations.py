@@ -74,7 +74,7 @@ FAULTS = (
         "an altered file of the right size is taken",
     ),
     Fault(
-        "storage/s3/objects.py",
+        "storage/s3/s3_objects.py",
         "if status_of(error) == 412:\n                        return False",
         "if status_of(error) == 412:\n                        return True",
         "storage/test_s3.py",
@@ -109,10 +109,10 @@ FAULTS = (
         "a resumed stream repeats tokens",
     ),
     Fault(
-        "launcher/outcome.py",
+        "launcher/attempt_outcome.py",
         "[(failure.cause.is_consequence, at, failure) for",
         "[(False, at, failure) for",
-        "launcher/test_verdict.py",
+        "launcher/test_attempt_outcome.py",
         "a rank that only lost its peer is blamed",
     ),
     Fault(
@@ -144,17 +144,17 @@ FAULTS = (
         "the first step trains at rate zero",
     ),
     Fault(
-        "worker/training/loss.py",
+        "worker/training/token_loss.py",
         "F.pad(labels[:, 1:], (0, 1), value=IGNORED)",
         "F.pad(labels[:, 1:], (0, 1), value=0)",
         "worker/test_worlds.py",
         "the last position of a row counts",
     ),
     Fault(
-        "worker/training/finite.py",
+        "worker/training/nonfinite_policy.py",
         "if (length := self._bad.count(step)) >= self._spec.limit:",
         "if (length := self._bad.count(step)) > self._spec.limit:",
-        "worker/test_finite.py",
+        "worker/test_nonfinite_policy.py",
         "one step too many is skipped",
     ),
     Fault(

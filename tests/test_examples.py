@@ -15,7 +15,7 @@ import pytest
 
 import sm_llm
 from sm_llm.errors import RunFailed
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from tests.fixtures.sagemaker_calls import calls
 from tests.golden.previous_run import unpack
 

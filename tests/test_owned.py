@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.contract import stock
+from sm_llm.contract import bootstrap
 from sm_llm.contract.image_packages import LOCK_FILE
 from sm_llm.errors import DataError, RunFailed
-from sm_llm.launcher.backends.local import rehearsal
+from sm_llm.launcher.backends.local import emulation
 from sm_llm.owned import close_to_others, make_folders, opener, own_user, private_folder, temporary_folder
 from sm_llm.runs.events.events import EventWriter, StopRequested
-from sm_llm.runs.liveness import hold, is_anyone_alive, is_starting, starting
+from sm_llm.runs.run_lock import hold, is_anyone_alive, is_starting, starting
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.syncing.sync_memory import SyncMemory
 from sm_llm.worker.inputs.scratch import DISK_ENVIRONMENT, scratch_folder
-from sm_llm.worker.script.program import Program
+from sm_llm.worker.script.child_program import Program
 from tests.fixtures.wheels import wheel
 
 if TYPE_CHECKING:
@@ -158,14 +158,14 @@ def test_s16_a_folder_or_link_of_somebody_else_is_never_taken_for_an_own_one(ope
 @is_root
 def test_s16_two_users_rehearse_and_no_planted_link_is_written_to(open_tmp: Path) -> None:
     def rehearse() -> str:
-        with rehearsal.fixed_port(2):
+        with emulation.fixed_port(2):
             return "done"
 
     victim = open_tmp / "victim"
     victim.write_text("important")
     os.chown(victim, ME, ME)
-    (open_tmp / "sm_llm-rehearsal.lock").symlink_to(victim)
-    os.chown(open_tmp / "sm_llm-rehearsal.lock", OTHER, OTHER, follow_symlinks=False)
+    (open_tmp / "sm_llm-emulation.lock").symlink_to(victim)
+    os.chown(open_tmp / "sm_llm-emulation.lock", OTHER, OTHER, follow_symlinks=False)
     assert [as_user(ME, rehearse), as_user(OTHER, rehearse)] == ["done", "done"]
     assert victim.read_text() == "important"
     assert mode(open_tmp / f"sm_llm-{ME}") == "700"
@@ -173,7 +173,7 @@ def test_s16_two_users_rehearse_and_no_planted_link_is_written_to(open_tmp: Path
 
 def installed(folder: Path) -> str:
     environ: dict[str, str] = {}
-    stock.settle(str(folder / "train.py"), environ)
+    bootstrap.install_missing(str(folder / "train.py"), environ)
     program = "import tinystock; print(tinystock.answer)"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
     return done.stdout or done.stderr
@@ -201,7 +201,7 @@ def test_s16_packages_that_somebody_else_planted_are_not_imported(open_tmp: Path
         (Path(command[command.index("--target") + 1]) / "tinystock.py").write_text("answer = 42")
 
     def imported() -> str:
-        stock.settle(str(job / "train.py"), {}, install)
+        bootstrap.install_missing(str(job / "train.py"), {}, install)
         return str(importlib.import_module("tinystock").answer)
 
     assert "Set TMPDIR" in as_user(ME, imported)
@@ -250,11 +250,11 @@ def test_s16_a_scratch_disk_on_which_somebody_else_made_our_folder_is_refused(op
     (open_tmp / "sm-llm").mkdir()
     os.chown(open_tmp / "sm-llm", OTHER, OTHER)
     (open_tmp / "base").mkdir()
-    told = as_user(
+    reported = as_user(
         ME, lambda: scratch_folder(ContainerPaths(open_tmp / "base"), "run", 0, {DISK_ENVIRONMENT: str(open_tmp)})
     )
-    assert told.startswith(RunFailed.__name__)
-    assert DISK_ENVIRONMENT in told
+    assert reported.startswith(RunFailed.__name__)
+    assert DISK_ENVIRONMENT in reported
 
 
 @is_root

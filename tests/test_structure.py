@@ -46,11 +46,11 @@ CHOSEN = {
     "SlurmOptions",
     "S3Store",
     "FolderStore",
-    "S3Home",
-    "FolderHome",
+    "S3RunStore",
+    "FolderRunStore",
 }
 """Types that stand for a strategy, a backend or a store; what depends on them belongs into their own packages."""
-STORES = {"FolderStore", "S3Objects", "S3Store", "FolderHome", "S3Home"}
+STORES = {"FolderStore", "S3Objects", "S3Store", "FolderRunStore", "S3RunStore"}
 """Types that nobody but ``storage`` and ``runs`` has to know."""
 DRY_RUN = """
 import sys, sm_llm
@@ -159,7 +159,7 @@ def test_only_their_own_packages_name_a_type_of_store_or_home() -> None:
         if not name.startswith(("sm_llm.storage.", "sm_llm.runs."))
         and (found := STORES & {getattr(it, "id", getattr(it, "name", "")) for it in ast.walk(tree)})
     }
-    assert not named, "ask the interface (Store, RunHome), and open it by its address"
+    assert not named, "ask the interface (Store, RunStore), and open it by its address"
 
 
 def test_the_share_of_comments_does_not_fall() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parent.parent
 WORDS = {
@@ -33,43 +39,18 @@ NAMES = {
     *("courier", "shipper", "shipping", "mirror", "run_home", "homes", "liveness", "segments", "stock", "trouble"),
     *("begin", "stage", "closing", "verdict", "review", "reporting", "lines", "patience", "upstream", "rehearsal"),
     *("board", "gathering", "inquest", "stacks", "pulse", "freshness", "cadence", "finite", "feed", "sinks"),
-    *("break_down", "look", "steer"),
+    *("break_down", "look", "steer", "resume_proof", "s3_home", "place", "registry"),
 }
 """Names of modules that the field has other terms for."""
-KNOWN_NAMES = {
-    "cli/begin.py",
-    "cli/look.py",
-    "cli/steer.py",
-    "contract/stock.py",
-    "launcher/backends/local/rehearsal.py",
-    "launcher/backends/local/reporting.py",
-    "launcher/display/closing.py",
-    "launcher/display/lines.py",
-    "launcher/observe/patience.py",
-    "launcher/planning/upstream.py",
-    "launcher/stage.py",
-    "runs/events/trouble.py",
-    "runs/liveness.py",
-    "runs/replication/courier.py",
-    "runs/replication/mirror.py",
-    "runs/replication/segments.py",
-    "runs/replication/shipper.py",
-    "runs/run_home.py",
-    "spec/sinks.py",
-    "worker/publishing/freshness.py",
-    "worker/publishing/shipping.py",
-    "worker/runtime/board.py",
-    "worker/runtime/break_down.py",
-    "worker/runtime/gathering.py",
-    "worker/runtime/inquest.py",
-    "worker/runtime/pulse.py",
-    "worker/runtime/stacks.py",
-    "worker/trackers/sinks.py",
-    "worker/training/cadence.py",
-    "worker/training/feed.py",
-    "worker/training/finite.py",
+TASKS_AND_VERBS = ("cli", "worker.tasks")
+"""Packages whose modules are named after the verbs and the task kinds of users."""
+PARTS = {
+    *("api", "base", "table"),
+    *("backend", "cluster", "container", "jobs", "options", "paths", "plan_checks", "render", "shell", "states"),
+    *("submit", "target", "transport", "workflow", "workflows"),
+    *("device", "library", "model", "shards", "strategy"),
 }
-"""Modules that still have one of these names. None is added; one that is renamed is taken off this list."""
+"""Names that modules of one purpose have in several packages: parts of a backend, a strategy, an interface."""
 _PATTERNS = {word: re.compile(rf"\b{word}\b", re.IGNORECASE) for word in WORDS}
 
 
@@ -117,6 +98,40 @@ def test_words_are_found_in_comments_strings_and_docstrings_alone() -> None:
     assert [number for number, line in lines if any(is_in(word, line) for word in WORDS)] == [1, 2, 6]
 
 
-def test_no_module_gets_a_name_that_the_field_has_another_term_for() -> None:
-    modules = (it.relative_to(ROOT / "sm_llm") for it in (ROOT / "sm_llm").rglob("*.py"))
-    assert {str(it) for it in modules if it.stem in NAMES} <= KNOWN_NAMES
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Dotted name below the package -> syntax tree."""
+    paths = (it for it in sorted((ROOT / "sm_llm").rglob("*.py")) if it.name != "__init__.py")
+    names = ((".".join(it.relative_to(ROOT / "sm_llm").with_suffix("").parts), it) for it in paths)
+    return {name: ast.parse(path.read_text()) for name, path in names}
+
+
+def shared(named: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names that are given more than once, with where: of pairs (name, where)."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, where in named:
+        found[name].append(where)
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_no_module_has_a_name_that_the_field_has_another_term_for() -> None:
+    assert not [name for name in modules() if name.rpartition(".")[2] in NAMES]
+
+
+def test_a_module_name_has_one_meaning() -> None:
+    named = (name.rpartition(".") for name in modules() if not name.startswith(TASKS_AND_VERBS))
+    assert not shared((name, package) for package, _, name in named if name not in PARTS)
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    classes = (
+        (node.name, module)
+        for module, tree in modules().items()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not shared(classes)
+
+
+def test_a_name_that_is_given_twice_is_found() -> None:
+    assert shared([("Place", "worker"), ("Start", "worker"), ("Place", "data")]) == {"Place": ["worker", "data"]}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from sm_llm.cli import (  # noqa: F401 - each registers its verbs
-    begin,
+# The help shows the verbs in the order in which these modules register them.
+# isort: off
+from sm_llm.cli import (  # noqa: F401
+    submit,
     cache,
     convert,
     doctor,
     env,
     hub,
     image,
-    look,
+    inspect,
     pipeline,
-    steer,
+    control,
     storage,
 )
+
+# isort: on
 from sm_llm.cli.app import VERBS, app, main
 
 __all__ = ["VERBS", "app", "main"]

@@ -19,7 +19,7 @@ from sm_llm.errors import (
     SmLlmError,
     SpecError,
 )
-from sm_llm.runs.states import EXIT_MEANINGS, USAGE_EXIT_CODE
+from sm_llm.runs.run_states import EXIT_MEANINGS, USAGE_EXIT_CODE
 from sm_llm.terminal import clean_streams, say
 
 _REFUSALS = (SpecError, PlanError, LaunchRefused, RunNotFound, CheckpointError, ConversionRefused)
@@ -48,10 +48,10 @@ VERBS = {
     "finish": "sm_llm.launcher.run:Run.finish",
     "rerun": "sm_llm.launcher.run:Run.rerun",
     "branch": "sm_llm.launcher.run:Run.branch",
-    "sync": "sm_llm.launcher.tools.sync:sync",
+    "sync": "sm_llm.launcher.tools.sync_command:sync",
     "fetch": "sm_llm.storage.hub.hub_fetch:fetch",
     "convert": "sm_llm.convert.api:convert",
-    "doctor": "sm_llm.storage.probe:probe_storage",
+    "doctor": "sm_llm.storage.storage_probe:probe_storage",
 }
 """Every verb and the Python function that does its work."""
 

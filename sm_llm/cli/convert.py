@@ -82,7 +82,7 @@ def convert(
       sm-llm convert ./runs/NAME/ckpt/step-00000010/SAVE/data ./step-10 --to hf --config ./llama
     """
     from sm_llm.convert.api import convert as run
-    from sm_llm.launcher.tools.sync import shown, stopping_on_signals
+    from sm_llm.launcher.tools.sync_command import shown, stopping_on_signals
 
     with stopping_on_signals(), shown(console(stderr=True)) as progress:
         degrees = {"tensor_parallel_degree": tp, "pipeline_parallel_degree": pp, "virtual_pipeline_degree": virtual_pp}

@@ -50,16 +50,16 @@ def doctor(
         report = check_cluster(backend, *overrides or (), tell=lambda text: say(text, err=True))
         _answer(report.to_json(), report.text(), report.ok, as_json)
     if resume_proof is not None:
-        from sm_llm.launcher.tools.resume_proof import prove_resume
+        from sm_llm.launcher.tools.resume_check import check_resume
 
         tell = lambda text: say(text, err=True)  # noqa: E731
-        proof = prove_resume(resume_proof, *overrides or (), steps=steps, tell=tell)
+        proof = check_resume(resume_proof, *overrides or (), steps=steps, tell=tell)
         _answer(proof.to_json(), proof.text(), proof.ok, as_json)
     assert storage is not None
     # Only a job has values to override.
     if overrides:
         raise typer.BadParameter("--storage takes no KEY=VALUE")
-    from sm_llm.storage.probe import probe_storage
+    from sm_llm.storage.storage_probe import probe_storage
 
     probed = probe_storage(storage, options)
     _answer(probed.to_json(), probed.text(), probed.ok, as_json)

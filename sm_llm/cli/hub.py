@@ -35,7 +35,7 @@ def fetch(
       sm-llm fetch hf://meta-llama/Llama-3.2-1B ./llama
       sm-llm fetch hf://datasets/org/texts@v2/en s3://bucket/texts
     """
-    from sm_llm.launcher.tools.sync import fetch_lines, shown, stopping_on_signals
+    from sm_llm.launcher.tools.sync_command import fetch_lines, shown, stopping_on_signals
     from sm_llm.storage.hub.hub_fetch import fetch as copy
 
     with stopping_on_signals(), shown(console(stderr=True)) as progress:

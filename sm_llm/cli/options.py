@@ -13,7 +13,7 @@ import typer
 
 from sm_llm.cli.app import Output
 from sm_llm.errors import PlanError
-from sm_llm.runs.states import USAGE_EXIT_CODE
+from sm_llm.runs.run_states import USAGE_EXIT_CODE
 from sm_llm.spec.loading.user_file import has_user_defaults
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.terminal import say
@@ -156,7 +156,7 @@ def launched(launch: Callable[[bool], Run], new: bool) -> Run:
 def carry_on(run: Run, *, wait: bool | None, as_json: bool) -> None:
     """Print what was started, watch it if wanted (None: if it is local), and leave with the exit code of its state."""
     from sm_llm.launcher.display.live import accompany
-    from sm_llm.runs.states import EXIT_CODES
+    from sm_llm.runs.run_states import EXIT_CODES
 
     state = accompany(run, console(stderr=as_json), wait=run.is_local if wait is None else wait)
     if as_json:

@@ -38,8 +38,8 @@ def sync(
       sm-llm sync s3://models/llama ./llama --exclude original --exclude .pth
       sm-llm sync ./result s3://bucket/results/tiny --bandwidth 200MiB
     """
-    from sm_llm.launcher.tools.sync import report_lines, shown, stopping_on_signals
-    from sm_llm.launcher.tools.sync import sync as copy
+    from sm_llm.launcher.tools.sync_command import report_lines, shown, stopping_on_signals
+    from sm_llm.launcher.tools.sync_command import sync as copy
 
     # Progress goes to standard error, which leaves standard output to the report.
     with stopping_on_signals(), shown(console(stderr=True)) as progress:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
 
 JOB_ENVIRONMENT = "SM_LLM_JOB_FILE"
 """Environment variable that names job.json inside the container."""
@@ -113,8 +113,8 @@ class JobFile(BaseModel):
         return cls.model_validate_json(path.read_text(encoding="utf-8"))
 
 
-def job_home(job: JobFile) -> RunHome:
+def job_home(job: JobFile) -> RunStore:
     """The home of the run that a job is an attempt of."""
-    from sm_llm.runs.run_home import home_of
+    from sm_llm.runs.run_store import run_store_at
 
-    return home_of(job.run_uri, job.spec.storage_options.model_dump())
+    return run_store_at(job.run_uri, job.spec.storage_options.model_dump())

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.convert.conversion_jobs import ConversionJob, Given, job_to_hf, job_to_nxd
 from sm_llm.convert.hf_source import SOURCE, local_folder
-from sm_llm.convert.jobs import Given, Job, job_to_hf, job_to_nxd
 from sm_llm.convert.remote import staging_of
 from sm_llm.convert.report import (
     ConversionReport,
@@ -132,7 +132,7 @@ def _workers(workers: int | None) -> int:
     return workers
 
 
-def _identity(job: Job, folder: Path, to: str) -> dict[str, Any]:
+def _identity(job: ConversionJob, folder: Path, to: str) -> dict[str, Any]:
     """What makes two conversions the same: the files read, as they are now, and every setting."""
     files = []
     for path in job.files:
@@ -142,7 +142,7 @@ def _identity(job: Job, folder: Path, to: str) -> dict[str, Any]:
     return {"to": to, "source": str(folder.absolute()), "files": files, **settings}
 
 
-def _run(job: Job, folder: Path, target: Path, workers: int, progress: Progress | None) -> ConversionReport:
+def _run(job: ConversionJob, folder: Path, target: Path, workers: int, progress: Progress | None) -> ConversionReport:
     journal = Journal(target, _identity(job, folder, job.to))
     # Before the journal is opened: it refuses a folder that holds files and no journal, as a complete one does.
     if (found := _complete(job, target, journal)) is not None:
@@ -164,7 +164,7 @@ def _run(job: Job, folder: Path, target: Path, workers: int, progress: Progress 
     return report
 
 
-def _complete(job: Job, target: Path, journal: Journal) -> dict[str, Any] | None:
+def _complete(job: ConversionJob, target: Path, journal: Journal) -> dict[str, Any] | None:
     """The manifest of this very conversion, if it is complete; ``ConversionRefused`` if it was and is damaged."""
     try:
         found = read_manifest(target / MANIFEST)
@@ -185,7 +185,7 @@ def _complete(job: Job, target: Path, journal: Journal) -> dict[str, Any] | None
     )
 
 
-def _damaged(job: Job, target: Path, manifest: Mapping[str, Any]) -> list[str]:
+def _damaged(job: ConversionJob, target: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Files of a complete conversion that are missing or cut off. Their structure is read, and not their weights."""
     units = [unit for unit in job.units if unit.file]
     files = manifest.get("files")
@@ -205,7 +205,7 @@ def _damaged(job: Job, target: Path, manifest: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _tensors(job: Job, results: Mapping[str, Result]) -> dict[str, Any]:
+def _tensors(job: ConversionJob, results: Mapping[str, Result]) -> dict[str, Any]:
     """Source tensor -> format, shape and checksum. Units of sources and of Hugging Face files know them."""
     sums: dict[str, str] = {}
     for name, it in results.items():
@@ -216,7 +216,14 @@ def _tensors(job: Job, results: Mapping[str, Result]) -> dict[str, Any]:
 
 
 def _report(
-    job: Job, folder: Path, target: Path, sizes: Mapping[str, int], digest: str, *, reused: int, is_unchanged: bool
+    job: ConversionJob,
+    folder: Path,
+    target: Path,
+    sizes: Mapping[str, int],
+    digest: str,
+    *,
+    reused: int,
+    is_unchanged: bool,
 ) -> ConversionReport:
     plan = job.plan
     return ConversionReport(
@@ -243,7 +250,7 @@ def _report(
 
 
 def _finish(
-    job: Job,
+    job: ConversionJob,
     target: Path,
     report: ConversionReport,
     identity: str,

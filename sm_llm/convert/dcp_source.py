@@ -15,7 +15,7 @@ from sm_llm.convert.files.pickle_check import MOST_BYTES, require_harmless
 from sm_llm.convert.files.torch_file import Frozen, read_torch_file
 from sm_llm.convert.files.views import FORMATS, Slice, View, chunks, same, whole
 from sm_llm.convert.hf_source import SOURCE, clean_names
-from sm_llm.convert.rules import EMBEDDING, HEAD
+from sm_llm.convert.mapping_rules import EMBEDDING, HEAD
 from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.file_names import name_fault
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.convert.rules import ShardPlan
+    from sm_llm.convert.mapping_rules import ShardPlan
 
 METADATA = ".metadata"
 _DTYPES = {it.dtype: name for name, it in FORMATS.items()}

@@ -12,9 +12,9 @@ from sm_llm.convert.files.views import FORMATS, View, contiguous_strides
 from sm_llm.convert.layout import decoder
 from sm_llm.errors import ConversionError, ConversionRefused, Issue, SpecError
 from sm_llm.models.config import normalise, read_config
-from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILES, Stored, stored_tensors
+from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILES, StoredTensor, stored_tensors
 from sm_llm.models.weights_check import compare_stored
-from sm_llm.storage.names import path_below
+from sm_llm.storage.stored_names import path_below
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def open_hf(folder: Path) -> HfSource:
     return HfSource(folder, config, {name: views[name] for name in checked.tensors}, checked.unread)
 
 
-def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Issue]]:
+def _tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, View], list[Issue]]:
     """Name -> place in a file, twice: as the checks take it and as it is read."""
     kinds = [(INDEX_FILE, SINGLE_FILE), (BIN_INDEX, BIN_FILE)]
     has_safetensors, has_bin = (any((folder / name).is_file() for name in names) for names in kinds)
@@ -120,13 +120,13 @@ def _tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Iss
     return stored, {name: mapped(it) for name, it in stored.items() if it.dtype in FORMATS}, issues
 
 
-def mapped(stored: Stored) -> View:
+def mapped(stored: StoredTensor) -> View:
     """A tensor of a safetensors file."""
     return View(stored.file, stored.dtype, stored.shape, contiguous_strides(stored.shape), stored.begin)
 
 
-def _bin_tensors(folder: Path) -> tuple[dict[str, Stored], dict[str, View], list[Issue]]:
-    stored: dict[str, Stored] = {}
+def _bin_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, View], list[Issue]]:
+    stored: dict[str, StoredTensor] = {}
     views: dict[str, View] = {}
     issues: list[Issue] = []
     try:
@@ -162,10 +162,10 @@ def _state(held: Any) -> dict[str, View | OtherTensor]:
     return {str(name): it for name, it in held.items() if isinstance(it, View | OtherTensor)}
 
 
-def _as_stored(path: Path, entry: View | OtherTensor) -> Stored:
+def _as_stored(path: Path, entry: View | OtherTensor) -> StoredTensor:
     if isinstance(entry, View):
-        return Stored(path, entry.dtype, entry.shape, entry.offset, entry.offset + entry.size)
-    return Stored(path, entry.storage, entry.shape, 0, 0)
+        return StoredTensor(path, entry.dtype, entry.shape, entry.offset, entry.offset + entry.size)
+    return StoredTensor(path, entry.storage, entry.shape, 0, 0)
 
 
 def _bin_files(folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from sm_llm.errors import ConversionRefused, Issue
 from sm_llm.models.families.gated import GatedDecoder
-from sm_llm.models.families.registry import known_family
+from sm_llm.models.families.table import known_family
 from sm_llm.models.parallel import copy_issues, kv_copies
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _MOST_RANKS = 1024
 
 
 @dataclass(frozen=True)
-class Degrees:
+class NxdDegrees:
     """How shards are cut and stored; valid for a model once ``resolve`` returned it.
 
     ``kv_multiplier`` counts the copies of each key/value head. ``qkv`` names the form of query, key and value,
@@ -71,7 +71,7 @@ def heads_of(config: Config) -> Heads:
     return Heads(int(config["num_attention_heads"]), kind.kv_heads(config), kind.head_dim(config))
 
 
-def query_range(heads: Heads, degrees: Degrees, rank: int) -> tuple[int, int]:
+def query_range(heads: Heads, degrees: NxdDegrees, rank: int) -> tuple[int, int]:
     """First query head of a tensor-parallel rank, and the one after its last.
 
     Where key/value heads are copied, the queries follow their key/value head: on trn1 rank r holds head r mod K.
@@ -84,7 +84,7 @@ def query_range(heads: Heads, degrees: Degrees, rank: int) -> tuple[int, int]:
     return first, first + count
 
 
-def kv_range(heads: Heads, degrees: Degrees, rank: int) -> tuple[int, int]:
+def kv_range(heads: Heads, degrees: NxdDegrees, rank: int) -> tuple[int, int]:
     """First key/value head of a tensor-parallel rank, and the one after its last."""
     if degrees.kv_multiplier > 1:
         # With copies T = K x m: each rank holds exactly one key/value head.
@@ -99,7 +99,7 @@ def padded_vocabulary(size: int, tensor: int) -> int:
     return -(-size // tensor) * tensor
 
 
-def stage_layers(layers: int, degrees: Degrees) -> list[list[int]]:
+def stage_layers(layers: int, degrees: NxdDegrees) -> list[list[int]]:
     """Layers of each pipeline rank. The last parts get one more where the division leaves a remainder.
 
     Part s of pipeline x virtual parts is on rank s mod pipeline.
@@ -124,7 +124,7 @@ def resolve(
     kv_multiplier: int | None = None,
     qkv: str = "fused",
     layout: str = "trn1",
-) -> Degrees:
+) -> NxdDegrees:
     """Checked degrees for a canonical ``config``; ``kv_multiplier`` None derives it.
 
     Raises ``ConversionRefused`` with every issue, its arithmetic and the values that work.
@@ -145,7 +145,7 @@ def resolve(
         raise ConversionRefused(issues)
     # A multiplier that was given equals the derived one: ``copy_issues`` refused any other.
     form, order = cast("Qkv", qkv), cast("Layout", layout)
-    return Degrees(tensor, pipeline, virtual, kv_copies(heads.kv, tensor), form, order)
+    return NxdDegrees(tensor, pipeline, virtual, kv_copies(heads.kv, tensor), form, order)
 
 
 def fitting_degrees(config: Config) -> list[int]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from sm_llm.convert.layout import Degrees
+    from sm_llm.convert.layout import NxdDegrees
 
 Progress = Callable[[int, int], None]
 """Gets bytes done and bytes in all."""
@@ -45,7 +45,7 @@ class ConversionReport:
     destination: str
     to: str
     model_type: str
-    degrees: Degrees
+    degrees: NxdDegrees
     xser: bool
     dtypes: tuple[str, ...]
     vocabulary: int
@@ -97,7 +97,7 @@ class ConversionReport:
         yield f"wrote {files}{reused}, {self.size / 2**20:.1f} MiB{speed} -> {self.destination}"
 
 
-def degrees_json(degrees: Degrees) -> dict[str, Any]:
+def degrees_json(degrees: NxdDegrees) -> dict[str, Any]:
     """Degrees by the names of a ``convert`` task."""
     return {
         "tensor_parallel_degree": degrees.tensor,

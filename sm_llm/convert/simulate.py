@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from sm_llm.convert.files.views import CHUNK_BYTES, to_float
 from sm_llm.convert.layout import decoder, heads_of
-from sm_llm.convert.rules import EMBEDDING, HEAD
+from sm_llm.convert.mapping_rules import EMBEDDING, HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sm_llm.convert.files.views import View
     from sm_llm.convert.layout import Heads
+    from sm_llm.convert.mapping_rules import ShardPlan
     from sm_llm.convert.nxd_source import Shards
-    from sm_llm.convert.rules import ShardPlan
     from sm_llm.models.families.family import Config
 
 Array = npt.NDArray[np.float64]

@@ -11,7 +11,7 @@ import numpy as np
 
 from sm_llm.convert.files.views import FORMATS, Raw, Slice, chunks, same, whole, zeros
 from sm_llm.convert.hf_source import SOURCE, mapped
-from sm_llm.convert.rules import HEAD, gaps, parts_by_source, primary_and_copies
+from sm_llm.convert.mapping_rules import HEAD, gaps, parts_by_source, primary_and_copies
 from sm_llm.convert.work import PARTIAL, Unit
 from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import SINGLE_FILE, read_header
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.convert.files.views import View
+    from sm_llm.convert.mapping_rules import Part, ShardPlan, ShardTensor
     from sm_llm.convert.nxd_source import Shards
-    from sm_llm.convert.rules import Part, ShardPlan, ShardTensor
     from sm_llm.convert.work import Result
 
 FILE_BYTES = 4 << 30

@@ -17,8 +17,8 @@ from sm_llm.convert.files.torch_writer import (
 )
 from sm_llm.convert.files.views import Slice, chunks, whole, zeros
 from sm_llm.convert.hf_source import SOURCE
+from sm_llm.convert.mapping_rules import EMBEDDING
 from sm_llm.convert.nxd_source import read_rank
-from sm_llm.convert.rules import EMBEDDING
 from sm_llm.convert.work import PARTIAL, SHARDS, Unit, checksum
 from sm_llm.errors import Issue
 from sm_llm.storage.checksum import Crc64
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.convert.files.views import Raw, View
-    from sm_llm.convert.rules import ShardPlan, ShardTensor
+    from sm_llm.convert.mapping_rules import ShardPlan, ShardTensor
     from sm_llm.convert.work import Result
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from sm_llm.convert.conversion_jobs import ConversionJob
     from sm_llm.convert.files.views import View
-    from sm_llm.convert.jobs import Job
     from sm_llm.convert.nxd_source import Shards
 
 TOLERANCE = 1e-5
@@ -27,7 +27,7 @@ TOLERANCE = 1e-5
 _SHOWN = 4
 
 
-def verify_nxd(job: Job, target: Path) -> dict[str, Any]:
+def verify_nxd(job: ConversionJob, target: Path) -> dict[str, Any]:
     """Join the shards that were written again and compare them with the source. Raises ``ConversionError``."""
     assert job.hf is not None
     shards = open_shards(find_shards(target), decoder(job.config).buffers)
@@ -38,7 +38,7 @@ def verify_nxd(job: Job, target: Path) -> dict[str, Any]:
     return {"checksums": f"{len(recorded)} tensors joined again equal the source", **_logits(job, job.hf, shards)}
 
 
-def verify_hf(job: Job, target: Path) -> dict[str, Any]:
+def verify_hf(job: ConversionJob, target: Path) -> dict[str, Any]:
     """Read the Hugging Face folder that was written and compare it with the shards. Raises ``ConversionError``."""
     views = open_hf(target).views
     recorded = _manifest(target)["tensors"]
@@ -54,7 +54,7 @@ def verify_hf(job: Job, target: Path) -> dict[str, Any]:
     return {**found, **_logits(job, views, job.shards)}
 
 
-def _logits(job: Job, views: Mapping[str, View], shards: Shards) -> dict[str, Any]:
+def _logits(job: ConversionJob, views: Mapping[str, View], shards: Shards) -> dict[str, Any]:
     activation = job.config["hidden_act"]
     if activation != "silu":
         return {"logits": f"not computed: the check knows silu, not {activation}"}

@@ -20,8 +20,8 @@ import pyarrow.json
 from sm_llm.data.compressed import whole_gzip
 from sm_llm.data.describe import is_dataset, read_json, write_json
 from sm_llm.data.peek import LINE_SUFFIXES, line_paths
-from sm_llm.data.prepare.files import is_hidden
 from sm_llm.data.prepare.rows_writer import RowsWriter
+from sm_llm.data.prepare.source_files import is_hidden
 from sm_llm.errors import DataError
 from sm_llm.owned import temporary_folder
 from sm_llm.runs.run_folders import files_outside_runs, runs_sentence

@@ -7,7 +7,7 @@ import json
 import zlib
 from typing import TYPE_CHECKING
 
-from sm_llm.data.prepare.files import is_hidden
+from sm_llm.data.prepare.source_files import is_hidden
 from sm_llm.runs.run_folders import files_outside_runs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from sm_llm.data.prefetch import Prefetcher
 from sm_llm.data.prepare.encode import Tokenizer
 from sm_llm.data.prepare.pack import with_end_tokens
 from sm_llm.data.source import ArraySource, Batch
-from sm_llm.data.text_blocks import Block, Place, TextBlocks, open_dataset
+from sm_llm.data.text_blocks import Block, StreamPosition, TextBlocks, open_dataset
 from sm_llm.errors import DataError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class TextStream:
 class Position:
     """Where a stream continues: documents emitted of the block at ``place``, then tokens to skip."""
 
-    place: Place
+    place: StreamPosition
     emitted: int
     skip: int
 
@@ -87,11 +87,13 @@ class TextRows:
         self._encoder = tokenizer.reference()
         self._order = order
         self._identity = identity
-        start = position or Position(Place(), 0, 0)
+        start = position or Position(StreamPosition(), 0, 0)
         self._ready: Tokens = np.empty(0, np.int32)
         self._consumed = 0
         self._fetched = 0
-        self._marks: deque[tuple[int, Place, int]] = deque()  # tokens fetched before, block, documents emitted of it
+        self._marks: deque[tuple[int, StreamPosition, int]] = (
+            deque()
+        )  # tokens fetched before, block, documents emitted of it
         self._blocks = Prefetcher(blocks.read(start.place), depth=1, name="sm-llm-text")
         self._groups = self._all_groups(start.emitted)
         # A position is the start of a group of documents: the group is encoded again, and its trained tokens are
@@ -168,7 +170,7 @@ def validation_rows(data: StreamData, tokenizer: Path, vocab_size: int) -> Array
     blocks = TextBlocks(open_dataset(data, data.validation_split, 0, 1), data.text_field, ENCODE_DOCUMENTS)
     parts: list[Tokens] = []
     # The reader repeats the split for ever; validation takes one pass at most.
-    first_epoch = itertools.takewhile(lambda block: block.place.epoch == 0, blocks.read(Place()))
+    first_epoch = itertools.takewhile(lambda block: block.place.epoch == 0, blocks.read(StreamPosition()))
     while sum(map(len, parts)) < wanted and (block := next(first_epoch, None)):
         ids, offsets = checked.reference().encode(block.texts)
         parts.append(with_end_tokens(ids, offsets, checked.end_id))
@@ -201,4 +203,4 @@ def _position(state: dict[str, Any], identity: dict[str, Any]) -> Position:
             f"task.data: the saved position belongs to another stream ({changes}). A stream continues exactly only "
             "with the same data and the same number of data-parallel ranks; change it back, or start a new run"
         )
-    return Position(Place(**state["place"]), state["emitted"], state["skip"])
+    return Position(StreamPosition(**state["place"]), state["emitted"], state["skip"])

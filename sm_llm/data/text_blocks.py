@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.data.prepare.documents import usable
 from sm_llm.errors import DataError, SmLlmError
 from sm_llm.optional import missing
-from sm_llm.storage.hub.addresses import is_hub, parse_hub
+from sm_llm.storage.hub.hub_addresses import is_hub, parse_hub
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """``documents`` of this rank are read in ``epoch``; ``dataset`` is the library's own state there, if it has one."""
 
     epoch: int = 0
@@ -32,7 +32,7 @@ class Place:
 class Block:
     """Documents from ``place`` on."""
 
-    place: Place
+    place: StreamPosition
     texts: list[str]
 
 
@@ -72,7 +72,7 @@ class TextBlocks:
         self._text_field = text_field
         self._size = size
 
-    def read(self, start: Place) -> Iterator[Block]:
+    def read(self, start: StreamPosition) -> Iterator[Block]:
         """Blocks from ``start`` on, for ever. Raises ``DataError`` for a broken source or one without text."""
         place = start
         while True:
@@ -83,9 +83,9 @@ class TextBlocks:
             # Only an epoch from its start proves this: a resumed one may begin behind the last document.
             if not found and place.documents == 0:
                 raise DataError("task.data: the stream holds no document with text for this rank")
-            place = Place(place.epoch + 1)
+            place = StreamPosition(place.epoch + 1)
 
-    def _epoch(self, place: Place) -> Iterator[Block]:
+    def _epoch(self, place: StreamPosition) -> Iterator[Block]:
         cursor = _Cursor(self._dataset, place)
         while True:
             # Before the first read: the place of a block is where its first document is.
@@ -111,7 +111,7 @@ class TextBlocks:
 class _Cursor:
     """Iterates over one epoch of a dataset and knows its place."""
 
-    def __init__(self, dataset: Any, place: Place) -> None:
+    def __init__(self, dataset: Any, place: StreamPosition) -> None:
         self._start = place
         self._documents = place.documents
         self._dataset = dataset
@@ -122,10 +122,10 @@ class _Cursor:
         done = 0 if self._is_loaded else place.documents
         self._rows = itertools.islice(iter(dataset), done, None)
 
-    def place(self) -> Place:
+    def place(self) -> StreamPosition:
         if self._documents == self._start.documents:
             return self._start  # before its first row the library still returns the state of an earlier iteration
-        return Place(self._start.epoch, self._documents, self._dataset.state_dict() if self._tracks else None)
+        return StreamPosition(self._start.epoch, self._documents, self._dataset.state_dict() if self._tracks else None)
 
     def __iter__(self) -> _Cursor:
         return self

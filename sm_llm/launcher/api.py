@@ -110,7 +110,7 @@ def preview(source: Source, *overrides: Override, **fields: Any) -> tuple[list[P
     Also what cannot run yet or here is rendered (``Plan.unsupported``). Raises ``SpecError`` and ``PlanError``.
     """
     from sm_llm.launcher.backends.base import backend, workflows_of
-    from sm_llm.launcher.planning.inputs import rendered
+    from sm_llm.launcher.planning.job_inputs import rendered
     from sm_llm.launcher.planning.planner import load_whole, plan_loaded
     from sm_llm.spec.job import WorkflowSpec
 

@@ -12,7 +12,7 @@ from sm_llm.launcher.backends.base import backend
 from sm_llm.launcher.run import Run
 from sm_llm.runs.locate import assert_storage, find_home, homes_below, read_records
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.table import BACKENDS
 from sm_llm.spec.job import DEFAULT_STORAGE
 from sm_llm.storage.s3.s3_options import S3Options
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sm_llm.launcher.backends.base import NativeJob
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.comparison.leaves import Difference
     from sm_llm.spec.loading.load import Loaded
 
@@ -52,7 +52,7 @@ class Listed:
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON values; a loss that is not a number, which JSON lacks, is text."""
-        from sm_llm.launcher.observe.metrics import to_json
+        from sm_llm.launcher.observe.run_metrics import to_json
 
         return to_json(asdict(self))
 
@@ -124,17 +124,17 @@ def differences_to(record: RunRecord, loaded: Loaded) -> list[Difference] | None
         return None
 
 
-def _by_age(found: tuple[RunHome, RunRecord]) -> tuple[float, str]:
+def _by_age(found: tuple[RunStore, RunRecord]) -> tuple[float, str]:
     return found[1].created, found[1].run_id
 
 
-def _not_found(asked: str, records: Mapping[str, Sequence[tuple[RunHome, RunRecord]]]) -> str:
+def _not_found(asked: str, records: Mapping[str, Sequence[tuple[RunStore, RunRecord]]]) -> str:
     """``asked`` is what there is not; ``records`` are the places that were searched, with the runs in each."""
     places = " or ".join(f"{place} (runs there: {_ids(found)})" for place, found in records.items())
     return f"{asked} in {places}. Name a run's folder or URI, its id or its name, or where it is: --storage URI"
 
 
-def _ids(records: Sequence[tuple[RunHome, RunRecord]]) -> str:
+def _ids(records: Sequence[tuple[RunStore, RunRecord]]) -> str:
     known = [record.run_id for _, record in sorted(records, key=_by_age)]
     earlier = f"{len(known) - SHOWN_RUNS} earlier ones, " if len(known) > SHOWN_RUNS else ""
     return earlier + (", ".join(known[-SHOWN_RUNS:]) or "none")
@@ -185,7 +185,7 @@ def _by_native_job(job: NativeJob, name: str, storage: str | Path | None) -> Run
 
 def run_records(
     storage: str | Path, prefix: str = "", options: S3Options | None = None
-) -> list[tuple[RunHome, RunRecord]]:
+) -> list[tuple[RunStore, RunRecord]]:
     """Homes of runs whose folder's name begins with ``prefix``, with their records.
 
     What another release wrote in a form we cannot read is not ours to judge.
@@ -209,7 +209,7 @@ def ls(storage: str | Path | None = None) -> list[Listed]:
     return sorted((_row(home, it) for home, it in found), key=lambda it: (it.created or 0.0, it.run_id))
 
 
-def _row(home: RunHome, record: RunRecord | StorageError) -> Listed:
+def _row(home: RunStore, record: RunRecord | StorageError) -> Listed:
     """What cannot be read of one run costs its own row. A store that does not answer was met before, by the listing."""
     try:
         if isinstance(record, StorageError):
@@ -219,8 +219,8 @@ def _row(home: RunHome, record: RunRecord | StorageError) -> Listed:
         return Listed(home.uri.rpartition("/")[2], home.uri, "unknown", RunState.UNKNOWN, str(error))
 
 
-def _listed(home: RunHome, record: RunRecord) -> Listed:
-    from sm_llm.launcher.observe.metrics import glance
+def _listed(home: RunStore, record: RunRecord) -> Listed:
+    from sm_llm.launcher.observe.run_metrics import glance
 
     run = Run(home)
     state, reason = run.describe()

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.errors import CheckpointError, Issue, LaunchRefused, PlanError, StorageError, SubmitError
 from sm_llm.launcher.backends.base import backend
-from sm_llm.launcher.continuity import assert_continues, assert_starts
+from sm_llm.launcher.build_submission import build_submission, new_record
+from sm_llm.launcher.continuation import assert_continues, assert_starts
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
-from sm_llm.launcher.planning.inputs import anchored
+from sm_llm.launcher.planning.job_inputs import anchored
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.planning.planner import plan_loaded
 from sm_llm.launcher.run_handle import POLL_SECONDS, RunHandle
-from sm_llm.launcher.stage import new_record, stage
 from sm_llm.launcher.submission import Change, submit_job, submit_workflow
 from sm_llm.runs.events.events import EventWriter, StopRequested
 from sm_llm.runs.locate import is_own_endpoint, launch_folder, remember_launch
-from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_paths import STEPS, mint_run_id, storage_root
-from sm_llm.runs.run_record import Asked
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_record import RequestedRun
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import run_store_at
 from sm_llm.spec.comparison.leaves import spec_differences
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides, texts, without_step
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
@@ -58,7 +58,7 @@ def begin(loaded: Loaded, storage: str, *, folder: Path | None = None, made_from
         run_id, loaded.spec, loaded.digest, loaded.origins, summaries,
         created=time.time(), folder=folder, made_from=made_from,
     )  # fmt: skip
-    home = home_of(join(storage, run_id), loaded.spec.storage_options.model_dump())
+    home = run_store_at(join(storage, run_id), loaded.spec.storage_options.model_dump())
     # What can be refused was refused before this: a record without an attempt is a run that waits for its job.
     home.create(record)
     remember_launch(home, record)
@@ -104,20 +104,20 @@ def _plans(loaded: Loaded, folder: Path | None) -> list[Plan]:
 
 
 def _submit(
-    plans: Sequence[Plan], home: RunHome, record: RunRecord, *, resume: Resume = None, digest: str = "",
+    plans: Sequence[Plan], home: RunStore, record: RunRecord, *, resume: Resume = None, digest: str = "",
     change: Change | None = None,
 ) -> None:  # fmt: skip
     target = backend(plans[0].job.backend.name)
     if "steps" in record.spec:
         submit_workflow(target, home, record.next_attempt, change)
     else:
-        submit_job(target, stage(plans[0], home, record, resume=resume, digest=digest), change)
+        submit_job(target, build_submission(plans[0], home, record, resume=resume, digest=digest), change)
 
 
-def _asked(loaded: Loaded, plans: Sequence[Plan]) -> Asked:
+def _asked(loaded: Loaded, plans: Sequence[Plan]) -> RequestedRun:
     plan = [it.to_json() for it in plans]
     spec = loaded.spec.model_dump(mode="json")
-    return Asked(spec=spec, spec_digest=loaded.digest, origins=loaded.origins, plan=plan)
+    return RequestedRun(spec=spec, spec_digest=loaded.digest, origins=loaded.origins, plan=plan)
 
 
 def _undo(run: RunHandle, record: RunRecord, attempt: int) -> None:
@@ -359,8 +359,8 @@ def _new_from(run: RunHandle, loaded: Loaded) -> RunHandle:
 
 def differences(record: RunRecord, folder: Path | None = None) -> list[str]:
     """What is not as it was when the run was launched: versions, this package's code, the git commit in ``folder``."""
-    from sm_llm.launcher.planning.inputs import code_digest
-    from sm_llm.launcher.stage import RECORDED_PACKAGES
+    from sm_llm.launcher.build_submission import RECORDED_PACKAGES
+    from sm_llm.launcher.planning.job_inputs import code_digest
     from sm_llm.runs.git_state import git_state
     from sm_llm.runs.run_record import package_versions
 

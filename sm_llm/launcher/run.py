@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sm_llm.launcher.observe.status import Status
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
     from sm_llm.spec.loading.overrides import Override
 
 

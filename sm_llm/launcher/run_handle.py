@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
 from sm_llm.launcher.backends.base import workflows_of
-from sm_llm.launcher.observe.metrics import MetricRow, metric_rows
+from sm_llm.launcher.observe.run_metrics import MetricRow, metric_rows
 from sm_llm.runs.reader import RunReader
 from sm_llm.spec.backends.table import BACKENDS, options_class
 from sm_llm.terminal import quoted
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.backends.base import Backend
-    from sm_llm.runs.run_home import RunHome
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
+    from sm_llm.runs.run_store import RunStore
 
 POLL_SECONDS = 0.5
 
@@ -27,7 +27,7 @@ class RunHandle(RunReader):
     Methods raise ``StorageError`` when a run's storage does not answer.
     """
 
-    def __init__(self, run: str | Path | RunHome) -> None:
+    def __init__(self, run: str | Path | RunStore) -> None:
         """``run`` is the run's folder or ``s3://…`` address. Raises ``StorageError`` if there is no run record."""
         super().__init__(run)
         self.continued_attempt: int | None = None
@@ -55,7 +55,7 @@ class RunHandle(RunReader):
         native = self.backend.describe(self.home)
         return native.state, native.detail or None
 
-    def step_home(self, step: str) -> RunHome:
+    def step_home(self, step: str) -> RunStore:
         """Where a step of this workflow has its own run, whether it has begun or not."""
         return workflows_of(self.backend).step_home(self.home, step)
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sm_llm.launcher.backends.base import Backend, Submission
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.run_store import RunStore
 
 
 class MayRun(SubmitError):
@@ -49,13 +49,13 @@ def submit_job(target: Backend, submission: Submission, change: Change | None = 
         return _start(home, attempt, change or Change(), partial(target.submit, submission))
 
 
-def submit_workflow(target: Backend, home: RunHome, number: int, change: Change | None = None) -> str:
+def submit_workflow(target: Backend, home: RunStore, number: int, change: Change | None = None) -> str:
     """Start attempt ``number`` of the workflow recorded in ``home``; the same for its one native job."""
     with target.starting(home, number, None) as attempt:
         return _start(home, attempt, change or Change(), partial(workflows_of(target).submit_workflow, home, number))
 
 
-def assert_ended(target: Backend, home: RunHome) -> None:
+def assert_ended(target: Backend, home: RunStore) -> None:
     """Raise ``LaunchRefused`` while an earlier attempt of the run has not ended, as its platform knows."""
     record = home.record()
     if record.attempts and not (state := target.describe(home).state).is_final:
@@ -64,7 +64,7 @@ def assert_ended(target: Backend, home: RunHome) -> None:
         raise LaunchRefused(f"{record.run_id} is {state.value} already ({native}). {follow}")
 
 
-def _start(home: RunHome, attempt: Attempt, change: Change, submit: Callable[[], str]) -> str:
+def _start(home: RunStore, attempt: Attempt, change: Change, submit: Callable[[], str]) -> str:
     with claimed(home, attempt, change):
         native_id = submit()
     _record(home, attempt, native_id)
@@ -73,7 +73,7 @@ def _start(home: RunHome, attempt: Attempt, change: Change, submit: Callable[[],
 
 @contextmanager
 def claimed(
-    home: RunHome, attempt: Attempt, change: Change | None = None, *, exists: Callable[[], bool] = lambda: False
+    home: RunStore, attempt: Attempt, change: Change | None = None, *, exists: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
     """Claim ``attempt`` and make its ``change``; an error inside rolls both back, unless its native job ``exists``.
 
@@ -94,13 +94,13 @@ def claimed(
         raise
 
 
-def _has_begun(home: RunHome, attempt: Attempt) -> bool:
+def _has_begun(home: RunStore, attempt: Attempt) -> bool:
     """Whether the native job has put itself into the record, whose end it then records, too."""
     held = home.record().attempt(attempt.number)
     return held is not None and held.native_id != attempt.native_id
 
 
-def _roll_back(home: RunHome, attempt: Attempt, change: Change) -> None:
+def _roll_back(home: RunStore, attempt: Attempt, change: Change) -> None:
     # The claim goes last: until then no other launch sees a run that is half changed.
     try:
         change.undo()
@@ -108,7 +108,7 @@ def _roll_back(home: RunHome, attempt: Attempt, change: Change) -> None:
         home.unclaim(attempt.number)
 
 
-def _record(home: RunHome, attempt: Attempt, native_id: str) -> None:
+def _record(home: RunStore, attempt: Attempt, native_id: str) -> None:
     """Put the native id into the record where it is not yet: a claim in S3 holds one that was known, and a job on this
     machine has put itself there; a folder's record holds no claims."""
     begun = attempt.model_copy(update={"native_id": native_id})

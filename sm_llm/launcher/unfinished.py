@@ -20,9 +20,9 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.comparison.leaves import Difference
     from sm_llm.spec.loading.load import Loaded
 
@@ -77,7 +77,7 @@ def _free_changes(record: RunRecord, loaded: Loaded) -> tuple[str, ...]:
     return tuple(f"{it.name}={to_typed(it.now)}" for it in settable)
 
 
-def _refuse_beside(home: RunHome, record: RunRecord, loaded: Loaded) -> str:
+def _refuse_beside(home: RunStore, record: RunRecord, loaded: Loaded) -> str:
     run = Run(home)
     state = run.state
     if state.is_completed:

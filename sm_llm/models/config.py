@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, SpecError
 from sm_llm.models import rope
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.presets import preset as find_preset
 
 if TYPE_CHECKING:

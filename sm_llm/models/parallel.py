@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
 from sm_llm.models.config import misread_by_transformers_444
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

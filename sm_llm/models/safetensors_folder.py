@@ -42,7 +42,7 @@ _REWRITE = "Fetch the whole folder again, or write it anew with save_pretrained"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """One tensor in a file: its format (``F32``, ``BF16``, ...), its shape and its bytes ``[begin, end)`` there."""
 
     file: Path
@@ -52,7 +52,7 @@ class Stored:
     end: int
 
 
-def stored_tensors(folder: Path) -> tuple[dict[str, Stored], list[Issue]]:
+def stored_tensors(folder: Path) -> tuple[dict[str, StoredTensor], list[Issue]]:
     """Name -> tensor of a Hugging Face model folder, and every issue of its files and its index.
 
     The index decides which files belong to the model, whatever their names. A tensor whose file is damaged is absent.
@@ -69,7 +69,7 @@ def stored_tensors(folder: Path) -> tuple[dict[str, Stored], list[Issue]]:
     return {}, [Issue("weights-not-found", START, problem, remedy=f"{remedy} are not read")]
 
 
-def read_header(path: Path) -> dict[str, Stored]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file. Raises ``OSError``, or ``ValueError`` with what is wrong with the file."""
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -89,15 +89,15 @@ def read_header(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _stored(path: Path, data: int, entry: Mapping[str, Any]) -> Stored:
+def _stored(path: Path, data: int, entry: Mapping[str, Any]) -> StoredTensor:
     begin, end = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
         raise ValueError(f"offsets {begin}, {end} and shape {list(shape)} must be whole numbers")
-    return Stored(path, str(entry["dtype"]), shape, data + begin, data + end)
+    return StoredTensor(path, str(entry["dtype"]), shape, data + begin, data + end)
 
 
-def _check_layout(tensors: Mapping[str, Stored], data: int, size: int) -> None:
+def _check_layout(tensors: Mapping[str, StoredTensor], data: int, size: int) -> None:
     """The tensors must fill the file from the header to its end, without gaps and without overlap."""
     place = data
     # A header may list its tensors in any order.
@@ -114,7 +114,7 @@ def _check_layout(tensors: Mapping[str, Stored], data: int, size: int) -> None:
         raise ValueError(f"has {size - place:,} trailing bytes that belong to no tensor")
 
 
-def _read(files: Sequence[Path]) -> tuple[dict[Path, dict[str, Stored]], list[Issue]]:
+def _read(files: Sequence[Path]) -> tuple[dict[Path, dict[str, StoredTensor]], list[Issue]]:
     found, issues = {}, []
     for path in files:
         try:
@@ -128,7 +128,7 @@ def _read(files: Sequence[Path]) -> tuple[dict[Path, dict[str, Stored]], list[Is
     return found, issues
 
 
-def _indexed(folder: Path, index: Path) -> tuple[dict[str, Stored], list[Issue]]:
+def _indexed(folder: Path, index: Path) -> tuple[dict[str, StoredTensor], list[Issue]]:
     try:
         names, total = _read_index(index)
     except (OSError, OverflowError, ValueError, RecursionError) as error:
@@ -191,7 +191,9 @@ def _ambiguous(folder: Path, index: Path, named: set[str]) -> Iterator[Issue]:
         )
 
 
-def _misplaced(index: Path, names: Mapping[str, str], held: Mapping[str, Mapping[str, Stored]]) -> Iterator[Issue]:
+def _misplaced(
+    index: Path, names: Mapping[str, str], held: Mapping[str, Mapping[str, StoredTensor]]
+) -> Iterator[Issue]:
     """Tensors that are not in the file that the index names, or in several files."""
     for name, file in names.items():
         places = [shard for shard, part in held.items() if name in part]

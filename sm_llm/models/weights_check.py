@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
-from sm_llm.models.families.registry import family
-from sm_llm.models.safetensors_folder import SHARDS, START, Stored, stored_tensors
+from sm_llm.models.families.table import family
+from sm_llm.models.safetensors_folder import SHARDS, START, StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _SHOWN = 4
 class CheckedWeights:
     """What a folder holds: the tensors that the model reads, the buffers that it computes itself, and all issues."""
 
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     unread: tuple[str, ...]
     issues: tuple[Issue, ...]
 
@@ -56,7 +56,7 @@ def compare_weights(
 
 def compare_stored(
     folder: Path,
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     damage: Sequence[Issue],
     tensors: Mapping[str, Tensor],
     *,
@@ -95,7 +95,7 @@ def _adapters(folder: Path) -> Iterator[Issue]:
         )
 
 
-def _head_issues(stored: Mapping[str, Stored], head: str, embedding: str) -> Iterator[Issue]:
+def _head_issues(stored: Mapping[str, StoredTensor], head: str, embedding: str) -> Iterator[Issue]:
     """A head beside a config that ties it to the embedding: a copy is harmless, another matrix would be lost."""
     if embedding in stored and _same(stored[head], stored[embedding]):
         return
@@ -107,7 +107,7 @@ def _head_issues(stored: Mapping[str, Stored], head: str, embedding: str) -> Ite
     yield Issue("weights-tied-differ", START, problem, remedy=remedy)
 
 
-def _same(first: Stored, second: Stored) -> bool:
+def _same(first: StoredTensor, second: StoredTensor) -> bool:
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
     # The bytes and not the numbers: the only tensors that are read here, a piece at a time.
@@ -124,7 +124,7 @@ def _same(first: Stored, second: Stored) -> bool:
 
 
 def _missing(
-    folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Stored], extra: Sequence[str]
+    folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], extra: Sequence[str]
 ) -> Iterator[Issue]:
     absent = [name for name in tensors if name not in stored]
     if absent:
@@ -134,7 +134,7 @@ def _missing(
 
 
 def _unused(
-    folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, Stored], extra: Sequence[str]
+    folder: Path, tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], extra: Sequence[str]
 ) -> Iterator[Issue]:
     for file in dict.fromkeys(stored[name].file for name in extra):
         names = [name for name in extra if stored[name].file == file]
@@ -145,7 +145,7 @@ def _unused(
         yield Issue("weights-hold-unknown-tensors", START, problem, remedy=remedy)
 
 
-def _shapes(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iterator[Issue]:
+def _shapes(tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> Iterator[Issue]:
     wrong = [name for name, tensor in tensors.items() if name in stored and stored[name].shape != tensor.shape]
     for name in wrong[:_SHOWN]:
         more = f" (and {len(wrong) - _SHOWN} more)" if len(wrong) > _SHOWN and name == wrong[_SHOWN - 1] else ""
@@ -154,7 +154,7 @@ def _shapes(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iter
         yield Issue("weights-shape-mismatch", START, f"{problem}{list(tensors[name].shape)}{more}", remedy=remedy)
 
 
-def _formats(tensors: Mapping[str, Tensor], stored: Mapping[str, Stored]) -> Iterator[Issue]:
+def _formats(tensors: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]) -> Iterator[Issue]:
     wrong = [name for name in tensors if name in stored and stored[name].dtype not in FORMATS]
     for dtype in dict.fromkeys(stored[name].dtype for name in wrong):
         names = [name for name in wrong if stored[name].dtype == dtype]

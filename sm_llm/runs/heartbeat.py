@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.runs.run_record import MOST_ATTEMPTS
-from sm_llm.storage.s3.s3_client import AnswerError, code_of, header, told
+from sm_llm.storage.s3.s3_client import AnswerError, code_of, header, s3_errors
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import read_tagged, swap
 
@@ -41,7 +41,7 @@ def silence(store: S3Store) -> float | None:
     """Seconds since the last beat, both by the store's own clock; None if there never was one."""
     from botocore.exceptions import ClientError
 
-    with told(store.uri, "look up", KEY, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
+    with s3_errors(store.uri, "look up", KEY, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
         try:
             answer = store.client.head_object(**store.at(KEY))
         except ClientError as error:

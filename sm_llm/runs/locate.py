@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import LaunchRefused, RunNotFound, StorageError
 from sm_llm.owned import own_user
 from sm_llm.redaction import redact
-from sm_llm.runs.run_home import FolderHome, home_of
 from sm_llm.runs.run_paths import RUN_RECORD
-from sm_llm.runs.s3_home import CONFIG, S3Home, workspace
+from sm_llm.runs.run_store import FolderRunStore, run_store_at
+from sm_llm.runs.s3_run_store import CONFIG, S3RunStore, workspace
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
@@ -27,8 +27,8 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_store import RunStore
 
 _READERS = 16
 _SHOWN = 8
@@ -44,18 +44,18 @@ def user_options(given: S3Options | None = None) -> S3Options:
     return _over(given or S3Options(), read_defaults(os.environ).values.storage_options.model_dump())
 
 
-def find_home(uri: str | Path) -> RunHome:
+def find_home(uri: str | Path) -> RunStore:
     """The home of a run whose record was not read yet.
 
     Its storage is reached by the user's defaults, or else as a launch on this machine reached it.
     """
     location = parse(uri)
     if location.path is not None:
-        return FolderHome(location.path)
-    return home_of(location.uri, _over(user_options(), _remembered(location.uri)))
+        return FolderRunStore(location.path)
+    return run_store_at(location.uri, _over(user_options(), _remembered(location.uri)))
 
 
-def with_recorded_options(home: RunHome, record: RunRecord) -> RunHome:
+def with_recorded_options(home: RunStore, record: RunRecord) -> RunStore:
     """The same home, reached by the run's specification; what was given before, and worked, has precedence.
 
     Never at another host: whoever may write the record would choose where signed requests go.
@@ -72,14 +72,14 @@ def with_recorded_options(home: RunHome, record: RunRecord) -> RunHome:
             home.uri, redact(str(endpoint)),
         )  # fmt: skip
     options = _over(home.options, recorded)
-    return home if options == home.options else home_of(home.uri, options)
+    return home if options == home.options else run_store_at(home.uri, options)
 
 
 def _is_same_host(first: str, second: str | None) -> bool:
     return str(first).rstrip("/") == str(second).rstrip("/")
 
 
-def is_own_endpoint(home: RunHome, endpoint: str) -> bool:
+def is_own_endpoint(home: RunStore, endpoint: str) -> bool:
     """Whether the user chose the endpoint that a run's record names, and not only somebody who may write the record.
 
     The user did if the user's settings name it, if the run was reached at it, or if the record is the user's own file.
@@ -89,11 +89,11 @@ def is_own_endpoint(home: RunHome, endpoint: str) -> bool:
     return _is_same_host(endpoint, home.endpoint) if home.is_remote else _is_own_record(home)
 
 
-def _is_own_record(home: RunHome) -> bool:
+def _is_own_record(home: RunStore) -> bool:
     return home.paths.record.stat().st_uid == os.getuid()
 
 
-def assert_own_folder(home: RunHome) -> None:
+def assert_own_folder(home: RunStore) -> None:
     """Raise ``LaunchRefused`` for a run in a folder of somebody else, who could change what an attempt executes.
 
     An own folder that others may write is closed to them.
@@ -116,7 +116,7 @@ def assert_own_folder(home: RunHome) -> None:
         )
 
 
-def launch_folder(home: RunHome, record: RunRecord) -> Path | None:
+def launch_folder(home: RunStore, record: RunRecord) -> Path | None:
     """The folder that relative inputs of a run are relative to: where its user stood at the launch.
 
     None if it is gone, and if only somebody who may write the record names it: then they are relative to the working
@@ -136,7 +136,7 @@ def launch_folder(home: RunHome, record: RunRecord) -> Path | None:
     return folder if is_own else None
 
 
-def remember_launch(home: RunHome, record: RunRecord) -> None:
+def remember_launch(home: RunStore, record: RunRecord) -> None:
     """Keep how a run that is launched here is reached, for verbs on this machine that know its address alone, and the
     folder that it was launched from."""
     if home.options is not None:
@@ -144,18 +144,18 @@ def remember_launch(home: RunHome, record: RunRecord) -> None:
         write_atomically(home.root / _REACHED, json.dumps({**options, _FOLDER: record.host["folder"]}))
 
 
-def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None = None) -> list[RunHome]:
+def homes_below(storage: str | Path, prefix: str = "", options: S3Options | None = None) -> list[RunStore]:
     """The homes of everything right below a storage root that has a name beginning with ``prefix``, run or not."""
     location = parse(storage)
     if location.path is not None:
         paths = location.path.glob(f"{prefix}*/{RUN_RECORD}")
-        return [FolderHome(path.parent) for path in sorted(paths)]
+        return [FolderRunStore(path.parent) for path in sorted(paths)]
     assert location.bucket is not None
     store = S3Store(location.bucket, location.prefix, options or user_options(), CONFIG)
     # One listing of names alone: which of them are runs only their records show.
     names = folders(store, prefix)
     below = [store.below(name) for name in names]
-    return [S3Home(it, workspace(it.uri, os.environ)) for it in below]
+    return [S3RunStore(it, workspace(it.uri, os.environ)) for it in below]
 
 
 def assert_storage(storage: str | Path, options: S3Options | None = None) -> None:
@@ -182,10 +182,10 @@ def _beside(store: S3Store) -> str:
     return f" Beside it there are: {', '.join(found)}" if found and store.prefix else ""
 
 
-def read_records(homes: list[RunHome]) -> list[tuple[RunHome, RunRecord | StorageError | None]]:
+def read_records(homes: list[RunStore]) -> list[tuple[RunStore, RunRecord | StorageError | None]]:
     """Every home with its record, the error that reading it met, or None where there is none. A few at a time."""
 
-    def read(home: RunHome) -> RunRecord | StorageError | None:
+    def read(home: RunStore) -> RunRecord | StorageError | None:
         try:
             return home.record()
         except StorageError as error:

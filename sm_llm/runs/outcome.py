@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
 
 STARTING_SECONDS = 240.0
 """So long a launcher may need from a run's record, or its claim of an attempt, to the job: all tries of its calls."""
@@ -23,7 +23,7 @@ _KEPT = ("start_chosen", "tracker_opened", "continuation_refused")
 
 
 @dataclass(frozen=True)
-class Ending:
+class Outcome:
     """The final state of an attempt, the reason, and the first failing rank."""
 
     state: RunState
@@ -31,12 +31,12 @@ class Ending:
     rank: int | None = None
 
 
-def recorded_end(record: RunRecord) -> Ending | None:
+def recorded_end(record: RunRecord) -> Outcome | None:
     """How the newest attempt ended; None if nobody has recorded an end yet."""
     last = record.attempts[-1] if record.attempts else None
     if last is None or last.state is None or not last.state.is_final:
         return None
-    return Ending(last.state, last.reason, last.rank)
+    return Outcome(last.state, last.reason, last.rank)
 
 
 def unstarted(record: RunRecord, now: float) -> str:
@@ -49,7 +49,7 @@ def unstarted(record: RunRecord, now: float) -> str:
 
 
 def with_end(
-    record: RunRecord, paths: RunPaths, attempt: Attempt, ending: Ending, bill: Mapping[str, int | None] | None = None
+    record: RunRecord, paths: RunPaths, attempt: Attempt, outcome: Outcome, bill: Mapping[str, int | None] | None = None
 ) -> RunRecord:
     """The record with ``attempt`` ended: how, where its training began, the trackers it opened, the ``bill``.
 
@@ -61,7 +61,7 @@ def with_end(
     # From the record and not from the argument, which may be older.
     held = next(it for it in record.attempts if it.number == attempt.number)
     update: dict[str, Any] = {
-        "ended": time.time(), "state": ending.state, "reason": ending.reason, "rank": ending.rank, **(bill or {})
+        "ended": time.time(), "state": outcome.state, "reason": outcome.reason, "rank": outcome.rank, **(bill or {})
     }  # fmt: skip
     trackers, refused = dict(record.trackers), False
     # Only a worker knows these, and it may not write the record while its launcher does.

@@ -11,10 +11,10 @@ from sm_llm.runs.results import RESULT_LINK, result_place
 from sm_llm.runs.run_paths import STEPS
 
 if TYPE_CHECKING:
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.storage.publication.publish import CheckpointInfo
 
 
@@ -26,18 +26,18 @@ class RunReader(ABC):
     does not answer.
     """
 
-    def __init__(self, run: str | Path | RunHome) -> None:
+    def __init__(self, run: str | Path | RunStore) -> None:
         """``run`` is the run's folder or ``s3://…`` address. Raises ``StorageError`` if there is no run record."""
         home = find_home(run) if isinstance(run, str | Path) else run
         self._created_from: RunRecord = home.record()
-        self.home: RunHome = with_recorded_options(home, self._created_from)
+        self.home: RunStore = with_recorded_options(home, self._created_from)
 
     @abstractmethod
     def describe(self) -> tuple[RunState, str | None]:
         """The state now and, where there is one, the reason."""
 
     @abstractmethod
-    def step_home(self, step: str) -> RunHome:
+    def step_home(self, step: str) -> RunStore:
         """Where a step of this workflow has its own run, whether it has begun or not."""
 
     @property

@@ -16,18 +16,18 @@ from sm_llm.storage.publication.result import RESULT
 from sm_llm.storage.uri import join, parse
 
 if TYPE_CHECKING:
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
 
 RESULT_LINK = RESULT
 """Name, in the run's folder, of a link to the published folder: for people, who type it. Programs follow the commit."""
 
 
-def has_final(home: RunHome, run_id: str) -> bool:
+def has_final(home: RunStore, run_id: str) -> bool:
     """Whether the run's result is published. Raises ``CheckpointError`` if it is damaged."""
     return find_final(home.store, run_id=run_id) is not None
 
 
-def has_checkpoint(home: RunHome, run_id: str) -> bool:
+def has_checkpoint(home: RunStore, run_id: str) -> bool:
     """Whether a continued run would find a checkpoint to start from."""
     try:
         return find_newest(home.store, run_id=run_id).commit is not None
@@ -35,7 +35,7 @@ def has_checkpoint(home: RunHome, run_id: str) -> bool:
         return False
 
 
-def result_place(home: RunHome, run_id: str) -> Path | str | None:
+def result_place(home: RunStore, run_id: str) -> Path | str | None:
     """The published result (a Hugging Face folder, or prepared rows): a folder, or its address in S3.
 
     None before it is published. Raises ``CheckpointError`` if it is damaged.
@@ -47,7 +47,7 @@ def result_place(home: RunHome, run_id: str) -> Path | str | None:
     return parse(uri).path or uri
 
 
-def link_result(home: RunHome, place: Path | str | None) -> None:
+def link_result(home: RunStore, place: Path | str | None) -> None:
     """Point ``<run>/result`` at a published folder; in S3 there is none.
 
     Where there are no symbolic links it is a folder of hard links to the same files.

@@ -20,8 +20,8 @@
       plot.png
       local/attempt-<n>/node-<i>/      the container contract (SAGEMAKER_BASE_DIR) of a local node
 
-In S3, events and logs are kept in segments (``runs.replication.segments``); the locks and ``local`` lie in a folder
-of the machine that runs an attempt (``runs.s3_home``), and ``alive`` is stored anew while it does
+In S3, events and logs are kept in segments (``runs.replication.log_segments``); the locks and ``local`` lie in a folder
+of the machine that runs an attempt (``runs.s3_run_store``), and ``alive`` is stored anew while it does
 (``runs.heartbeat``).
 """
 

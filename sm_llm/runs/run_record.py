@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.file_names import name_fault
 from sm_llm.runs.git_state import GitState
-from sm_llm.runs.liveness import exclusive
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_lock import exclusive
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.storage.base import SMALL_BYTES
 from sm_llm.storage.files import read_regular, write_atomically
@@ -165,7 +165,7 @@ def _ascending(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
     return attempts
 
 
-class Asked(_Block):
+class RequestedRun(_Block):
     """What a run was asked for: its specification, and what follows from it."""
 
     spec: _Spec
@@ -200,7 +200,7 @@ class RunRecord(_Block):
     """The run that this one repeats or branches from."""
     changes: dict[_Number, tuple[str, ...]] = Field(default_factory=dict)
     """Attempt -> the overrides it was resumed with; ``spec`` has them merged in."""
-    before: Asked | None = None
+    before: RequestedRun | None = None
     """While an attempt with changes runs: what it takes the place of, in case its worker refuses the changes."""
     trackers: dict[str, str] = Field(default_factory=dict)
     """Experiment tracker -> the run's id there, the same in all attempts."""
@@ -229,22 +229,22 @@ class RunRecord(_Block):
         """This record without an attempt that was never started."""
         return self._of([it for it in self.attempts if it.number != number])
 
-    def asked(self) -> Asked:
+    def asked(self) -> RequestedRun:
         """What the run is asked for now."""
-        return Asked(spec=self.spec, spec_digest=self.spec_digest, origins=self.origins, plan=self.plan)
+        return RequestedRun(spec=self.spec, spec_digest=self.spec_digest, origins=self.origins, plan=self.plan)
 
-    def asking(self, asked: Asked) -> RunRecord:
+    def asking(self, asked: RequestedRun) -> RunRecord:
         """This record of a run that is asked for this from now on."""
-        return self.model_copy(update={name: getattr(asked, name) for name in Asked.model_fields})
+        return self.model_copy(update={name: getattr(asked, name) for name in RequestedRun.model_fields})
 
-    def changed(self, asked: Asked, attempt: int, changes: Sequence[str]) -> RunRecord:
+    def changed(self, asked: RequestedRun, attempt: int, changes: Sequence[str]) -> RunRecord:
         """This record as ``attempt`` asks for it; what that takes the place of is kept until the attempt has ended."""
         update = {"changes": {**self.changes, attempt: tuple(changes)}, "before": self.asked()}
         return self.asking(asked).model_copy(update=update)
 
     def unchanged_since(self, earlier: RunRecord) -> RunRecord:
         """This record with everything that it was asked for as in an ``earlier`` one."""
-        names = (*Asked.model_fields, "changes", "before")
+        names = (*RequestedRun.model_fields, "changes", "before")
         return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
     def settled(self, attempt: int, *, refused: bool) -> RunRecord:

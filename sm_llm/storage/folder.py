@@ -14,7 +14,7 @@ from sm_llm.owned import make_folders, opener
 from sm_llm.storage.base import SMALL_BYTES, MissingObjectError, StoredObject, TooLargeError
 from sm_llm.storage.checksum import CHUNK_BYTES, Crc64, crc64_file
 from sm_llm.storage.files import fsync_path, read_regular, temporary_name, write_new
-from sm_llm.storage.names import path_below
+from sm_llm.storage.stored_names import path_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ class FolderStore:
     def put_if_absent(self, key: str, body: bytes) -> bool:
         """Write aside, flush, and hard-link to the final name, which fails if the name is taken."""
         target = self._path(key)
-        with self._told("create", key):
+        with self._reported("create", key):
             # Below the root, because a hard link cannot cross file systems.
             aside = self.root / _TEMPORARY / temporary_name(target).name
             make_folders(aside.parent)
@@ -68,7 +68,7 @@ class FolderStore:
 
     def get(self, key: str) -> bytes | None:
         path = self._path(key)
-        with self._told("read", key):
+        with self._reported("read", key):
             self._require_root()
             try:
                 return read_regular(path, SMALL_BYTES)
@@ -84,7 +84,7 @@ class FolderStore:
     def put_file(self, source: Path, key: str) -> StoredObject:
         """Copy, flush, then read back from the device. Raises ``StorageError`` if the key exists or bytes differ."""
         target = self._path(key)
-        with self._told("write", key):
+        with self._reported("write", key):
             sent = _in_its_folder(target, lambda: _copy(source, target))
             fsync_path(target.parent)
             stored = StoredObject(key, target.stat().st_size, crc64_file(target, from_disk=True))
@@ -94,7 +94,7 @@ class FolderStore:
 
     def get_file(self, key: str, target: Path) -> None:
         source = self._path(key)
-        with self._told("copy", key):
+        with self._reported("copy", key):
             self._require_object(key, source)
             target.parent.mkdir(parents=True, exist_ok=True)
             aside = temporary_name(target)
@@ -107,24 +107,24 @@ class FolderStore:
 
     def head(self, key: str) -> StoredObject | None:
         path = self._path(key)
-        with self._told("look up", key):
+        with self._reported("look up", key):
             self._require_root()
             return _describe(key, path)
 
     def checksum(self, key: str) -> str:
         """CRC64NVME, computed from the bytes on disk."""
         path = self._path(key)
-        with self._told("read", key):
+        with self._reported("read", key):
             self._require_object(key, path)
             return crc64_file(path, from_disk=True)
 
     def list(self, prefix: str) -> list[StoredObject]:
         """Every file whose key starts with ``prefix`` (which need not end at a folder), by key."""
-        with self._told("list", prefix):
+        with self._reported("list", prefix):
             return sorted(self._below(prefix), key=lambda it: it.key)
 
     def holds(self, prefix: str = "") -> bool:
-        with self._told("list", prefix):
+        with self._reported("list", prefix):
             return next(self._below(prefix), None) is not None
 
     def _below(self, prefix: str) -> Iterator[StoredObject]:
@@ -141,18 +141,18 @@ class FolderStore:
         folders: set[Path] = set()
         for key in keys:
             path = self._path(key)
-            with self._told("delete", key):
+            with self._reported("delete", key):
                 self._require_root()
                 if _unlink(path):
                     folders.add(path.parent)
         for folder in folders:
-            with self._told("delete below", folder.relative_to(self.root).as_posix()):
+            with self._reported("delete below", folder.relative_to(self.root).as_posix()):
                 self._prune(folder)
 
     def abort_unfinished(self, before: float, prefix: str = "") -> int:
         """Remove what killed writers left in the folder of objects in the making (of any prefix: it is not known)."""
         count = 0
-        with self._told("clear", _TEMPORARY):
+        with self._reported("clear", _TEMPORARY):
             for path in _files_below(self.root / _TEMPORARY):
                 status = _describe(path.name, path)
                 count += status is not None and (status.modified or 0) < before and _unlink(path)
@@ -186,7 +186,7 @@ class FolderStore:
             raise MissingObjectError(f"{self.uri}: {key!r} does not exist")
 
     @contextmanager
-    def _told(self, action: str, key: str) -> Iterator[None]:
+    def _reported(self, action: str, key: str) -> Iterator[None]:
         """Raise an ``OSError`` as a storage error that names the action, the key and, where it helps, the remedy."""
         try:
             yield
@@ -257,10 +257,10 @@ def _describe(key: str, path: Path) -> StoredObject | None:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    def told(error: OSError) -> None:
+    def reported(error: OSError) -> None:
         # A folder that vanished between two calls is empty; any other error must not look like emptiness.
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             raise error
 
-    for current, _, names in os.walk(folder, onerror=told):
+    for current, _, names in os.walk(folder, onerror=reported):
         yield from (Path(current, name) for name in names)

@@ -48,8 +48,8 @@ def download_and_settle(
     settled: list[tuple[Copy, Future[bool]]] = []
     try:
         for batch in _batches(copies):
-            told = transfer.download(store, batch, progress)
-            settled += [(copy, pool.submit(settle, copy, told.get(copy.key))) for copy in batch]
+            reported = transfer.download(store, batch, progress)
+            settled += [(copy, pool.submit(settle, copy, reported.get(copy.key))) for copy in batch]
         return [copy for copy, future in settled if not future.result()]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -18,12 +18,12 @@ from sm_llm.spec.tasks import starts_ranks
 from sm_llm.storage.uri import open_store
 from sm_llm.terminal import counted
 from sm_llm.worker.inputs.scratch import scratch_folder
-from sm_llm.worker.job import read_job
-from sm_llm.worker.place import Place, container_paths
+from sm_llm.worker.job_reader import read_job
+from sm_llm.worker.process_info import ProcessInfo, container_paths
 from sm_llm.worker.publishing.local_copies import LocalCopies
 from sm_llm.worker.publishing.transfer_agent import TransferAgent
 from sm_llm.worker.run_folder import run_folder
-from sm_llm.worker.runtime.pulse import Pulse
+from sm_llm.worker.runtime.progress_marker import ProgressMarker
 from sm_llm.worker.runtime.stop import StopRequests
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.job_file import JobFile
     from sm_llm.storage.base import Store
-    from sm_llm.worker.runtime.board import Board
+    from sm_llm.worker.runtime.key_value_store import KeyValueStore
 
 
 @dataclass
@@ -40,19 +40,19 @@ class WorkerContext:
     """The job, the place and the folders of one worker process; the leader also has the event log."""
 
     job: JobFile
-    place: Place
+    place: ProcessInfo
     container: ContainerPaths
     run: RunPaths
     requests: StopRequests = field(default_factory=StopRequests)
     """Who asked this process to stop."""
-    pulse: Pulse = field(default_factory=Pulse)
+    marker: ProgressMarker = field(default_factory=ProgressMarker)
     """How far it has come."""
     _events: EventWriter | None = field(default=None, repr=False)
     hidden: Hidden = field(default_factory=Hidden)
     """Keeps the values of the job's secrets out of the event log."""
     agent: TransferAgent = field(default_factory=TransferAgent, repr=False)
     """Moves this node's files."""
-    board: Board | None = None
+    kv_store: KeyValueStore | None = None
     """Notes that all processes can read, where somebody keeps them."""
     replaced_job: str | None = None
     """On the leader: another job of the platform that had this run before, where nobody launched this one for it."""
@@ -67,7 +67,7 @@ class WorkerContext:
     def read(cls, environ: Mapping[str, str] = os.environ, argv: Sequence[str] = ()) -> WorkerContext:
         """Read job.json, what changes it, and the environment; opens the event log on the leader."""
         container = container_paths(environ)
-        place = Place.read(environ, Hosts.read(container.resource_config))
+        place = ProcessInfo.read(environ, Hosts.read(container.resource_config))
         job, changes = read_job(container, argv, environ)
         run = RunPaths(run_folder(job, place, container, environ))
         log = run.event_file(job.attempt, "rank0")
@@ -75,7 +75,9 @@ class WorkerContext:
         earlier = last_events(log) if place.is_leader else []
         events = EventWriter(log, job.attempt) if place.is_leader else None
         requests = StopRequests(place.rank)
-        return cls(job, place, container, run, requests, Pulse(), events, changes=changes, earlier_events=earlier)
+        return cls(
+            job, place, container, run, requests, ProgressMarker(), events, changes=changes, earlier_events=earlier
+        )
 
     @cached_property
     def store(self) -> Store:

@@ -15,8 +15,8 @@ from sm_llm.contract.hosts import Hosts, await_host
 from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT
 from sm_llm.errors import RunFailed
 from sm_llm.parent import end_with_parent
-from sm_llm.runs.liveness import RunLock
-from sm_llm.runs.states import EXIT_CODES, RunState
+from sm_llm.runs.run_lock import RunLock
+from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import TASK_KINDS, PrecompileTask, ScriptTask, TrainTask
@@ -24,21 +24,21 @@ from sm_llm.worker.checkpoint.earlier import replace_finished
 from sm_llm.worker.checkpoint.newest import newest_step
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.inputs.secrets import secrets_at_hand
-from sm_llm.worker.inputs.sync import stage_inputs
-from sm_llm.worker.place import Place, container_paths
+from sm_llm.worker.inputs.stage_inputs import stage_inputs
+from sm_llm.worker.process_info import ProcessInfo, container_paths
+from sm_llm.worker.publishing.event_upload import upload_events
 from sm_llm.worker.publishing.own_record import keep_record
-from sm_llm.worker.publishing.shipping import ship_events
-from sm_llm.worker.runtime import failure as failures
-from sm_llm.worker.runtime.probe import probe_kernels
+from sm_llm.worker.runtime import failure_report as failures
+from sm_llm.worker.runtime.kernel_probe import probe_kernels
 from sm_llm.worker.runtime.stop import Stopping, leave
 from sm_llm.worker.runtime.time_limit import start_time_limit
 from sm_llm.worker.runtime.toolkit import is_child_of_toolkit, settle_environment, start_watch
-from sm_llm.worker.trackers.sinks import feeding
+from sm_llm.worker.trackers.experiment_trackers import forwarded_events
 
 if TYPE_CHECKING:
-    from sm_llm.runs.replication.courier import Courier
+    from sm_llm.runs.replication.periodic_task import PeriodicTask
     from sm_llm.spec.training import WatchdogSpec
-    from sm_llm.worker.runtime.board import Board
+    from sm_llm.worker.runtime.key_value_store import KeyValueStore
 
 Task = Callable[[WorkerContext, JobSpec], None]
 
@@ -64,7 +64,7 @@ def program(kind: str) -> int:
 def main(
     kind: str, environ: MutableMapping[str, str] = os.environ, argv: Sequence[str] = (), *, watched: bool = False
 ) -> int:
-    """Run the job's task in this process; returns the exit code of ``runs.states``.
+    """Run the job's task in this process; returns the exit code of ``runs.run_states``.
 
     A fault of the user, the data or the platform is reported in one line, anything else with its traceback. The node's
     ``output/failure`` holds the failure of the job's first failing process, ``output/stopped`` an orderly stop.
@@ -93,16 +93,16 @@ class Frame:
         self.environ = environ
         self.argv = argv
         self.context: WorkerContext | None = None
-        self.board: Board | None = None
-        self.courier: Courier | None = None
-        self._told = False
+        self.kv_store: KeyValueStore | None = None
+        self.periodic: PeriodicTask | None = None
+        self._reported = False
 
     def work(self, kind: str, watched: bool) -> None:
         """Run the task."""
         context = self.context = WorkerContext.read(self.environ, self.argv)
         # Before anything that can take long: from here on the run can be found, watched and stopped.
         keep_record(context, self.environ)
-        self.courier = ship_events(context, self.environ)
+        self.periodic = upload_events(context, self.environ)
         # The import takes seconds to minutes, during which the log would be silent.
         if kind == "train" and "torch" not in sys.modules:
             context.notice("loads torch")
@@ -126,7 +126,7 @@ class Frame:
                 secrets = secrets_at_hand(context.job.spec.secrets, warn=partial(context.notice, level="warning"))
                 # In this order: trackers may need secrets, and ``watching``, the innermost, reports a failure before
                 # they close.
-                with secrets as context.hidden, feeding(context), self.watching(context, watched):
+                with secrets as context.hidden, forwarded_events(context), self.watching(context, watched):
                     self.run_task(kind, context)
             finally:
                 # Ends the transfer agent, which would otherwise see the end of its pipe only when this process is gone.
@@ -153,8 +153,8 @@ class Frame:
         # Names of hosts are known to a platform's resolver some time after its containers start.
         if (address := self.environ.get("MASTER_ADDR")) is not None:
             await_host(address)
-        self.board = context.board = _board(context, self.environ)
-        watchdog = _watchdog(context, task.watchdog, self.board) if isinstance(task, TrainTask) else nullcontext()
+        self.kv_store = context.kv_store = _kv_store(context, self.environ)
+        watchdog = _watchdog(context, task.watchdog, self.kv_store) if isinstance(task, TrainTask) else nullcontext()
         with watchdog:
             try:
                 yield
@@ -175,8 +175,8 @@ class Frame:
 
     def ship_rest(self) -> None:
         """Bring the last events to the run's storage, where nobody else does."""
-        if self.courier is not None:
-            self.courier.close()
+        if self.periodic is not None:
+            self.periodic.close()
 
     def _newest_step(self) -> int | None:
         assert self.context is not None
@@ -189,23 +189,23 @@ class Frame:
 
     def tell_failure(self, error: BaseException) -> None:
         """Report once, to all: the other processes, the platform, the event log, the log."""
-        if self._told:
+        if self._reported:
             return
         # Set before the work: an error inside of it must not report a second time.
-        self._told = True
+        self._reported = True
         context = self.context
-        place = context.place if context is not None else Place.read(self.environ)
-        own = failures.failure_of(error, place, context.pulse.step if context is not None else None)
+        place = context.place if context is not None else ProcessInfo.read(self.environ)
+        own = failures.failure_of(error, place, context.marker.step if context is not None else None)
         # The message may quote a secret. Below it is printed, stored and sent to other processes.
         own = own if context is None else context.hidden.inside(own)
-        first = failures.claim(self.board, own)
+        first = failures.claim(self.kv_store, own)
         # The log first: it needs neither a disk nor another process.
         failures.print_failure(own, first)
         if context is not None:
             failures.publish(context, first)
         else:
             failures.leave_note(container_paths(self.environ).failure, first)
-        failures.linger(self.board, place.world_size, is_cause=first == own and not own.cause.is_consequence)
+        failures.linger(self.kv_store, place.world_size, is_cause=first == own and not own.cause.is_consequence)
 
 
 def _check(kind: str, context: WorkerContext) -> None:
@@ -231,12 +231,12 @@ def _task(kind: str) -> Task:
     return cast("Task", getattr(import_module(module), name))
 
 
-def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
+def _kv_store(context: WorkerContext, environ: Mapping[str, str]) -> KeyValueStore | None:
     """Torchrun's, or one of our own for hosts that run no torchrun; none for a program that is alone."""
     if not isinstance(context.job.spec.task, TrainTask) and context.place.world_size == 1:
         return None  # and torch is not needed
     # Only here, since it imports torch.
-    from sm_llm.worker.runtime.board import connect, open_board
+    from sm_llm.worker.runtime.key_value_store import connect, open_key_value_store
 
     prefix, secret = f"{context.job.run_id}/{context.job.attempt}", environ.get(STORE_SECRET_ENVIRONMENT, "")
     hosts = Hosts.read(context.container.resource_config)
@@ -244,14 +244,14 @@ def _board(context: WorkerContext, environ: Mapping[str, str]) -> Board | None:
     if "TORCHELASTIC_RUN_ID" in environ or hosts is None or context.place.world_size == 1:
         return connect(prefix, secret, environ)
     await_host(hosts.leader)
-    return open_board(prefix, secret, hosts.leader, is_leader=context.place.is_leader)
+    return open_key_value_store(prefix, secret, hosts.leader, is_leader=context.place.is_leader)
 
 
 @contextmanager
-def _watchdog(context: WorkerContext, spec: WatchdogSpec, board: Board | None) -> Iterator[None]:
+def _watchdog(context: WorkerContext, spec: WatchdogSpec, kv_store: KeyValueStore | None) -> Iterator[None]:
     from sm_llm.worker.runtime.watchdog import Watchdog
 
-    watchdog = Watchdog(context, spec, board).start()
+    watchdog = Watchdog(context, spec, kv_store).start()
     try:
         yield
     finally:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.job_file import JobFile
     from sm_llm.runs.run_paths import ContainerPaths
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.process_info import ProcessInfo
 
 _FOLDER = "run"
 
 
-def run_folder(job: JobFile, place: Place, container: ContainerPaths, environ: Mapping[str, str]) -> Path:
+def run_folder(job: JobFile, place: ProcessInfo, container: ContainerPaths, environ: Mapping[str, str]) -> Path:
     """The folder of the run on this node: where it is kept, where the launcher works, or one in scratch.
 
     Into the last, the node's first process brings what an earlier container of this attempt has written, so that the
@@ -35,7 +35,7 @@ def run_folder(job: JobFile, place: Place, container: ContainerPaths, environ: M
     return root
 
 
-def is_own_event_file(name: str, job: JobFile, place: Place) -> bool:
+def is_own_event_file(name: str, job: JobFile, place: ProcessInfo) -> bool:
     """Whether an event file is written on this node: by its watchdog, or by one of its processes."""
     begin = f"events/attempt-{job.attempt}-"
     writer = name.removeprefix(begin).removesuffix(".jsonl")

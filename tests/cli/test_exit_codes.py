@@ -11,7 +11,7 @@ import typer
 
 from sm_llm import cli
 from sm_llm.cli.app import VERBS
-from sm_llm.runs.states import EXIT_CODES, EXIT_MEANINGS, USAGE_EXIT_CODE
+from sm_llm.runs.run_states import EXIT_CODES, EXIT_MEANINGS, USAGE_EXIT_CODE
 from tests.cli.test_typed_faults import said
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from sm_llm.cli.options import console
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.display.live import live_text
-from sm_llm.launcher.display.report import metrics_table, origins_table, runs_table, status_table
+from sm_llm.launcher.display.tables import metrics_table, origins_table, runs_table, status_table
 from sm_llm.launcher.find_runs import Listed
-from sm_llm.launcher.observe.metrics import Summary, SummaryBuilder
-from sm_llm.runs.states import EXIT_CODES, USAGE_EXIT_CODE, RunState
+from sm_llm.launcher.observe.run_metrics import Summary, SummaryBuilder
+from sm_llm.runs.run_states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.spec.loading.load import load, recipe_files, recipe_summary
 
 
@@ -70,9 +70,11 @@ def test_a_file_that_is_there_is_not_overwritten_by_init(
     file = tmp_path / "my job.yaml"
     assert said(monkeypatch, capsys, "init", "smoke", str(file))[0] == 0
     file.write_text("mine")
-    code, _, told = said(monkeypatch, capsys, "init", "smoke", str(file))
+    code, _, reported = said(monkeypatch, capsys, "init", "smoke", str(file))
     assert (code, file.read_text()) == (1, "mine")
-    assert f"is there already, and may hold your changes. Give another name, or remove it first: rm '{file}'" in told
+    assert (
+        f"is there already, and may hold your changes. Give another name, or remove it first: rm '{file}'" in reported
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,9 +89,9 @@ def test_a_file_that_is_there_is_not_overwritten_by_init(
 def test_an_option_of_prepare_and_the_same_override_are_refused(
     option: tuple[str, ...], override: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, told = said(monkeypatch, capsys, "prepare", "texts", "--seq-length", "8", *option, override)
+    code, _, reported = said(monkeypatch, capsys, "prepare", "texts", "--seq-length", "8", *option, override)
     assert code == 2
-    assert f"{override.partition('=')[0]} is given as an option as well" in told
+    assert f"{override.partition('=')[0]} is given as an option as well" in reported
 
 
 def test_only_public_names_are_shown() -> None:
@@ -240,8 +242,8 @@ def test_a_tokenizer_of_the_hub_needs_no_scheme(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("reached", [True, False])
 def test_a_storage_that_cannot_be_reached_is_told_once(reached: bool, s3_server: Any, monkeypatch: Any) -> None:
-    from sm_llm.storage.probe import probe_storage
     from sm_llm.storage.s3.s3_options import S3Options
+    from sm_llm.storage.storage_probe import probe_storage
 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test") if reached else monkeypatch.delenv(name, raising=False)
@@ -253,7 +255,7 @@ def test_a_storage_that_cannot_be_reached_is_told_once(reached: bool, s3_server:
 
 
 def test_status_shows_that_a_run_stops(tmp_path: Path) -> None:
-    from sm_llm.launcher.observe.metrics import Summary
+    from sm_llm.launcher.observe.run_metrics import Summary
     from sm_llm.launcher.observe.status import Status
 
     status = Status(

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sm_llm.runs.events.events import (
     EXACT,
-    Account,
     AttemptEnded,
+    DataPrepared,
     EventWriter,
     Notice,
     Step,
@@ -60,7 +60,7 @@ def test_values_json_does_not_know_survive_in_any_field(value: float) -> None:
     rows = {"rows": 1, "documents": 1, "mean": value}
     account = {"documents": {"used": 1}, "splits": {"train": rows}, "tokenizer": {"vocab_size": 3}}
     account |= {"seq_length": 4, "tokens_in": 5, "tokens_kept": 4}
-    found = decode(encode(Account(account), attempt=1, at=0.0))["account"]
+    found = decode(encode(DataPrepared(account), attempt=1, at=0.0))["account"]
     assert found == {**account, "splits": {"train": {**rows, "mean": None}}}
 
 

@@ -87,8 +87,8 @@ def test_a_scripts_own_words_stay() -> None:
 
 @pytest.mark.parametrize("frame", ["Framework Error: ", "ExecuteUserScriptError:"])
 def test_LM04_what_the_toolkit_puts_in_front_of_a_traceback_is_no_reason(frame: str) -> None:
-    told = f"{frame}\nTraceback (most recent call last):\n  File x\nFileNotFoundError: no such file\n\nno such file"
-    assert Failure.from_text(told).message == "FileNotFoundError: no such file"
+    reported = f"{frame}\nTraceback (most recent call last):\n  File x\nFileNotFoundError: no such file\n\nno such file"
+    assert Failure.from_text(reported).message == "FileNotFoundError: no such file"
 
 
 def test_OB09_the_last_exception_line_comes_with_the_rank_in_front_of_it() -> None:

@@ -55,11 +55,11 @@ def refused(now: Identity, before: Identity | None = None, *, stated: bool = Fal
     ],
 )
 def test_F1_another_model_is_refused_by_the_name_of_its_field(override: str) -> None:
-    (told,) = refused(of(override))
+    (reported,) = refused(of(override))
     field = override.partition("=")[0].rpartition(".")[2]
-    assert field in told or field == "rope_theta"
-    assert "another model" in told
-    assert "begin another run: sm-llm rerun /runs/job-1 task.seed=3;" in told
+    assert field in reported or field == "rope_theta"
+    assert "another model" in reported
+    assert "begin another run: sm-llm rerun /runs/job-1 task.seed=3;" in reported
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,16 @@ def test_F1_another_model_is_refused_by_the_name_of_its_field(override: str) -> 
     ],
 )
 def test_F1_another_order_of_data_is_refused_with_both_ways_out(override: str) -> None:
-    (told,) = refused(of(override))
-    assert override.partition("=")[0] in told
-    assert "Set it to" in told
-    assert "sm-llm branch /runs/job-1 task.seed=3 task.start.allow_other_data=true" in told
+    (reported,) = refused(of(override))
+    assert override.partition("=")[0] in reported
+    assert "Set it to" in reported
+    assert "sm-llm branch /runs/job-1 task.seed=3 task.start.allow_other_data=true" in reported
 
 
 def test_F1_data_that_were_edited_in_place_are_refused_and_another_place_is_not() -> None:
-    (told,) = refused(of(data="edited"))
-    assert DATA_CONTENT in told
-    assert "Continue with the same data" in told
+    (reported,) = refused(of(data="edited"))
+    assert DATA_CONTENT in reported
+    assert "Continue with the same data" in reported
     assert refused(of("task.logging.every_steps=7")) == []
 
 
@@ -96,7 +96,7 @@ def test_F1_other_data_are_for_another_run_that_asks_for_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "reported"),
     [
         ("task.optim.betas=[0.8, 0.9]", "task.optim.betas: [0.9, 0.95] -> [0.8, 0.9] (optimiser)"),
         ("task.optim.weight_decay=0", "task.optim.weight_decay: 0.1 -> 0.0 (optimiser)"),
@@ -105,10 +105,10 @@ def test_F1_other_data_are_for_another_run_that_asks_for_them() -> None:
         ("task.parallelism.sharding=none", "task.parallelism.sharding: full -> none (placement)"),
     ],
 )
-def test_F1_other_differences_are_named_and_not_refused(override: str, told: str) -> None:
+def test_F1_other_differences_are_named_and_not_refused(override: str, reported: str) -> None:
     overrides = [override, *(["task.precision.compute=bf16"] if "master" in override else [])]
     now = of(*overrides)
-    assert told in [str(it) for it in differences(of(), now)]
+    assert reported in [str(it) for it in differences(of(), now)]
     assert refused(now) == []
 
 
@@ -125,10 +125,10 @@ def test_a_value_that_is_spelt_in_another_way_is_the_same() -> None:
 
 
 def test_a_schedule_of_another_length_must_be_stated() -> None:
-    (told,) = refused(of("task.max_steps=200"))
-    assert "the cosine schedule spanned 100 steps and would now span 200" in told
-    assert "State task.optim.schedule_steps=100 to keep its course after step 40" in told
-    assert "task.optim.schedule_steps=200 for the new one" in told
+    (reported,) = refused(of("task.max_steps=200"))
+    assert "the cosine schedule spanned 100 steps and would now span 200" in reported
+    assert "State task.optim.schedule_steps=100 to keep its course after step 40" in reported
+    assert "task.optim.schedule_steps=200 for the new one" in reported
     assert refused(of("task.max_steps=200"), stated=True) == []
     assert refused(of("task.max_steps=200"), is_own=False) == [], "a branch is for that"
 
@@ -142,24 +142,24 @@ def test_a_constant_rate_has_no_length_but_its_warm_up_may(warmup: int, count: i
 
 def test_checkpoints_of_earlier_releases_are_compared_in_what_they_know() -> None:
     old = recorded_identity({"job": {"total_steps": 100, "seed": 7, "rows": 100, "world_size": 2}})
-    told = "\n".join(refused(of(), old))
-    assert "task.seed" in told
-    assert "was 7" in told
-    assert "number of rows" in told
+    reported = "\n".join(refused(of(), old))
+    assert "task.seed" in reported
+    assert "was 7" in reported
+    assert "number of rows" in reported
     assert differences(recorded_identity({}), of()) == []
 
 
 def test_A2_a_fit_after_a_data_edit_names_run_step_and_new() -> None:
-    (told,) = refused(of(data="two"), by_fit=True)
+    (reported,) = refused(of(data="two"), by_fit=True)
     for words in ("step 40 of /runs/job-1", "the same command with --new", "sm-llm branch /runs/job-1"):
-        assert words in told
+        assert words in reported
 
 
 def test_B4_a_rerun_from_a_checkpoint_names_the_start_and_the_way_out() -> None:
-    (told,) = refused(of("task.model.config.num_hidden_layers=1"), is_own=False)
-    assert "that this run starts from (step 40 of /runs/job-1)" in told
-    assert "task.start=scratch" in told
-    assert "sm-llm" not in told
+    (reported,) = refused(of("task.model.config.num_hidden_layers=1"), is_own=False)
+    assert "that this run starts from (step 40 of /runs/job-1)" in reported
+    assert "task.start=scratch" in reported
+    assert "sm-llm" not in reported
 
 
 @pytest.mark.parametrize("block", [5, "x", [], [1], True, {"a": 5}, {"data": 5}, {"data": [1]}, {"data": None}])

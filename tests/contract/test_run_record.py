@@ -13,15 +13,15 @@ from sm_llm.errors import StorageError
 from sm_llm.runs.git_state import git_state
 from sm_llm.runs.outcome import recorded_end
 from sm_llm.runs.reader import RunReader
-from sm_llm.runs.run_home import home_of
-from sm_llm.runs.run_record import Asked, Attempt, RunRecord, host_facts, package_versions
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_record import Attempt, RequestedRun, RunRecord, host_facts, package_versions
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import run_store_at
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
 
 PREPARE = {"kind": "prepare", "sources": ["builtin:python-docs"], "seq_length": 64}
 
@@ -229,7 +229,7 @@ def test_versions_come_without_importing_anything() -> None:
 def test_changes_of_an_attempt_are_undone_as_one(tmp_path: Path) -> None:
     spec = {"backend": {"name": "local"}, "task": {"kind": "train"}}
     before = RunRecord(run_id="r", name="r", created=1.0, spec=spec, spec_digest="a", changes={1: ("x=1",)})
-    asked = Asked(spec={**spec, "task": {"kind": "script"}}, spec_digest="b", origins={"task.kind": "override"})
+    asked = RequestedRun(spec={**spec, "task": {"kind": "script"}}, spec_digest="b", origins={"task.kind": "override"})
     changed = before.changed(asked, 2, ["task.kind=script"])
     assert changed.asked() == asked
     assert changed.changes == {1: ("x=1",), 2: ("task.kind=script",)}
@@ -247,12 +247,12 @@ class Stored(RunReader):
         end = recorded_end(self.record)
         return (RunState.UNKNOWN, None) if end is None else (end.state, end.reason)
 
-    def step_home(self, step: str) -> RunHome:
+    def step_home(self, step: str) -> RunStore:
         return self.home.below("steps", step)
 
 
 def test_a_run_is_read_from_its_storage_alone(tmp_path: Path) -> None:
-    home = home_of(tmp_path / "w-1")
+    home = run_store_at(tmp_path / "w-1")
     one = {"backend": {"name": "a place of another release"}, "task": {"kind": "train"}}
     spec = {**one, "steps": {"a": {}, "b": {}}}
     home.create(RunRecord(run_id="w-1", name="w", created=1.0, spec=spec, spec_digest="d"))

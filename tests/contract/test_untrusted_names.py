@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.runs.events.events import Step, encode, read_events
-from sm_llm.runs.replication.mirror import Mirror
-from sm_llm.runs.replication.segments import files_of, segment_key
+from sm_llm.runs.replication.log_segments import files_of, segment_key
+from sm_llm.runs.replication.s3_cache import S3Cache
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.base import StoredObject
 
@@ -30,12 +30,12 @@ class Listed:
 
 
 @pytest.fixture
-def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from sm_llm.runs.replication import mirror as module
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from sm_llm.runs.replication import s3_cache as module
     from sm_llm.storage.s3.swap import Tagged
 
     monkeypatch.setattr(module, "read_tagged", lambda store, key: Tagged(b"foreign", "tag"))
-    return lambda *names: Mirror(tmp_path / "cache" / "run", Listed(*names))  # type: ignore[arg-type]
+    return lambda *names: S3Cache(tmp_path / "cache" / "run", Listed(*names))  # type: ignore[arg-type]
 
 
 BAD = [
@@ -48,11 +48,11 @@ BAD = [
 
 @pytest.mark.parametrize("name", BAD)
 def test_s02_a_name_that_is_none_of_a_run_is_ignored_and_reported_once(
-    mirror: Any, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+    cache: Any, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     victim = tmp_path / "victim.txt"
     victim.write_text("important")
-    found = mirror(name, "events/attempt-1-rank0.jsonl", "logs/attempt-1/node-0.log")
+    found = cache(name, "events/attempt-1-rank0.jsonl", "logs/attempt-1/node-0.log")
     with caplog.at_level(logging.WARNING):
         found.refresh("events/", lambda _: True)
         found.refresh("events/", lambda _: True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sm_llm.models.config import both_spellings, normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 
 if TYPE_CHECKING:
     from pathlib import Path

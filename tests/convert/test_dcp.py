@@ -14,7 +14,7 @@ from sm_llm.convert import dcp_source
 from sm_llm.convert.dcp_source import METADATA
 from sm_llm.errors import ConversionError, ConversionRefused
 from sm_llm.models.config import normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from tests.convert.test_golden import bytes_of
 from tests.golden.previous_run import unpack
 

@@ -78,12 +78,12 @@ def test_the_source_comes_back_from_shards_of_nxd(name: str, golden: Path, tmp_p
     source = golden / f"hf_{name.partition('_')[0]}"
     report = sm_llm.convert(golden / name, tmp_path / "back", to="hf", config=source, verify=True)
     assert bytes_of(tmp_path / "back") == bytes_of(source)
-    told = degrees(name)
+    reported = degrees(name)
     assert (report.degrees.tensor, report.degrees.pipeline) == (
-        told["tensor_parallel_degree"],
-        told["pipeline_parallel_degree"],
+        reported["tensor_parallel_degree"],
+        reported["pipeline_parallel_degree"],
     )
-    assert report.degrees.qkv == told["qkv"]
+    assert report.degrees.qkv == reported["qkv"]
     assert "differ by" in report.verified["logits"]
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.convert.layout import (
-    Degrees,
     Heads,
+    NxdDegrees,
     fitting_degrees,
     kv_range,
     padded_vocabulary,
@@ -19,7 +19,7 @@ from sm_llm.convert.layout import (
     resolve,
     stage_layers,
 )
-from sm_llm.convert.rules import HEAD, ShardPlan, gaps, parts_by_source, primary_and_copies
+from sm_llm.convert.mapping_rules import HEAD, ShardPlan, gaps, parts_by_source, primary_and_copies
 from sm_llm.errors import ConversionRefused
 from sm_llm.models.config import normalise
 from tests.convert.models import CONFIGS, tensors
@@ -40,13 +40,13 @@ def config(family: str = "llama", **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_layers_of_the_stages(layers: int, pipeline: int, virtual: int, stages: list[list[int]]) -> None:
-    assert stage_layers(layers, Degrees(1, pipeline, virtual)) == stages
+    assert stage_layers(layers, NxdDegrees(1, pipeline, virtual)) == stages
 
 
 def test_heads_where_key_value_heads_are_copied() -> None:
     """Q 8, K 2, T 4: on trn1 rank r holds head r mod 2, on trn2 head r div 2; the queries are those of that head."""
     heads = Heads(8, 2, 16)
-    one, two = Degrees(4, kv_multiplier=2), Degrees(4, kv_multiplier=2, layout="trn2")
+    one, two = NxdDegrees(4, kv_multiplier=2), NxdDegrees(4, kv_multiplier=2, layout="trn2")
     assert [kv_range(heads, one, rank)[0] for rank in range(4)] == [0, 1, 0, 1]
     assert [query_range(heads, one, rank) for rank in range(4)] == [(0, 2), (4, 6), (2, 4), (6, 8)]
     assert [kv_range(heads, two, rank)[0] for rank in range(4)] == [0, 0, 1, 1]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sm_llm.models.config import normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 
 pytestmark = pytest.mark.integration
 WORKERS = 8

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sm_llm.data.prepare.prepare import prepare
+from sm_llm.data.prepare.prepare_rows import prepare
 from sm_llm.data.prepare.train_tokenizer import train_tokenizer
 from sm_llm.data.rows import RowsFolder
 from sm_llm.spec.tasks import PrepareTask

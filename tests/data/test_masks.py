@@ -50,7 +50,7 @@ def labels(source: RowsSource) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("mask", "told"),
+    ("mask", "reported"),
     [
         ([0, 0, 1, 1], "is 0 before position 2"),
         ([1, 0, 1, 1], "is 0 before position 2"),
@@ -63,11 +63,11 @@ def labels(source: RowsSource) -> Any:
 )
 @pytest.mark.parametrize("block", [40, 10**6])
 def test_F5_a_mask_that_is_not_ones_then_zeros_is_refused(
-    mask: list[Any], told: str, block: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    mask: list[Any], reported: str, block: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_rows, "BLOCK_BYTES", block)
     (folder / "a.json").write_text(lines(([1, 2, 3, 4], [1, 1, 0, 0]), ([5, 6, 7, 8], mask)))
-    with pytest.raises(DataError, match=rf"a\.json:2: attention_mask .*{told}"):
+    with pytest.raises(DataError, match=rf"a\.json:2: attention_mask .*{reported}"):
         convert(folder, 4, 1000, folder.parent / "scratch")
 
 

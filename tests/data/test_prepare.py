@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from sm_llm.data.prepare import encode, prepare, tokenizer_choice
-from sm_llm.data.prepare.account import unigram_entropy
+from sm_llm.data.prepare import encode, prepare_rows, tokenizer_choice
 from sm_llm.data.prepare.documents import is_held_out
+from sm_llm.data.prepare.statistics import unigram_entropy
 from sm_llm.data.rows import RowsFolder
 from sm_llm.errors import DataError
 
@@ -206,10 +206,10 @@ def test_DT18_a_disk_too_small_is_told_before_and_when_it_fills(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(prepare.RowsWriter, "write", full)
+    monkeypatch.setattr(prepare_rows.RowsWriter, "write", full)
     with pytest.raises(DataError, match="the disk is full"):
         run_prepare(corpus)
-    monkeypatch.setattr(prepare.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(prepare_rows.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(DataError, match=r"need at least .* GB, .* GB are free"):
         run_prepare(corpus)
 
@@ -305,7 +305,7 @@ def test_memory_does_not_grow_with_the_text(
             write_jsonl(tmp_path / name / f"{number}.jsonl", part)
     code = (
         "import re, sys, pathlib\n"
-        "from sm_llm.data.prepare.prepare import prepare\n"
+        "from sm_llm.data.prepare.prepare_rows import prepare\n"
         "from sm_llm.spec.tasks import PrepareTask\n"
         "task = PrepareTask(sources=[sys.argv[1]], seq_length=512, tokenizer=sys.argv[2])\n"
         "prepare(task, pathlib.Path(sys.argv[3]), lambda _: None)\n"

@@ -14,7 +14,7 @@ import pytest
 
 from sm_llm.data.json_rows import left_out, line_files
 from sm_llm.data.prepare.documents import BATCH_DOCUMENTS, Documents, Rejections, is_held_out
-from sm_llm.data.prepare.files import find_files
+from sm_llm.data.prepare.source_files import find_files
 from sm_llm.errors import DataError
 
 TEXTS = ["first", "zweiter\nüber zwei Zeilen", "третий", "四番目 🙂"]
@@ -161,10 +161,10 @@ def test_C8_what_runs_have_written_inside_a_source_is_left_out_and_said(tmp_path
     (tmp_path / "run.json").write_text("{}")
     notices: list[str] = []
     assert [file.path.name for file in find_files([str(tmp_path)], notices.append)] == ["b.jsonl"]
-    told = f"{tmp_path}: 1 run folder left out (in runs)"
-    assert told in notices
+    reported = f"{tmp_path}: 1 run folder left out (in runs)"
+    assert reported in notices
     assert [path.name for path in line_files(tmp_path)] == ["b.jsonl", "run.json"]
-    assert left_out(tmp_path) == [told]
+    assert left_out(tmp_path) == [reported]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from sm_llm.data.prepare import long_text, prepare, readers, tokenizer_choice
+from sm_llm.data.prepare import long_text, prepare_rows, readers, tokenizer_choice
 from sm_llm.data.prepare.documents import is_held_out
 from sm_llm.data.prepare.encode import Ids, Offsets
 from sm_llm.data.prepare.encode import Tokenizer as Ours
 from sm_llm.data.prepare.long_text import encode_long
 from sm_llm.data.rows import RowsFolder
 from sm_llm.errors import DataError
-from sm_llm.launcher.display.rows_closing import rows_sentence
+from sm_llm.launcher.display.rows_summary import rows_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,9 +72,9 @@ def test_E19_one_row_cannot_be_divided(run_prepare: Run, tmp_path: Path) -> None
 
 def test_E19_the_closing_line_counts_what_is_held_out(run_prepare: Run, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the cat sat on a mat " * 100)
-    told = rows_sentence(run_prepare(tmp_path / "a.txt", validation_fraction=0.1))
+    reported = rows_sentence(run_prepare(tmp_path / "a.txt", validation_fraction=0.1))
     rows = [len(RowsFolder.open(tmp_path / "out" / name)) for name in ("train", "validation")]
-    assert told == f"{rows[0]} rows of 16 tokens to train on, {rows[1]} rows (1 document) held out for validation"
+    assert reported == f"{rows[0]} rows of 16 tokens to train on, {rows[1]} rows (1 document) held out for validation"
     assert "none held out for validation" in rows_sentence(run_prepare(tmp_path / "a.txt"))
 
 
@@ -182,7 +182,7 @@ def test_a_file_read_in_parts_gives_the_rows_of_one_read_at_once(
         (long_text, "PIECE", 1000),
     ):
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(prepare, "LONG_BYTES", 5000)
+    monkeypatch.setattr(prepare_rows, "LONG_BYTES", 5000)
     parts = run_prepare(folder, **fields)
     assert parts == whole
     assert parts["documents"]["rejected"] == {"empty": 1, "not_utf8": 1}
@@ -223,7 +223,7 @@ def test_a_tokenizer_is_trained_on_files_read_in_parts(
 MEASURE = """
 import re, sys
 from pathlib import Path
-from sm_llm.data.prepare.prepare import prepare
+from sm_llm.data.prepare.prepare_rows import prepare
 from sm_llm.spec.tasks import PrepareTask
 task = PrepareTask(sources=[sys.argv[1]], seq_length=512, tokenizer=sys.argv[2], validation_fraction=0.3)
 prepare(task, Path(sys.argv[3]), lambda _: None)

@@ -15,7 +15,7 @@ import pytest
 
 from sm_llm.data.loader import Batches, open_source
 from sm_llm.data.source import Source, StreamSource
-from sm_llm.data.text_blocks import Place, TextBlocks, open_dataset
+from sm_llm.data.text_blocks import StreamPosition, TextBlocks, open_dataset
 from sm_llm.errors import DataError
 from sm_llm.spec.training import StreamData
 
@@ -48,7 +48,7 @@ def steps(data: StreamData, tokenizer: Path, count: int, **where: Any) -> tuple[
 
 def documents(data: StreamData, rank: int, degree: int, epochs: int = 1, size: int = 64) -> list[str]:
     found: list[str] = []
-    for block in TextBlocks(open_dataset(data, "train", rank, degree), "text", size).read(Place()):
+    for block in TextBlocks(open_dataset(data, "train", rank, degree), "text", size).read(StreamPosition()):
         if block.place.epoch == epochs:
             return found
         found.extend(block.texts)
@@ -178,7 +178,7 @@ def test_rows_are_the_documents_with_end_tokens(data: StreamData, tokenizer: Pat
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"degree": 3}, "degree was 2, is 3"),
         ({"rank": 1}, "rank was 0, is 1"),
@@ -187,12 +187,12 @@ def test_rows_are_the_documents_with_end_tokens(data: StreamData, tokenizer: Pat
     ],
 )
 def test_a_position_of_another_stream_is_refused(
-    data: StreamData, tokenizer: Path, change: dict[str, Any], told: str
+    data: StreamData, tokenizer: Path, change: dict[str, Any], reported: str
 ) -> None:
     _, state = steps(data, tokenizer, 2, rank=0, degree=2)
     where = {"rank": 0, "degree": 2, **{key: change[key] for key in change if key in ("rank", "degree")}}
     fields = {key: change[key] for key in change if key not in where}
-    with pytest.raises(DataError, match=f"belongs to another stream .*{told}"):
+    with pytest.raises(DataError, match=f"belongs to another stream .*{reported}"):
         steps(data.model_copy(update=fields), tokenizer, 1, **where, state=state)
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.run import Run
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
 
 PUBLISH = """
 import json, os, pathlib, sys, time
 from sm_llm.contract.job_file import JobFile
-from sm_llm.runs.liveness import hold
+from sm_llm.runs.run_lock import hold
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store

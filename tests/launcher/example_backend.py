@@ -77,9 +77,9 @@ class ExampleBackend:
         return str(folder)
 
     def describe(self, home: Any) -> Any:
+        from sm_llm.launcher.attempt_outcome import Evidence, judge, record_outcome
         from sm_llm.launcher.backends.base import NativeState
-        from sm_llm.launcher.outcome import Evidence, judge, settle
-        from sm_llm.runs.states import RunState
+        from sm_llm.runs.run_states import RunState
 
         record = home.record()
         last = record.attempts[-1]
@@ -90,8 +90,8 @@ class ExampleBackend:
         native = NativeState(states.get(raw, RunState.UNKNOWN), raw)
         if not native.state.is_final:
             return native
-        ending = settle(home, last, judge(home, record.run_id, last.number, Evidence(native.state, raw)))
-        return NativeState(ending.state, ending.reason or "")
+        outcome = record_outcome(home, last, judge(home, record.run_id, last.number, Evidence(native.state, raw)))
+        return NativeState(outcome.state, outcome.reason or "")
 
     def logs(self, home: Any, attempt: int, wanted: Any, still_running: Callable[[], bool]) -> Iterator[str]:
         del still_running
@@ -111,4 +111,4 @@ class ExampleBackend:
         return NativeJob(f"example://{match[1]}", lambda: json.loads(request.read_text())["job"]["run_uri"])
 
 
-table.BACKENDS["example"] = table.Row(ExampleOptions, f"{__name__}:ExampleBackend")
+table.BACKENDS["example"] = table.BackendEntry(ExampleOptions, f"{__name__}:ExampleBackend")

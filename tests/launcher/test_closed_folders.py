@@ -12,7 +12,7 @@ import pytest
 from sm_llm.errors import LaunchRefused
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.run import Run
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from tests.launcher.conftest import SYNTHETIC
 
 if TYPE_CHECKING:

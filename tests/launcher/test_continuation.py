@@ -18,10 +18,10 @@ import yaml
 from sm_llm.contract.job_file import BREAK_ENVIRONMENT, JobFile
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
-from sm_llm.launcher.display.closing import closing
+from sm_llm.launcher.display.summary import print_summary
 from sm_llm.launcher.run import Run
 from sm_llm.launcher.unfinished import UnfinishedRun
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,10 +127,10 @@ def edit_model(folder: Path, name: str = "model", **changes: Any) -> str:
 def test_F1_a_resume_with_another_model_is_refused_and_writes_nothing(folder: Path, changes: dict[str, Any]) -> None:
     run = run_of(folder)
     before = state_of(run)
-    with pytest.raises(PlanError) as told:
+    with pytest.raises(PlanError) as reported:
         run.resume(f"task.model.path={edit_model(folder, 'other', **changes)}")
     field = "rope_parameters" if "rope_theta" in changes else next(iter(changes))
-    assert f"task.model.config.{field}" in str(told.value)
+    assert f"task.model.config.{field}" in str(reported.value)
     assert state_of(run) == before
 
 
@@ -180,9 +180,9 @@ def test_A1_fewer_steps_than_the_checkpoint_has_done_are_refused_at_launch_with_
         (4, lambda: api.launch(spec(folder, max_steps=4, optim={"schedule_steps": 90}, **started), new=True)),
     ]
     for steps, launch in asked:
-        with pytest.raises(PlanError) as told:
+        with pytest.raises(PlanError) as reported:
             launch()
-        (fault,) = told.value.issues
+        (fault,) = reported.value.issues
         assert fault.path == "task.max_steps"
         assert f"asks for {steps} steps in all, and the checkpoint has done 6" in str(fault)
         assert "task.max_steps=12" in fault.remedy
@@ -242,8 +242,8 @@ def test_F1_rows_of_another_folder_and_rows_edited_in_place_are_refused_and_rena
     ended(again)
     from sm_llm.runs.events.events import read_events
 
-    told = [it["message"] for it in read_events(again.events) if it["kind"] == "notice"]
-    assert "continued with changes: task.optim.betas: [0.9, 0.95] -> [0.8, 0.9] (optimiser)" in told
+    reported = [it["message"] for it in read_events(again.events) if it["kind"] == "notice"]
+    assert "continued with changes: task.optim.betas: [0.9, 0.95] -> [0.8, 0.9] (optimiser)" in reported
     assert again.checkpoints()[-1].step == 9
 
 
@@ -296,14 +296,14 @@ def test_F3_fit_beside_an_unfinished_run_of_another_specification_is_refused(
     run = run_of(folder)
     before = state_of(run)
     others = ["task.max_steps=null"] if override.startswith("task.max_tokens") else []
-    with pytest.raises(UnfinishedRun) as told:
+    with pytest.raises(UnfinishedRun) as reported:
         api.launch(spec(folder), *others, override)
-    words = str(told.value)
+    words = str(reported.value)
     name = override.partition("=")[0].removesuffix(".config")
     for expected in (run.id, "at step 6", name, f"sm-llm resume {run.uri}", "--new"):
         assert expected in words
     assert ("Continue it with the changes" in words) is continues
-    assert told.value.run.uri == run.uri
+    assert reported.value.run.uri == run.uri
     assert state_of(run) == before
     assert len(list((folder / "runs").iterdir())) == 1
 
@@ -342,7 +342,7 @@ def closing_text(run: Run) -> str:
 
     console = Console(width=200)
     with console.capture() as captured:
-        closing(run, console, None)
+        print_summary(run, console, None)
     return captured.get()
 
 
@@ -371,16 +371,16 @@ def test_A2_in_a_terminal_fit_asks(folder: Path) -> None:
     command = [sys.executable, "-m", "sm_llm.cli", "fit", str(folder / "job.yaml"), "task.optim.eps=1e-6"]
     fit = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
-    told = b""
-    while b"[q]uit" not in told:
-        told += os.read(leader, 4096)
+    reported = b""
+    while b"[q]uit" not in reported:
+        reported += os.read(leader, 4096)
     os.write(leader, b"q\n")
     with contextlib.suppress(OSError):  # the other end is closed
         while more := os.read(leader, 4096):
-            told += more
+            reported += more
     assert fit.wait(60) == 1
     os.close(leader)
-    assert b"is unfinished" in told
+    assert b"is unfinished" in reported
     assert len(list((folder / "runs").iterdir())) == 1
     piped = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False)
     assert piped.returncode == 2

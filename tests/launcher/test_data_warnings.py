@@ -47,8 +47,8 @@ SYNTHETIC = {"format": "synthetic", "seq_length": 4, "rows": 50}
 
 @pytest.mark.parametrize(("size", "warns"), [(512, False), (500, False), (390, False), (300, True), (20, True)])
 def test_C7_a_tokenizer_far_smaller_than_the_vocabulary_is_warned_of(size: int, warns: bool, tmp_path: Path) -> None:
-    told = warned(data=SYNTHETIC, tokenizer=tokenizer(tmp_path / "t", size))
-    assert (f"task.tokenizer: {size:,} tokens, but the model's vocabulary has 512" in told) == warns
+    reported = warned(data=SYNTHETIC, tokenizer=tokenizer(tmp_path / "t", size))
+    assert (f"task.tokenizer: {size:,} tokens, but the model's vocabulary has 512" in reported) == warns
     rows = write_rows(tmp_path / "rows", [[1, 2, 3, 4], [4, 3, 2, 1]], vocabulary=size)
     assert (f"task.data.train: {size:,} tokens, but the model's vocabulary has 512" in warned(data=rows)) == warns
 
@@ -64,16 +64,16 @@ def test_C7_a_tokenizer_larger_than_the_vocabulary_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "reported"),
     [
         ([[1, 2, 3, 4]], "the data hold a single row"),
         ([[1, 2, 3, 4]] * 5, "all 5 rows are the same row"),
         ([[1, 2, 3, 4]] * 5 + [[1, 2, 3, 5]], None),
     ],
 )
-def test_C7_one_row_again_and_again_is_warned_of(rows: list[list[int]], told: str | None, tmp_path: Path) -> None:
+def test_C7_one_row_again_and_again_is_warned_of(rows: list[list[int]], reported: str | None, tmp_path: Path) -> None:
     found = warned(data=write_rows(tmp_path / "rows", rows))
-    assert told in found if told else "by heart" not in found
+    assert reported in found if reported else "by heart" not in found
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -81,16 +81,16 @@ def test_C7_the_same_of_line_files(compressed: bool, tmp_path: Path) -> None:
     folder = tmp_path / "lines"
     folder.mkdir()
 
-    def told(*rows: list[int]) -> str:
+    def reported(*rows: list[int]) -> str:
         body = "".join(json.dumps({"input_ids": row}) + "\n" for row in rows).encode()
         (folder / ("a.json.gz" if compressed else "a.json")).write_bytes(gzip.compress(body) if compressed else body)
         return warned(data=json_rows(folder))
 
-    assert "the data hold a single row" in told([1, 2, 3])
-    assert "the first 3 lines are the same row" in told(*[[1, 2, 3]] * 3)
-    assert "by heart" not in told([1, 2, 3], [1, 2, 4])
-    assert "by heart" not in told([1] * 5)  # cut into two rows
+    assert "the data hold a single row" in reported([1, 2, 3])
+    assert "the first 3 lines are the same row" in reported(*[[1, 2, 3]] * 3)
+    assert "by heart" not in reported([1, 2, 3], [1, 2, 4])
+    assert "by heart" not in reported([1] * 5)  # cut into two rows
     (folder / "_other.json").write_text('{"input_ids": [7]}\n')
-    assert "the data hold a single row" in told([1, 2, 3])
+    assert "the data hold a single row" in reported([1, 2, 3])
     (folder / "b.jsonl").write_text("[broken")
-    assert "by heart" not in told([1, 2, 3])
+    assert "by heart" not in reported([1, 2, 3])

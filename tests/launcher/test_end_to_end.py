@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from sm_llm.launcher.find_runs import attach
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -299,8 +299,8 @@ def address_of(request: dict[str, Any]) -> Any:
     (tag,) = [it["Value"] for it in request["Tags"] if it["Key"] == "sm_llm:run"]
     sent = request["HyperParameters"].get("sm_llm_run")
     if sent is not None:
-        told = json.loads(sent) if isinstance(sent, str) else sent
-        assert told == tag
+        reported = json.loads(sent) if isinstance(sent, str) else sent
+        assert reported == tag
     return tag
 
 
@@ -467,14 +467,14 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_stored(source: str, c
 
 @pytest.mark.integration
 def test_a_second_fit_and_a_job_name_of_ones_own_are_found_by_their_runs(source: str, cloud: list[Any]) -> None:
-    from sm_llm.runs.run_home import home_of
+    from sm_llm.runs.run_store import run_store_at
 
     est = built("prepare", source)
     est.fit(wait=False)
     est.fit(wait=False, job_name="mine")
     sent = cloud[-1][1]
     assert {"Key": "sm_llm:run", "Value": est.run_uri} in sent["Tags"]
-    assert home_of(est.run_uri).record().attempts[0].native_id == "us-east-1/mine"
+    assert run_store_at(est.run_uri).record().attempts[0].native_id == "us-east-1/mine"
 
 
 @pytest.mark.parametrize("name", ["dependencies", "source_dir", "entry_point"])

@@ -15,7 +15,7 @@ import pytest
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher import api
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

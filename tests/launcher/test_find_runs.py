@@ -43,19 +43,19 @@ def test_E18_a_name_is_found_in_the_default_storage_and_in_runs_beside_it(
     runs: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = done(runs)
-    with pytest.raises(SubmitError) as told:
+    with pytest.raises(SubmitError) as reported:
         attach("fake")
-    assert f"no run 'fake' in {tmp_path / 'here/runs'} (runs there: none)" in str(told.value)
+    assert f"no run 'fake' in {tmp_path / 'here/runs'} (runs there: none)" in str(reported.value)
     assert attach("fake", storage=tmp_path / "runs").id == first.id
     monkeypatch.setenv("SM_LLM_STORAGE", str(tmp_path / "runs"))
     assert attach("fake").id == first.id
     newer = done(runs, storage="./runs")
     assert attach("fake").id == newer.id
     assert attach(first.id).uri == first.uri
-    with pytest.raises(SubmitError) as told:
+    with pytest.raises(SubmitError) as reported:
         attach("other")
     for place, run in ((tmp_path / "runs", first), (tmp_path / "here/runs", newer)):
-        assert f"{place} (runs there: {run.id})" in str(told.value)
+        assert f"{place} (runs there: {run.id})" in str(reported.value)
 
 
 def test_E18_a_name_of_several_runs_says_which_and_what_else_is_not_finished(

@@ -19,17 +19,17 @@ from typer.testing import CliRunner
 
 from sm_llm import cli
 from sm_llm.errors import SmLlmError
-from sm_llm.launcher.display.lines import event_line
-from sm_llm.launcher.display.report import attempts_table, checkpoints_table, metrics_table, runs_table, status_table
+from sm_llm.launcher.attempt_outcome import failures_in_events
+from sm_llm.launcher.display.formatting import event_line
+from sm_llm.launcher.display.tables import attempts_table, checkpoints_table, metrics_table, runs_table, status_table
 from sm_llm.launcher.find_runs import ls
-from sm_llm.launcher.observe.metrics import to_json
-from sm_llm.launcher.outcome import failures_in_events
+from sm_llm.launcher.observe.run_metrics import to_json
 from sm_llm.launcher.run import Run
+from sm_llm.runs.events import checkpoints, failures
 from sm_llm.runs.events import events as module
-from sm_llm.runs.events import published, trouble
 from sm_llm.runs.events.events import encode, read_events
 from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.loading.load import load
 from tests.fixtures.foreign import alterations, altered
 
@@ -63,18 +63,18 @@ EVENTS: list[module.Event] = [
     module.Throughput(1, 1.0, 1.0, 0.1, 1.0, 0.1, 5, 5),
     module.Validation(1, 2.0, 7.4, 4),
     module.Logged(1, {"accuracy": 0.5}),
-    published.CheckpointPublished(1, "uri", 5, 1.0, 1.0),
-    published.PublicationLate(1, 5.0, 2, 1, "the store does not answer"),
+    checkpoints.CheckpointPublished(1, "uri", 5, 1.0, 1.0),
+    checkpoints.PublicationLate(1, 5.0, 2, 1, "the store does not answer"),
     module.Progress("restore", 1.0, 2.0),
-    module.Account(ACCOUNT),
+    module.DataPrepared(ACCOUNT),
     module.Sample("prompt", "text"),
-    trouble.CheckpointRestored(1, 2.0, 5, 7),
-    trouble.Recovered(2, 60.0, 40.0, 25.0, 15.0, 10.0, 5.0, 5.0),
-    trouble.Stalled(1.0, 1.0, [1], [2], "detail"),
-    trouble.Failed("killed", "by signal 9", 0, 0, "host", 1, ""),
-    trouble.Stopped(1, "SIGTERM", None),
+    failures.CheckpointRestored(1, 2.0, 5, 7),
+    failures.Recovered(2, 60.0, 40.0, 25.0, 15.0, 10.0, 5.0, 5.0),
+    failures.Stalled(1.0, 1.0, [1], [2], "detail"),
+    failures.Failed("killed", "by signal 9", 0, 0, "host", 1, ""),
+    failures.Stopped(1, "SIGTERM", None),
     module.StopRequested(True),
-    published.NothingDone("was published", "uri"),
+    checkpoints.NothingDone("was published", "uri"),
     module.AttemptEnded("failed", "why", 0),
 ]
 LINES = [encode(event, attempt=1, at=1e9) for event in EVENTS]

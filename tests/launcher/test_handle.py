@@ -15,10 +15,10 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import CheckpointError, RunFailed, RunNotFound, SmLlmError, SubmitError
 from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.lifecycle import differences
-from sm_llm.launcher.observe.metrics import to_json
+from sm_llm.launcher.observe.run_metrics import to_json
 from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.storage.publication.pins import pinned
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def test_resuming_at_an_earlier_step_takes_the_later_checkpoints_back(fakes: Fak
 @pytest.mark.parametrize("step", [None, 3])
 def test_a_requested_resume_that_finds_nothing_is_an_error(fakes: Fakes, step: int | None) -> None:
     run = stopped(fakes, *([] if step is None else [2, 4]))
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as reported:
         run.resume(step=step)
-    words = str(told.value)
+    words = str(reported.value)
     assert ("no usable checkpoint of step 3" in words and "Usable steps: 2, 4" in words) or "sm-llm rerun" in words
     assert len(run.attempts) == 1
 
@@ -272,7 +272,7 @@ def test_the_record_tells_what_was_sent_read_and_reached(fakes: Fakes, tmp_path:
 
 
 def test_a_manifest_follows_the_content_and_of_large_inputs_the_listing(tmp_path: Path) -> None:
-    from sm_llm.launcher.planning.inputs import manifest
+    from sm_llm.launcher.planning.job_inputs import manifest
 
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a").write_text("one")
@@ -291,7 +291,7 @@ def test_a_manifest_follows_the_content_and_of_large_inputs_the_listing(tmp_path
 
 
 def test_C8_a_run_inside_an_input_is_no_part_of_what_was_read(tmp_path: Path) -> None:
-    from sm_llm.launcher.planning.inputs import manifest
+    from sm_llm.launcher.planning.job_inputs import manifest
 
     (tmp_path / "a.txt").write_text("text")
     before = manifest(tmp_path)
@@ -461,7 +461,7 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
         assert found["torn"].state is RunState.UNKNOWN
         assert "version 99" in str(found["torn"].reason)
         json.dumps([it.to_json() for it in found.values()], allow_nan=False)
-        from sm_llm.launcher.display.report import runs_table
+        from sm_llm.launcher.display.tables import runs_table
 
         assert runs_table(list(found.values())).row_count == 3
     finally:
@@ -475,7 +475,7 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
 
 
 def test_a_glance_reads_only_the_ends_of_a_long_log(tmp_path: Path) -> None:
-    from sm_llm.launcher.observe.metrics import glance, summarise
+    from sm_llm.launcher.observe.run_metrics import glance, summarise
     from sm_llm.runs.events import events as ev
 
     log = ev.EventWriter(tmp_path / "attempt-1-rank0.jsonl", 1)

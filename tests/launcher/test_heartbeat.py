@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.backends.local.reporting import report
+from sm_llm.launcher.backends.local.store_heartbeat import store_tasks
 from sm_llm.runs import heartbeat
-from sm_llm.runs.replication.courier import ROUND_SECONDS, Courier
-from sm_llm.runs.run_home import home_of
+from sm_llm.runs.replication.periodic_task import ROUND_SECONDS, PeriodicTask
+from sm_llm.runs.run_store import run_store_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
 
 
 @pytest.fixture
-def home(bucket: str, fault_proxy: Any) -> RunHome:
-    return home_of(f"s3://{bucket}/runs/x", {"endpoint_url": fault_proxy.endpoint})
+def home(bucket: str, fault_proxy: Any) -> RunStore:
+    return run_store_at(f"s3://{bucket}/runs/x", {"endpoint_url": fault_proxy.endpoint})
 
 
 @pytest.fixture
-def couriers(home: RunHome, fault_proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Courier]]:
+def periodics(home: RunStore, fault_proxy: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PeriodicTask]]:
     """What reports an attempt, in quick rounds, with a beat in each."""
-    monkeypatch.setitem(Courier.__init__.__kwdefaults__, "round_seconds", 0.01)
+    monkeypatch.setitem(PeriodicTask.__init__.__kwdefaults__, "round_seconds", 0.01)
     monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.0)
-    found = report(home, 1)
+    found = store_tasks(home, 1)
     yield found
     fault_proxy.set()
     for it in found:  # to their end: what they have to tell is nothing for the next test's output
@@ -61,10 +61,10 @@ def test_a_beat_is_sent_again_soon_when_the_store_hangs(
 
 @pytest.mark.parametrize("held_up", ["GET .*/stop", "GET .*prefix=runs.*events"])
 def test_a_run_beats_while_its_other_messages_hang(
-    couriers: list[Courier], fault_proxy: Any, rule: Any, held_up: str
+    periodics: list[PeriodicTask], fault_proxy: Any, rule: Any, held_up: str
 ) -> None:
     fault_proxy.set(rule(held_up, "hold", count=10**6))
-    for it in couriers:
+    for it in periodics:
         it.start()
     wait_for(fault_proxy, held_up, 1)
     wait_for(fault_proxy, "PUT .*/alive", fault_proxy.count("PUT .*/alive") + 3)

@@ -13,7 +13,7 @@ import pytest
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def traces(storage: Path) -> list[str]:
     return [str(path) for path in files if TOKEN.encode() in path.read_bytes()]
 
 
-def told(run: Run) -> str:
+def reported(run: Run) -> str:
     """What the reading commands say of a run."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
@@ -85,7 +85,7 @@ def test_HP21_the_token_reaches_the_hub_and_is_written_nowhere(hub: Hub, planted
     assert (run.result / "config.json").is_file()
     assert hub.authorizations["127.0.0.1", f"Bearer {TOKEN}"]
     assert traces(planted) == []
-    assert TOKEN not in told(run) + json.dumps([it.to_json() for it in dry]) + repr(dry)
+    assert TOKEN not in reported(run) + json.dumps([it.to_json() for it in dry]) + repr(dry)
     assert '"HF_TOKEN": "env:PLANTED"' in (run.root / "job.json").read_text()
     assert commit in "\n".join(run.logs())
 
@@ -97,7 +97,7 @@ def test_HP21_a_failing_job_does_not_tell_the_token_either(hub: Hub, planted: Pa
     assert "Accept the licence at" in (run.failure_message() or "")
     assert "public gated repos" in (run.failure_message() or ""), "a token was sent"
     assert traces(planted) == []
-    assert TOKEN not in told(run)
+    assert TOKEN not in reported(run)
 
 
 def test_a_secret_that_is_not_there_is_told_before_anything_is_started(planted: Path) -> None:

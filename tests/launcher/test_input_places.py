@@ -66,16 +66,16 @@ def test_a_mistyped_address_in_S3_is_told_and_a_prefix_is_a_folder(s3_server: An
         assert look(endpoint, {**texts, "sources": [f"{base}/{place}"]}) == "", place
     assert look(endpoint, rows(f"{base}/rows/")) == ""
     for place in ("row", "rows/rows", "texts/a"):
-        told = look(endpoint, rows(f"{base}/{place}"))
+        reported = look(endpoint, rows(f"{base}/{place}"))
         problem = "is not there: no object has this name, and none lies below it"
-        assert told.startswith(f"task.data.train (Python): {problem} (got '{base}/{place}')")
+        assert reported.startswith(f"task.data.train (Python): {problem} (got '{base}/{place}')")
     assert "the bucket does not exist" in look(endpoint, rows("s3://no-such-bucket/rows"))
 
 
 def test_every_place_is_told_at_once_and_a_named_input_once(s3_server: Any, base: str) -> None:
     task = train(data={"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/no"})
-    told = look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/nothing"}})
-    assert [line.split()[1] for line in told.splitlines()[1:]] == ["inputs.corpus", "task.data.validation"]
+    reported = look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/nothing"}})
+    assert [line.split()[1] for line in reported.splitlines()[1:]] == ["inputs.corpus", "task.data.validation"]
     assert "task.data.train" in look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/rows"}})
 
 
@@ -83,11 +83,11 @@ def test_S12_6g_rows_are_what_prepare_writes(s3_server: Any, base: str) -> None:
     endpoint = s3_server.endpoint
     problem = "holds no rows: there is no state.json and no dataset_info.json"
     for place in ("rows-2", "texts/a.txt", "sets"):
-        told = look(endpoint, rows(f"{base}/{place}"))
-        assert told.startswith(f"task.data.train (Python): {problem}"), place
+        reported = look(endpoint, rows(f"{base}/{place}"))
+        assert reported.startswith(f"task.data.train (Python): {problem}"), place
     data = {"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/sets"}
-    told = look(endpoint, train(data=data), inputs={"corpus": {"uri": f"{base}/sets"}})
-    assert told.startswith("task.data.validation (Python): holds no rows")
+    reported = look(endpoint, train(data=data), inputs={"corpus": {"uri": f"{base}/sets"}})
+    assert reported.startswith("task.data.validation (Python): holds no rows")
     lines = {"format": "json_rows", "seq_length": 16, "train": f"{base}/texts"}
     assert look(endpoint, train(data=lines)) == ""
 
@@ -98,26 +98,26 @@ def test_S12_12_a_manifest_is_searched_for_and_what_it_lists_is_not(s3_server: A
     backend = {"name": "sagemaker", "role": role, "region": "us-east-1", "max_run_seconds": 3600}
     more = {"backend": backend, "compute": {"instance_type": "ml.m5.2xlarge"}, "storage": f"{base}/runs"}
 
-    def told(place: str) -> str:
+    def reported(place: str) -> str:
         inputs = {"corpus": {"uri": f"{base}/{place}", "data_type": "ManifestFile"}}
         return look(s3_server.endpoint, train(data=data), inputs=inputs, **more)
 
-    assert told("texts/a.txt") == ""
-    assert told("texts/b.txt").startswith("inputs.corpus (Python): is not there")
+    assert reported("texts/a.txt") == ""
+    assert reported("texts/b.txt").startswith("inputs.corpus (Python): is not there")
 
 
 def test_S12_6f_a_wheelhouse_holds_wheels(s3_server: Any, base: str) -> None:
     role = "arn:aws:iam::111122223333:role/train"
 
-    def told(place: str) -> str:
+    def reported(place: str) -> str:
         backend = {"name": "sagemaker", "role": role, "region": "us-east-1", "wheelhouse": f"{base}/{place}"}
         compute = {"instance_type": "ml.m5.2xlarge"}
         more = {"backend": {**backend, "max_run_seconds": 3600}, "compute": compute, "storage": f"{base}/runs"}
         return look(s3_server.endpoint, train(), **more)
 
-    assert told("wheels") == ""
-    assert "backend.wheelhouse (Python): is not there" in told("none")
-    assert "backend.wheelhouse (Python): holds no wheel" in told("texts")
+    assert reported("wheels") == ""
+    assert "backend.wheelhouse (Python): is not there" in reported("none")
+    assert "backend.wheelhouse (Python): holds no wheel" in reported("texts")
 
 
 def test_a_checkpoint_to_start_from_must_be_one(s3_server: Any, base: str, tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ def test_E20_plan_names_what_it_could_not_check(s3_server: Any, base: str, monke
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     without = plan_of(rows(f"{base}/typo"), s3_server.endpoint, "storage=s3://no-such-bucket/runs")
     assert without.exit_code == 0
-    told = f"storage=s3://no-such-bucket/runs, task.data.train={base}/typo"
-    assert without.stderr == f"not checked (there are no AWS credentials here): {told}\n"
+    reported = f"storage=s3://no-such-bucket/runs, task.data.train={base}/typo"
+    assert without.stderr == f"not checked (there are no AWS credentials here): {reported}\n"
 
 
 def test_a_store_that_does_not_answer_is_asked_once(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from tests.launcher.conftest import SYNTHETIC
 
 if TYPE_CHECKING:

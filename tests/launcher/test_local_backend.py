@@ -17,9 +17,9 @@ from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.local.backend import LocalBackend, Machine, this_machine
 from sm_llm.launcher.backends.local.container import PORT, clear_scratch, lay_out
 from sm_llm.launcher.backends.local.processes import reserved_port
-from sm_llm.launcher.planning.inputs import absolute_inputs
+from sm_llm.launcher.build_submission import build_submission
+from sm_llm.launcher.planning.job_inputs import absolute_inputs
 from sm_llm.launcher.planning.planner import plan
-from sm_llm.launcher.stage import stage
 from sm_llm.runs.run_paths import RunPaths, mint_run_id
 from sm_llm.spec.job import JobSpec
 
@@ -161,14 +161,14 @@ def test_local_inputs_become_absolute_paths_and_channels(tmp_path: Path, monkeyp
 
 
 def test_staging_numbers_the_next_attempt_and_keeps_the_records_digest(tmp_path: Path) -> None:
-    from sm_llm.launcher.stage import new_record
-    from sm_llm.runs.run_home import FolderHome
+    from sm_llm.launcher.build_submission import new_record
     from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.run_store import FolderRunStore
 
     (it,) = plan(JOB)
     record = new_record("job-1", it.job, "digest", {}, [], created=1.0)
     record = record.with_attempt(Attempt(number=1, native_id="1", started=1.0))
-    job = stage(it, FolderHome(tmp_path), record).job
+    job = build_submission(it, FolderRunStore(tmp_path), record).job
     assert (job.run_id, job.attempt, job.spec_digest, job.run_uri) == ("job-1", 2, "digest", str(tmp_path))
 
 
@@ -176,7 +176,7 @@ def test_staging_numbers_the_next_attempt_and_keeps_the_records_digest(tmp_path:
 def test_a_user_may_keep_the_git_diff_out_of_records(
     asked: str, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sm_llm.launcher.stage import new_record
+    from sm_llm.launcher.build_submission import new_record
 
     for command in (["init", "-q"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@y", "commit", "-qm", "x"]):
         (tmp_path / "train.py").write_text("rate = 1\n")

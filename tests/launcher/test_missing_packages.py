@@ -68,9 +68,9 @@ def test_every_verb_says_what_is_missing_in_one_line(lacking: str, tmp_path: Pat
     found = json.loads(done.stdout)
     faults = {call: words for call, (code, words) in found.items() if code == 99 or "Traceback" in words}
     assert not faults, "these calls end in a traceback"
-    told = {call: words for call, (_, words) in found.items() if "pip install 'sm_llm[" in words}
+    reported = {call: words for call, (_, words) in found.items() if "pip install 'sm_llm[" in words}
     assert not [words for _, words in found.values() if "not installed" in words and "pip install" not in words]
-    for call, words in told.items():
+    for call, words in reported.items():
         if call.startswith("sm-llm plan") or "--dry-run" in call:  # what can be shown is shown, then comes the refusal
             words = words[words.index("error: ") :]
         if words.startswith("error: 2 issues:"):  # a line for each step of a workflow
@@ -78,6 +78,6 @@ def test_every_verb_says_what_is_missing_in_one_line(lacking: str, tmp_path: Pat
         assert words.count("\n") == (2 if "--resume-proof" in call else 1), f"{call}: {words}"
     assert [it.name for it in (tmp_path / "runs").iterdir()] == [run.id], "what could not start left nothing behind"
     for call in EXPECTED[lacking]:
-        assert any(it.startswith(call) for it in told), (
+        assert any(it.startswith(call) for it in reported), (
             f"{call} is silent: {[found[it] for it in found if it.startswith(call)]}"
         )

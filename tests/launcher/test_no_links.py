@@ -14,8 +14,8 @@ import pytest
 from sm_llm.contract.job_file import JobFile
 from sm_llm.launcher.backends.local.container import lay_out, node_environment
 from sm_llm.runs.results import RESULT_LINK, link_result
-from sm_llm.runs.run_home import FolderHome
 from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.run_store import FolderRunStore
 from sm_llm.spec.job import JobSpec
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_channels_are_links_where_there_are_links(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", ["nothing", "link", "folder"])
 def test_F11_the_result_is_a_folder_of_hard_links(before: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    home = FolderHome(tmp_path / "run")
+    home = FolderRunStore(tmp_path / "run")
     link = home.root / RESULT_LINK
     places = [home.root / "final" / name for name in ("old", "new")]
     for place in places:
@@ -105,7 +105,7 @@ def test_F11_a_run_with_data_and_pretrained_weights_needs_no_links(tmp_path: Pat
     assert not [it for it in run.rglob("*") if it.is_symlink()]
     assert (run / "result" / "config.json").is_file()
     # Its result is sound to start from, whether the folder is named by the run or by a link.
-    told = fit(
+    reported = fit(
         "name=second", f"task.start={{pretrained: {run}/result}}", "task.model.preset=null", "task.model.config={}"
     )
-    assert "pretrained" in told
+    assert "pretrained" in reported

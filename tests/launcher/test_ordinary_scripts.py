@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from sm_llm.launcher import api
-from sm_llm.launcher.display.closing import closing
-from sm_llm.runs.states import RunState
+from sm_llm.launcher.display.summary import print_summary
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -86,7 +86,7 @@ def test_f04_f07_an_ordinary_script_finds_its_arguments_and_inputs_and_its_model
     assert seen["files"] == ["rows.txt"]
     assert [it.step for it in run.checkpoints() if it.valid] == [5]
     console = Console(file=io.StringIO(), width=200)
-    closing(run, console, None)
+    print_summary(run, console, None)
     assert "load_from_disk" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 

@@ -115,14 +115,14 @@ def test_f01_a_hand_written_step_trains_for_every_value_and_for_a_spent_cache(
         assert interpreter.execute(found, **values) == {"train": "ran"}
     (join,) = [it["Value"]["Std:Join"] for it in found["Steps"][0]["Arguments"]["Tags"] if it["Key"] == "sm_llm:run"]
     base = join["Values"][0]
-    told = {}
+    reported = {}
     for values in ("0.001/0", "1e-05/0", "0.001/7"):
         run = attach(f"{base}/{values}")
         steps = [event for event in read_events(run.events) if event["kind"] == "step"]
-        told[values] = (len(steps), steps[0]["loss"], steps[0]["learning_rate"])
+        reported[values] = (len(steps), steps[0]["loss"], steps[0]["learning_rate"])
         assert run.result is not None
-    assert told["1e-05/0"][2] != told["0.001/0"][2]
-    assert told["0.001/7"][1] != told["0.001/0"][1]
+    assert reported["1e-05/0"][2] != reported["0.001/0"][2]
+    assert reported["0.001/7"][1] != reported["0.001/0"][1]
     first = attach(f"{base}/0.001/0")
     assert first.attempts[-1].native_id.endswith("pipelines-x-train-3"), "the fourth execution, whose cache was off"
     assert first.home.store.get("ckpt/retired/pipelines-x-train-0/final.json") is not None

@@ -11,12 +11,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from sm_llm.cli.app import app
+from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.display.live import begin
-from sm_llm.launcher.display.report import plan_table
+from sm_llm.launcher.display.tables import plan_table
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.stage import new_record
-from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_store import run_store_at
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.loading.yaml_text import to_yaml
 
@@ -56,7 +56,7 @@ def fit_shows(found: Plan, storage: Path) -> str:
     """What ``fit`` prints first, of a run that was just recorded."""
     loaded = load({"name": "x", "task": found.job.task.model_dump()}, environ={})
     record = new_record("x-1", loaded.spec, loaded.digest, {}, [found.to_json()], created=0.0)
-    home = home_of(str(storage / "x-1"), {})
+    home = run_store_at(str(storage / "x-1"), {})
     home.create(record)
     console = Console(file=io.StringIO(), width=200)
     begin(Run(home), console)

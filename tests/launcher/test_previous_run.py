@@ -14,7 +14,7 @@ import sm_llm
 from sm_llm.cli import app
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.find_runs import ls
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from tests.golden.previous_run import SPEC, unpack
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.launcher.backends.local.attempt import python_path
 from sm_llm.launcher.lifecycle import begin
 from sm_llm.launcher.run import Run
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:

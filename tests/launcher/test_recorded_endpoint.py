@@ -14,9 +14,9 @@ from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.run import Run
 from sm_llm.runs import locate
-from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_record import Attempt, RunRecord
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import run_store_at
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
 
@@ -150,7 +150,7 @@ def test_4_a_stored_definition_that_is_none_is_an_error_in_words(body: bytes) ->
 
 
 def test_4_an_option_of_a_record_that_is_no_text_is_not_used(aws_environment: None) -> None:
-    home = home_of("s3://bkt/w", S3Options(endpoint_url="http://127.0.0.1:10"))
+    home = run_store_at("s3://bkt/w", S3Options(endpoint_url="http://127.0.0.1:10"))
     record = workflow(b"").record()
     options = {"region": True, "kms_key_id": False, "shared_with_group": True, "storage_class": "STANDARD"}
     record = record.model_copy(update={"spec": {**record.spec, "storage_options": options}})

@@ -13,7 +13,7 @@ from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.runs.results import link_result, result_place
-from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_store import run_store_at
 from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
 from tests.fixtures.sagemaker_calls import BUCKET, calls, job
@@ -42,7 +42,7 @@ def test_C12_without_links_the_address_still_names_the_folder(tmp_path: Path) ->
     found = local_folder(str(run / "result" / "train"))
     assert found is not None
     assert (found / "x").read_text() == "x"
-    home = home_of(str(run), {})
+    home = run_store_at(str(run), {})
     for _ in range(2):
         link_result(home, result_place(home, "run"))
         assert (run / "result" / "train" / "x").read_text() == "x"

@@ -10,7 +10,7 @@ import pytest
 
 from sm_llm.contract.failure import Cause
 from sm_llm.errors import PlanError
-from sm_llm.launcher.display.closing import _next as next_words
+from sm_llm.launcher.display.summary import _next as next_words
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.spec.comparison.leaves import declared
 from sm_llm.spec.field_classes import FieldClass
@@ -55,8 +55,8 @@ def test_B4_an_ordinary_run_is_repeated_with_another_model(fakes: Any) -> None:
 def test_E20_a_missing_start_is_told_by_its_path(recipe: str) -> None:
     with pytest.raises(PlanError) as raised:
         plan(recipe, "task.start.pretrained=/nope")
-    (told,) = [str(it) for it in raised.value.issues]
-    assert re.search(r"task\.start\.pretrained \(override\): is not there \(got '/nope'\)", told)
+    (reported,) = [str(it) for it in raised.value.issues]
+    assert re.search(r"task\.start\.pretrained \(override\): is not there \(got '/nope'\)", reported)
 
 
 def test_B6_a_failure_of_the_data_does_not_promise_that_changed_data_continue(fakes: Any) -> None:
@@ -64,8 +64,8 @@ def test_B6_a_failure_of_the_data_does_not_promise_that_changed_data_continue(fa
     run = fakes.launch()
     fakes.end(run)
     status = replace(run.status(), reason=f"{Cause.DATA}: step 2: the global batch has no label to learn from")
-    told = next_words(run, status)
-    assert "With the same data continue it from its newest checkpoint, step 1" in told
-    assert f"sm-llm branch {run.uri} task.start.allow_other_data=true" in told
-    assert "the same command continues" not in told
+    reported = next_words(run, status)
+    assert "With the same data continue it from its newest checkpoint, step 1" in reported
+    assert f"sm-llm branch {run.uri} task.start.allow_other_data=true" in reported
+    assert "the same command continues" not in reported
     assert "the same command continues" in next_words(run, run.status())

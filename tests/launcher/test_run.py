@@ -13,17 +13,17 @@ import pytest
 from rich.console import Console
 
 from sm_llm.errors import SmLlmError, StorageError
+from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.display import live, plot
-from sm_llm.launcher.display.lines import event_line
+from sm_llm.launcher.display.formatting import event_line
 from sm_llm.launcher.observe.follow import EventTail
-from sm_llm.launcher.observe.metrics import metric_rows, summarise, to_json
+from sm_llm.launcher.observe.run_metrics import metric_rows, summarise, to_json
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.stage import new_record
 from sm_llm.runs.events import events as ev
-from sm_llm.runs.run_home import FolderHome
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_record import Attempt, RunRecord
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import FolderRunStore
 from sm_llm.spec.job import JobSpec
 from sm_llm.terminal import big, duration, size
 
@@ -91,8 +91,8 @@ def test_status_of_a_failed_run_names_the_reason(root: Path) -> None:
 
 
 def test_OB13_a_run_without_an_end_time_is_still_running_not_a_crash(root: Path) -> None:
-    from sm_llm.launcher.display.report import status_table
-    from sm_llm.runs.liveness import hold
+    from sm_llm.launcher.display.tables import status_table
+    from sm_llm.runs.run_lock import hold
 
     open_attempt = Attempt(number=2, native_id="8", started=100.0)
     RunRecord.update(RunPaths(root).record, lambda record: record.with_attempt(open_attempt))
@@ -147,7 +147,7 @@ def test_following_logs_gives_whole_lines_and_ends_with_the_run(root: Path) -> N
 def test_an_event_tail_gives_every_event_once_and_leaves_partial_lines(root: Path) -> None:
     write(root, 1, step(1, 9.0))
     write(root, 2, step(2, 8.0))
-    tail = EventTail(FolderHome(root), first_attempt=2)
+    tail = EventTail(FolderRunStore(root), first_attempt=2)
     assert [event["step"] for event in tail.new_events()] == [2]
     line = ev.encode(step(3, 7.0), attempt=2, at=0.0) + "\n"
     with RunPaths(root).event_file(2, "rank0").open("a") as stream:

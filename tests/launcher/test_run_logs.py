@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.observe import run_logs
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.stage import new_record
-from sm_llm.runs.liveness import hold
-from sm_llm.runs.run_home import FolderHome
+from sm_llm.runs.run_lock import hold
 from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import FolderRunStore
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Flow:
 
     def __init__(self, root: Path) -> None:
         steps = {name: {"task": TASK} for name in NAMES}
-        self.home = FolderHome(root)
+        self.home = FolderRunStore(root)
         record = new_record(
             "flow-1", WorkflowSpec.model_validate({"name": "flow", "steps": steps}), "", {}, [], created=1.0
         )

@@ -19,7 +19,7 @@ from sm_llm.launcher import api
 from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.run import Run
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     preloaded: Preloaded,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def told(*arguments: str) -> str:
+    def reported(*arguments: str) -> str:
         """What ``sm-llm`` prints, in this process."""
         capfd.readouterr()
         monkeypatch.setattr(sys, "argv", ["sm-llm", *arguments])
@@ -99,16 +99,16 @@ def test_fit_on_two_nodes_in_S3_killed_once_equals_a_run_in_a_folder_bit_for_bit
     assert exact(run) == exact(unbroken)
 
     verbs = ("status", "metrics", "logs", "attempts", "checkpoints")
-    here = [told(verb, run.uri, "--json") for verb in verbs]
+    here = [reported(verb, run.uri, "--json") for verb in verbs]
     events = list(read_events(run.events))
     elsewhere()
     there = Run(run.uri)
-    assert [told(verb, run.uri, "--json") for verb in verbs] == here
+    assert [reported(verb, run.uri, "--json") for verb in verbs] == here
     assert list(read_events(there.events)) == events
     assert there.root != run.root
-    told("plot", run.uri, "-o", str(tmp_path / "plot.png"))
+    reported("plot", run.uri, "-o", str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").stat().st_size > 10_000
-    assert json.loads(told("ls", s3_fakes.storage, "--json"))[0]["step"] == 60
+    assert json.loads(reported("ls", s3_fakes.storage, "--json"))[0]["step"] == 60
 
     got = sm_llm("sync", str(run.result), str(tmp_path / "model"), "--endpoint-url", s3_server.endpoint)
     assert got.returncode == 0, got.stderr

@@ -16,19 +16,19 @@ import pytest
 
 from sm_llm.errors import RunFailed, StorageError, SubmitError
 from sm_llm.launcher.backends.local import processes, workflow
+from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.observe.follow import follow
-from sm_llm.launcher.observe.metrics import to_json
-from sm_llm.launcher.observe.patience import Patience
+from sm_llm.launcher.observe.retry_policy import RetryPolicy
+from sm_llm.launcher.observe.run_metrics import to_json
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.stage import new_record
 from sm_llm.runs import heartbeat
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.liveness import is_anyone_alive
-from sm_llm.runs.run_home import home_of
+from sm_llm.runs.run_lock import is_anyone_alive
 from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.s3_home import S3Home
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import run_store_at
+from sm_llm.runs.s3_run_store import S3RunStore
 from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def test_a_run_goes_on_from_another_machine_only_when_the_first_is_silent(
 
 RACER = """
 import pathlib, sys, time
-from sm_llm.runs.s3_home import S3Home
+from sm_llm.runs.s3_run_store import S3RunStore
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.backends.local.container import PORT, entry_script
 from sm_llm.launcher.run import Run
@@ -181,13 +181,13 @@ uri, worker, gate, name = sys.argv[1], *map(pathlib.Path, sys.argv[2:4]), sys.ar
 local._torchrun = lambda job, node, rendezvous, base: (
     sys.executable, str(entry_script(base, job.task.kind)), str(node), rendezvous, PORT)
 local.entrypoint_source = lambda kind: worker.read_text()
-claim = S3Home.claim
+claim = S3RunStore.claim
 def at_the_gate(*arguments):
     (gate / name).touch()  # it has looked, and found the run free
     while len(list(gate.iterdir())) < 2:
         time.sleep(0.01)
     claim(*arguments)
-S3Home.claim = at_the_gate
+S3RunStore.claim = at_the_gate
 try:
     Run(uri).resume()
 except Exception as error:
@@ -208,9 +208,9 @@ def test_of_two_machines_that_continue_a_run_at_once_one_wins_and_one_line_tells
         command = [sys.executable, "-c", RACER, run.uri, str(tmp_path / "worker.py"), str(tmp_path / "gate"), name]
         environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / name), "WHERE": name}
         racers[name] = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
-    told = {name: racer.communicate(timeout=100)[1].strip() for name, racer in racers.items()}
+    reported = {name: racer.communicate(timeout=100)[1].strip() for name, racer in racers.items()}
     (winner,) = [name for name, racer in racers.items() if racer.returncode == 0]
-    (loser,) = [text for text in told.values() if text]
+    (loser,) = [text for text in reported.values() if text]
     assert len(loser.splitlines()) == 1
     assert loser.startswith(f"SubmitError: {run.id}: another launch was first, and has started attempt 2 on")
     assert s3_fakes.end(run) is RunState.COMPLETED
@@ -297,7 +297,7 @@ def test_a_workflow_in_S3_feeds_its_steps_by_address(s3_fakes: Fakes, elsewhere:
         " assert not job.channels\nprint(job.spec.task.kind); put(None)"
     )
     loaded = load({"name": "flow", "storage": s3_fakes.storage, "storage_options": s3_fakes.options, "steps": steps})
-    home = home_of(f"{s3_fakes.storage}/flow-1", s3_fakes.options)
+    home = run_store_at(f"{s3_fakes.storage}/flow-1", s3_fakes.options)
     home.create(new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0))
     assert workflow.run_workflow(home, processes.Interrupts()).state is RunState.COMPLETED, "\n".join(Run(home).logs())
     elsewhere()
@@ -329,7 +329,7 @@ def test_a_store_that_does_not_answer_is_one_clear_error(
     run.wait()
     assert run.metrics()
     s3_fakes.monkeypatch.setattr(
-        "sm_llm.runs.s3_home.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
+        "sm_llm.runs.s3_run_store.CONFIG", {"connect_timeout": 1, "retries": {"total_max_attempts": 1}}
     )
     s3_fakes.monkeypatch.setenv("SM_LLM_ENDPOINT_URL", "http://127.0.0.1:9")
     capfd.readouterr()
@@ -375,10 +375,10 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
     run = s3_fakes.launch()
     run.wait()
     elsewhere()
-    there, record, describe = Run(run.uri), S3Home.record, Run.describe
+    there, record, describe = Run(run.uri), S3RunStore.record, Run.describe
     looks = iter(range(100))
 
-    def down_in_the_middle(home: S3Home) -> Any:
+    def down_in_the_middle(home: S3RunStore) -> Any:
         if 3 <= next(looks) <= 5:
             raise StorageError(f"{home.uri}: cannot read 'run.json': no answer")
         return record(home)
@@ -387,16 +387,16 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
         found = describe(self)
         return found if next(looks) > 8 else (RunState.RUNNING, None)
 
-    s3_fakes.monkeypatch.setattr(S3Home, "record", down_in_the_middle)
+    s3_fakes.monkeypatch.setattr(S3RunStore, "record", down_in_the_middle)
     s3_fakes.monkeypatch.setattr(Run, "describe", running_at_first)
     if way == "watch":
-        told = [
+        reported = [
             event["message"]
             for it in follow(there, sleep=lambda _: None)
             if it and (event := it[1])["kind"] == "notice"
         ]
-        assert "no answer. The run continues" in told[0]
-        assert told[1:] == ["the run's storage answers again"]
+        assert "no answer. The run continues" in reported[0]
+        assert reported[1:] == ["the run's storage answers again"]
     elif way == "wait":
         assert there.wait(sleep=lambda _: None) is RunState.COMPLETED
     else:
@@ -405,14 +405,14 @@ def test_whoever_follows_a_run_bears_a_store_that_is_down_for_a_while(
 
 
 def test_a_store_that_stays_down_ends_the_following_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sm_llm.launcher.observe.patience.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("sm_llm.launcher.observe.retry_policy.PATIENCE_SECONDS", 0.0)
     fault = StorageError("s3://bucket/runs/job-1: no answer")
-    patience = Patience(home_of("s3://bucket/runs/job-1"))
-    assert patience.bear(fault) is not None
+    retries = RetryPolicy(run_store_at("s3://bucket/runs/job-1"))
+    assert retries.bear(fault) is not None
     with pytest.raises(StorageError, match="no answer"):
-        patience.bear(fault)
+        retries.bear(fault)
     with pytest.raises(StorageError, match="no answer"):
-        Patience(home_of("/runs/job-1")).bear(fault)
+        RetryPolicy(run_store_at("/runs/job-1")).bear(fault)
 
 
 def test_S3_holds_no_secret_of_a_run(s3_fakes: Fakes, bucket: str, s3_server: Any) -> None:

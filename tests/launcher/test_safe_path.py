@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sm_llm
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

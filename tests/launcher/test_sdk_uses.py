@@ -12,7 +12,7 @@ from sm_llm.errors import RunFailed
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
 from sm_llm.launcher.find_runs import attach
 from sm_llm.runs.outcome import STARTING_SECONDS
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from tests.fixtures.sagemaker_calls import BUCKET, TRAIN, calls, job
 from tests.launcher.test_estimator_arguments import refused
 from tests.launcher.test_tuner_checks import RATE, tuned

@@ -14,8 +14,8 @@ import pytest
 
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.find_runs import attach
-from sm_llm.runs.liveness import is_anyone_alive
-from sm_llm.runs.states import EXIT_CODES, RunState
+from sm_llm.runs.run_lock import is_anyone_alive
+from sm_llm.runs.run_states import EXIT_CODES, RunState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,18 +69,18 @@ def test_every_reading_verb_and_stop_work_from_other_shells_while_a_run_goes_on(
     run = fakes.launch()
     fakes.wait_until(lambda: run.status().progress.step >= 3)
     following, watching = started(tmp_path, "logs", "-f", "--tail", "0"), started(tmp_path, "attach", run.id)
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     for verb, options in READING.items():
         done = shell(tmp_path, verb, *options, "--json")
         assert done.returncode == 0, done.stderr
-        told[verb] = json.loads(done.stdout)
-    assert (told["status"]["state"], told["status"]["ended"]) == ("running", None)
-    assert told["status"]["cost"] is None
-    assert [row["state"] for row in told["ls"]] == ["running"]
-    assert [it["number"] for it in told["attempts"]] == [1]
-    assert [(it["step"], it["valid"]) for it in told["checkpoints"]] == [(1, True)]
-    assert told["metrics"][-1]["loss"] == 4.0 / told["metrics"][-1]["step"]
-    assert "Loss:" in told["logs"]["line"]
+        reported[verb] = json.loads(done.stdout)
+    assert (reported["status"]["state"], reported["status"]["ended"]) == ("running", None)
+    assert reported["status"]["cost"] is None
+    assert [row["state"] for row in reported["ls"]] == ["running"]
+    assert [it["number"] for it in reported["attempts"]] == [1]
+    assert [(it["step"], it["valid"]) for it in reported["checkpoints"]] == [(1, True)]
+    assert reported["metrics"][-1]["loss"] == 4.0 / reported["metrics"][-1]["step"]
+    assert "Loss:" in reported["logs"]["line"]
     assert run.paths.plot.is_file()
 
     stop = shell(tmp_path, "stop", run.native_uri)

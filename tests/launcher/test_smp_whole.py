@@ -19,11 +19,11 @@ import transformers
 
 from sm_llm.launcher import api
 from sm_llm.models.config import both_spellings, model_config
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.init_weights import initial_slice
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run

@@ -9,27 +9,27 @@ import pytest
 
 from sm_llm.errors import LaunchRefused, StorageError, SubmitError
 from sm_llm.launcher.submission import Change, MayRun, claimed, submit_workflow
-from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_record import Attempt, RunRecord
+from sm_llm.runs.run_store import run_store_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
 
 SPEC = {"backend": {"name": "local"}, "task": {"kind": "train"}}
 
 
 @pytest.fixture(params=["folder", "s3"])
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> RunHome:
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> RunStore:
     """An empty run, in a folder and in S3."""
     if request.param == "folder":
-        found = home_of(tmp_path / "job-1")
+        found = run_store_at(tmp_path / "job-1")
     else:
         server = request.getfixturevalue("s3_server")
-        found = home_of(f"s3://{request.getfixturevalue('bucket')}/job-1", {"endpoint_url": server.endpoint})
+        found = run_store_at(f"s3://{request.getfixturevalue('bucket')}/job-1", {"endpoint_url": server.endpoint})
     found.create(RunRecord(run_id="job-1", name="job", created=1.0, spec=SPEC, spec_digest="d"))
     return found
 
@@ -37,13 +37,13 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> RunHome:
 class Place:
     """A place where jobs run: ``start`` is what it does with a workflow."""
 
-    def __init__(self, start: Callable[[RunHome, int], str], known_id: str = "") -> None:
+    def __init__(self, start: Callable[[RunStore, int], str], known_id: str = "") -> None:
         self.submit_workflow = start
         self.known_id = known_id
         self.holds = False
 
     @contextmanager
-    def starting(self, home: RunHome, number: int, submission: None) -> Iterator[Attempt]:
+    def starting(self, home: RunStore, number: int, submission: None) -> Iterator[Attempt]:
         assert home.record().next_attempt == number
         self.holds = True
         yield Attempt.claim(number, self.known_id)
@@ -52,23 +52,23 @@ class Place:
     def render_workflow(self, *_: object) -> list[Submission]:
         raise NotImplementedError
 
-    def step_home(self, home: RunHome, step: str) -> RunHome:
+    def step_home(self, home: RunStore, step: str) -> RunStore:
         raise NotImplementedError
 
 
-def submit(home: RunHome, place: Any, change: Change | None = None) -> str:
+def submit(home: RunStore, place: Any, change: Change | None = None) -> str:
     return submit_workflow(place, home, 1, change)
 
 
-def fails(home: RunHome, number: int) -> str:
+def fails(home: RunStore, number: int) -> str:
     raise SubmitError("no capacity")
 
 
 @pytest.mark.parametrize("known", ["", "job-7"])
-def test_the_native_id_is_in_the_record_once_it_is_known(home: RunHome, known: str) -> None:
+def test_the_native_id_is_in_the_record_once_it_is_known(home: RunStore, known: str) -> None:
     seen = []
 
-    def start(home: RunHome, number: int) -> str:
+    def start(home: RunStore, number: int) -> str:
         seen.extend(home.record().attempts)
         return "job-7"
 
@@ -80,7 +80,7 @@ def test_the_native_id_is_in_the_record_once_it_is_known(home: RunHome, known: s
     assert [it.native_id for it in home.record().attempts] == ["job-7"]
 
 
-def test_what_cannot_be_started_is_undone_while_nobody_else_can_start_it(home: RunHome) -> None:
+def test_what_cannot_be_started_is_undone_while_nobody_else_can_start_it(home: RunStore) -> None:
     done: list[Any] = []
     change = Change(lambda: done.append("made"), lambda: done.append(home.record().attempt(1) is not None))
     with pytest.raises(SubmitError, match="no capacity"):
@@ -89,7 +89,7 @@ def test_what_cannot_be_started_is_undone_while_nobody_else_can_start_it(home: R
     assert home.record().attempts == ()
 
 
-def test_a_change_that_stops_half_way_is_undone_and_nothing_is_started(home: RunHome) -> None:
+def test_a_change_that_stops_half_way_is_undone_and_nothing_is_started(home: RunStore) -> None:
     done = []
 
     def breaks() -> None:
@@ -101,7 +101,7 @@ def test_a_change_that_stops_half_way_is_undone_and_nothing_is_started(home: Run
     assert home.record().attempts == ()
 
 
-def test_the_claim_is_released_even_where_the_change_cannot_be_undone(home: RunHome) -> None:
+def test_the_claim_is_released_even_where_the_change_cannot_be_undone(home: RunStore) -> None:
     def breaks() -> None:
         raise StorageError("disk full")
 
@@ -110,8 +110,8 @@ def test_the_claim_is_released_even_where_the_change_cannot_be_undone(home: RunH
     assert home.record().attempts == ()
 
 
-def test_an_attempt_of_which_nobody_knows_whether_it_runs_is_kept(home: RunHome) -> None:
-    def unanswered(home: RunHome, number: int) -> str:
+def test_an_attempt_of_which_nobody_knows_whether_it_runs_is_kept(home: RunStore) -> None:
+    def unanswered(home: RunStore, number: int) -> str:
         raise MayRun("no answer")
 
     with pytest.raises(MayRun):
@@ -120,10 +120,10 @@ def test_an_attempt_of_which_nobody_knows_whether_it_runs_is_kept(home: RunHome)
         assert [it.native_id for it in home.record().attempts] == ["job-7"]
 
 
-def test_an_attempt_that_has_recorded_itself_keeps_its_record(home: RunHome) -> None:
+def test_an_attempt_that_has_recorded_itself_keeps_its_record(home: RunStore) -> None:
     """Ctrl-C in the launcher reaches no supervisor, which records how its attempt ends."""
 
-    def begins(home: RunHome, number: int) -> str:
+    def begins(home: RunStore, number: int) -> str:
         home.update(lambda held: held.with_attempt(Attempt.claim(number, "4711")))
         raise KeyboardInterrupt
 
@@ -132,11 +132,11 @@ def test_an_attempt_that_has_recorded_itself_keeps_its_record(home: RunHome) -> 
     assert [it.native_id for it in home.record().attempts] == ["4711"]
 
 
-def test_a_started_job_that_the_record_cannot_hold_is_named(home: RunHome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_job_that_the_record_cannot_hold_is_named(home: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: Any) -> None:
         raise StorageError("no space left")
 
-    def start(home: RunHome, number: int) -> str:
+    def start(home: RunStore, number: int) -> str:
         monkeypatch.setattr(type(home), "update", refuses)
         return "job-7"
 
@@ -144,10 +144,10 @@ def test_a_started_job_that_the_record_cannot_hold_is_named(home: RunHome, monke
         submit(home, Place(start))
 
 
-def test_a_place_that_is_busy_claims_nothing(home: RunHome) -> None:
+def test_a_place_that_is_busy_claims_nothing(home: RunStore) -> None:
     class Busy(Place):
         @contextmanager
-        def starting(self, home: RunHome, number: int, submission: None) -> Iterator[Attempt]:
+        def starting(self, home: RunStore, number: int, submission: None) -> Iterator[Attempt]:
             raise LaunchRefused("is running already")
             yield
 
@@ -156,7 +156,7 @@ def test_a_place_that_is_busy_claims_nothing(home: RunHome) -> None:
     assert home.record().attempts == ()
 
 
-def test_a_claim_of_a_job_that_exists_is_kept_though_its_start_failed(home: RunHome) -> None:
+def test_a_claim_of_a_job_that_exists_is_kept_though_its_start_failed(home: RunStore) -> None:
     """As of an estimator's ``fit``, which also raises where the job that it waited for has failed."""
     with pytest.raises(RuntimeError), claimed(home, Attempt.claim(1, "job-7"), exists=lambda: True):
         raise RuntimeError("the job failed")

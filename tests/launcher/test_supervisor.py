@@ -21,10 +21,10 @@ from sm_llm.launcher.backends.local.attempt import GRACE_SECONDS, KILL_SECONDS, 
 from sm_llm.launcher.backends.local.processes import Interrupts
 from sm_llm.launcher.find_runs import attach
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.liveness import hold, is_anyone_alive
-from sm_llm.runs.outcome import Ending, with_end
+from sm_llm.runs.outcome import Outcome, with_end
+from sm_llm.runs.run_lock import hold, is_anyone_alive
 from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from sm_llm.launcher.run import Run
@@ -406,8 +406,8 @@ def test_an_attempt_that_was_taken_back_is_not_recorded_again(fakes: Fakes) -> N
     job = JobFile.read(run.paths.job_file).model_copy(update={"attempt": 2})
     assert with_facts(run.record, run.paths, job) == run.record
     gone = Attempt(number=2, native_id="1", started=1.0)
-    assert with_end(run.record, run.paths, gone, Ending(RunState.STOPPED)) == run.record
-    again = with_end(run.record, run.paths, run.attempts[0], Ending(RunState.STOPPED))
+    assert with_end(run.record, run.paths, gone, Outcome(RunState.STOPPED)) == run.record
+    again = with_end(run.record, run.paths, run.attempts[0], Outcome(RunState.STOPPED))
     assert again == run.record, "it has its end already"
 
 

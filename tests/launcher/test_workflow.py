@@ -12,14 +12,14 @@ from sm_llm.errors import CheckpointError, PlanError, StorageError, SubmitError
 from sm_llm.launcher import api
 from sm_llm.launcher.backends.local import processes, workflow
 from sm_llm.launcher.backends.local.backend import LocalBackend
+from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.run import Run
-from sm_llm.launcher.stage import new_record
 from sm_llm.launcher.unfinished import UnfinishedRun
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.run_home import FolderHome, RunHome
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import FolderRunStore, RunStore
 from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def turn(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         if not root.exists():
             loaded = load(flow(fakes))
             new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0).write(RunPaths(root).record)
-        workflow.run_workflow(FolderHome(root), interrupts or processes.Interrupts())
+        workflow.run_workflow(FolderRunStore(root), interrupts or processes.Interrupts())
         return Run(root)
 
     return run
@@ -107,16 +107,16 @@ def test_an_end_that_the_storage_did_not_take_at_first_is_recorded_as_it_was(
     turn: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step's result is published and its end is in the event log, then the record cannot be written."""
-    update = FolderHome.update
+    update = FolderRunStore.update
     refused: list[str] = []
 
-    def away_once(self: FolderHome, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
+    def away_once(self: FolderRunStore, change: Callable[[RunRecord], RunRecord]) -> RunRecord:
         if change(self.record()).outcome is not None and self.uri not in refused:
             refused.append(self.uri)
             raise StorageError("the store is away")
         return update(self, change)
 
-    monkeypatch.setattr(FolderHome, "update", away_once)
+    monkeypatch.setattr(FolderRunStore, "update", away_once)
     run = turn("put(None)")
     assert len(refused) == 3, "two steps and the workflow"
     for it in (*run.steps.values(), run):
@@ -187,7 +187,7 @@ def at_once(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Fakes:
     """``fakes`` whose workflows run in this process, in the folder that their supervisor would be given."""
     monkeypatch.setattr(processes, "kill_descendants", lambda: 0)
 
-    def submit_workflow(self: Any, home: RunHome, attempt: int) -> str:
+    def submit_workflow(self: Any, home: RunStore, attempt: int) -> str:
         with contextlib.chdir(home.record().host["folder"]):
             workflow.run_workflow(home, processes.Interrupts())
         return str(attempt)

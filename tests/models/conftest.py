@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from sm_llm.models.config import both_spellings, misread_by_transformers_444, normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.init_weights import initial_slice
 from sm_llm.models.presets import PRESETS
 

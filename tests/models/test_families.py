@@ -10,7 +10,7 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.models.config import both_spellings, misread_by_transformers_444, normalise
-from sm_llm.models.families.registry import FAMILIES, family
+from sm_llm.models.families.table import FAMILIES, family
 from sm_llm.models.presets import PRESETS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sm_llm.models import init_weights
 from sm_llm.models.config import normalise
 from sm_llm.models.families.family import Tensor
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.init_weights import Float32Array, initial_slice
 from sm_llm.models.presets import PRESETS
 

@@ -6,7 +6,7 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.models.config import misread_by_transformers_444, normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.presets import PRESETS, preset
 
 NAMES = {

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.models.config import both_spellings, model_config, normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.weights_check import CheckedWeights, check_weights
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def test_F9_more_layers_than_the_config_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"num_hidden_layers": 3}, "the config has 3 layers, the weights have 2"),
         ({"vocab_size": 320}, "model.embed_tokens.weight has shape [300, 48], the config makes it [320, 48]"),
@@ -177,8 +177,8 @@ def test_F9_more_layers_than_the_config_are_named(tmp_path: Path) -> None:
         ({"attention_bias": True}, "lacks model.layers.0.self_attn.q_proj.bias"),
     ],
 )
-def test_a_config_of_another_model_is_refused(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
-    assert told in message(write(tmp_path / "w", arrays(), **changes))
+def test_a_config_of_another_model_is_refused(changes: dict[str, Any], reported: str, tmp_path: Path) -> None:
+    assert reported in message(write(tmp_path / "w", arrays(), **changes))
 
 
 def _cut(file: Path) -> None:
@@ -207,7 +207,7 @@ def _nested(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         (_cut, "is truncated"),
         (_append, "has 8 trailing bytes"),
@@ -218,11 +218,13 @@ def _nested(file: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("shards", [0, 2])
-def test_F10_damaged_files_are_named(damage: Callable[[Path], None], told: str, shards: int, tmp_path: Path) -> None:
+def test_F10_damaged_files_are_named(
+    damage: Callable[[Path], None], reported: str, shards: int, tmp_path: Path
+) -> None:
     folder = write(tmp_path / "w", arrays(), shards)
     file = sorted(folder.glob("*.safetensors"))[-1]
     damage(file)
-    assert f"{file} {told}" in message(folder)
+    assert f"{file} {reported}" in message(folder)
 
 
 def test_F10_a_missing_shard_is_named(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def workflow(**steps: Any) -> list[str]:
 def test_compiled_layers_are_refused_where_their_matrices_are_split() -> None:
     options = ["compute.processes_per_instance=2", "task.parallelism.tensor_parallel_degree=2"]
     assert train(*options) == []
-    (told,) = train(*options, "task.precision.compile=true")
-    assert "wrong gradients" in told
+    (reported,) = train(*options, "task.precision.compile=true")
+    assert "wrong gradients" in reported
 
 
 def test_a_good_job_has_none() -> None:

@@ -68,7 +68,7 @@ def test_the_degrees_of_awss_scripts_are_planned_and_fit_into_a_core(name: str) 
 
 
 def test_the_plan_shows_the_copies_of_heads_the_shard_files_and_the_memory_of_a_core() -> None:
-    from sm_llm.launcher.display.report import _plan_rows
+    from sm_llm.launcher.display.tables import _plan_rows
 
     (found,) = plan(*trainium("task.parallelism.pipeline_parallel_degree=4"))
     shown = dict(_plan_rows(found))

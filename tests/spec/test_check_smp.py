@@ -25,7 +25,7 @@ JOB: dict[str, Any] = {
 }
 
 
-def told(seq_length: int = 4096, compile: bool = False, **smp: Any) -> str:
+def reported(seq_length: int = 4096, compile: bool = False, **smp: Any) -> str:
     data = {**JOB["task"]["data"], "seq_length": seq_length}
     task = {**JOB["task"], "parallelism": {"strategy": "smp", **smp}, "data": data, "precision": {"compile": compile}}
     try:
@@ -55,16 +55,16 @@ def told(seq_length: int = 4096, compile: bool = False, **smp: Any) -> str:
     ],
 )
 def test_what_smp_cannot_do_is_told_with_the_arithmetic(changes: dict[str, Any], expected: str) -> None:
-    assert expected in told(**changes)
+    assert expected in reported(**changes)
 
 
 def test_one_degree_that_does_not_divide_is_one_fault() -> None:
-    assert told(tensor_parallel_degree=3, hybrid_shard_degree=8).count("task.parallelism") == 1
+    assert reported(tensor_parallel_degree=3, hybrid_shard_degree=8).count("task.parallelism") == 1
 
 
 @pytest.mark.parametrize("degree", [0, 1, 2, 16])
 def test_what_fits_is_fine(degree: int) -> None:
-    assert told(hybrid_shard_degree=degree) == ""
+    assert reported(hybrid_shard_degree=degree) == ""
 
 
 @pytest.mark.parametrize(

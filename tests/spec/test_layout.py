@@ -86,20 +86,20 @@ def test_every_layout_multiplies_out(data: st.DataObject) -> None:
 
 
 def test_DL08_degrees_that_do_not_fit_the_processes_show_the_arithmetic() -> None:
-    told = refused(8, tensor_parallel_degree=3)
-    assert "8 processes are not divisible by tensor_parallel_degree x context_parallel_degree = 3 x 1 = 3" in told
-    assert "8 / 3 leaves 2" in told
-    assert "1, 2, 4, 8 divides them" in told
-    told = refused(8, tensor_parallel_degree=2, context_parallel_degree=8)
-    assert "context_parallel_degree" in told
-    assert "2 x 8 = 16" in told
-    assert "1, 2, 4 divides them" in told
+    reported = refused(8, tensor_parallel_degree=3)
+    assert "8 processes are not divisible by tensor_parallel_degree x context_parallel_degree = 3 x 1 = 3" in reported
+    assert "8 / 3 leaves 2" in reported
+    assert "1, 2, 4, 8 divides them" in reported
+    reported = refused(8, tensor_parallel_degree=2, context_parallel_degree=8)
+    assert "context_parallel_degree" in reported
+    assert "2 x 8 = 16" in reported
+    assert "1, 2, 4 divides them" in reported
 
 
 def test_shard_degrees_that_do_not_fit() -> None:
-    told = refused(12, tensor_parallel_degree=2, sharding="hybrid", hybrid_shard_degree=4)
-    assert "12 processes / tensor_parallel_degree 2 = 6, which is not a multiple of 4" in told
-    assert "1, 2, 3, 6 works" in told
+    reported = refused(12, tensor_parallel_degree=2, sharding="hybrid", hybrid_shard_degree=4)
+    assert "12 processes / tensor_parallel_degree 2 = 6, which is not a multiple of 4" in reported
+    assert "1, 2, 3, 6 works" in reported
     assert "a node has 3 processes" in refused(6, 3, tensor_parallel_degree=2, sharding="hybrid")
     assert "hybrid_shard_degree" in refused(4, sharding="hybrid", hybrid_shard_degree=0)
 

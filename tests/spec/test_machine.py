@@ -85,7 +85,7 @@ def test_a_managed_job_and_a_job_that_was_launched_before_do_not_depend_on_this_
 
 
 def test_the_plan_says_which_devices_compute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from sm_llm.launcher.display.report import plan_table
+    from sm_llm.launcher.display.tables import plan_table
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine, "DEVICES", tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
-from sm_llm.spec.validation.runner import blocked_by, run, settle
+from sm_llm.spec.validation.runner import blocked_by, run, without_duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ def test_a_phase_keeps_the_order_of_its_checkers_and_reports_nothing_twice() -> 
     found = run((check_batch, check_degree), object())
     assert [issue.code for issue in found] == ["batch-odd", "batch-large", "degree-odd"]
     assert run((check_degree,), object(), [BATCH]) == [DEGREE]
-    assert settle([BATCH, DEGREE, BATCH]) == [BATCH, DEGREE]
+    assert without_duplicates([BATCH, DEGREE, BATCH]) == [BATCH, DEGREE]
 
 
 def test_a_blocked_checker_does_not_run() -> None:
@@ -56,6 +56,6 @@ def test_a_checker_runs_beside_issues_that_do_not_block_it() -> None:
 
 def test_an_issue_names_what_blocks_it_by_code_or_path() -> None:
     follows = Issue("rate-odd", "task.optim", "is odd", blocked_by=("batch-odd",))
-    assert settle([follows], [DEGREE]) == [follows]
-    assert settle([follows], [BATCH]) == []
-    assert settle([follows, BATCH]) == [follows, BATCH], "only what was reported before it blocks it"
+    assert without_duplicates([follows], [DEGREE]) == [follows]
+    assert without_duplicates([follows], [BATCH]) == []
+    assert without_duplicates([follows, BATCH]) == [follows, BATCH], "only what was reported before it blocks it"

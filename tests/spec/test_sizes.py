@@ -10,7 +10,7 @@ import pytest
 from sm_llm.errors import PlanError, SmLlmError, SpecError
 from sm_llm.launcher.planning.planner import plan
 from sm_llm.models.config import normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.presets import preset
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.defaults import read_defaults
@@ -90,8 +90,8 @@ def test_overrides_and_python_values_are_bounded_alike() -> None:
 
 
 def test_the_defaults_of_a_user_are_bounded_alike(tmp_path: Path) -> None:
-    for text, told in ((bomb(), "holds more than"), (f"vpc: {DEEP}", ":1: is nested more than")):
-        with pytest.raises(SpecError, match=told) as caught:
+    for text, reported in ((bomb(), "holds more than"), (f"vpc: {DEEP}", ":1: is nested more than")):
+        with pytest.raises(SpecError, match=reported) as caught:
             read_defaults({}, write(tmp_path, text))
         assert str(tmp_path) in str(caught.value)
 

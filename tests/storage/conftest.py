@@ -15,7 +15,7 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.engines.s5cmd import S5cmdTransfer
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.publish import Published, Save, new_save, publish, seal, upload_part
-from sm_llm.storage.s3.objects import to_base64
+from sm_llm.storage.s3.s3_objects import to_base64
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.transfer import CopyTransfer
@@ -220,9 +220,9 @@ def together(count: int, work: Callable[[int, Callable[[Any], list[Any]]], Any])
         def gather(value: Any) -> list[Any]:
             slots[rank] = value
             barrier.wait()
-            told = list(slots)
+            reported = list(slots)
             barrier.wait()
-            return told
+            return reported
 
         try:
             results[rank] = work(rank, gather)

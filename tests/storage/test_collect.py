@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sm_llm.storage.publication.layout import COMMITS, Slot
+from sm_llm.storage.publication.keys import COMMITS, Slot
 from sm_llm.storage.publication.pins import PIN_DAYS, pin
 from sm_llm.storage.publication.publish import collect_garbage, find_newest, list_checkpoints, upload_part, write_part
 

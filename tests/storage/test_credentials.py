@@ -110,7 +110,7 @@ def test_an_upload_goes_on_with_new_credentials_and_leaves_no_parts(
 
 def name_files_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime gives a file its name after it has reported its end: here, only after the failure was noticed."""
-    noticed, settle, give_name = threading.Event(), crt.settle, RenameTempFileHandler.__call__
+    noticed, settle, give_name = threading.Event(), crt.cancel_and_wait, RenameTempFileHandler.__call__
 
     def settled(*arguments: Any) -> None:
         settle(*arguments)
@@ -122,7 +122,7 @@ def name_files_late(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.2)
         give_name(self, **outcome)
 
-    monkeypatch.setattr(crt, "settle", settled)
+    monkeypatch.setattr(crt, "cancel_and_wait", settled)
     monkeypatch.setattr(RenameTempFileHandler, "__call__", named_late)
 
 

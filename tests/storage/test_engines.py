@@ -275,13 +275,13 @@ def test_S302_the_first_download_into_a_new_folder_works(far: S3Store, tmp_path:
 
 
 def test_no_credentials_are_seen_in_the_arguments_of_s5cmd(near: S3Store, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    engine = S5cmdTransfer(program(tmp_path, f'echo "$@" > {told}; cat >> {told}; exit 1'))
+    reported = tmp_path / "told"
+    engine = S5cmdTransfer(program(tmp_path, f'echo "$@" > {reported}; cat >> {reported}; exit 1'))
     with pytest.raises(StorageError):
         engine.download(near, [Copy("x", tmp_path / "x.part", 10, "")], lambda _: None)
-    assert "test-secret" not in told.read_text()
-    assert "--delete" not in told.read_text()
-    assert "cp --raw" in told.read_text()
+    assert "test-secret" not in reported.read_text()
+    assert "--delete" not in reported.read_text()
+    assert "cp --raw" in reported.read_text()
 
 
 def test_a_transfer_that_is_killed_leaves_nothing_in_the_temporary_folder(

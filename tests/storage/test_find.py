@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import CheckpointError, StorageError
-from sm_llm.storage.publication.layout import COMMITS, FINAL, Slot, save_of_key, slot_of_commit
+from sm_llm.storage.publication.keys import COMMITS, FINAL, Slot, save_of_key, slot_of_commit
 from sm_llm.storage.publication.publish import find_final, find_newest, list_checkpoints, verify
 
 

@@ -84,9 +84,9 @@ def machine(make_bench: Any, faulty: Any, killed: Any, contents: Any) -> type[Ru
         def restore(self, at: int, mode: str) -> None:
             target, store = self.folder / "restored", faulty(self.bench.store, at, mode)
             bring = partial(fetch, store, transfer=CopyTransfer(workers=1))
-            told = {"run_id": self.bench.run_id, "leader": True, "fetches": True, "gather": lambda it: [it]}
+            reported = {"run_id": self.bench.run_id, "leader": True, "fetches": True, "gather": lambda it: [it]}
             try:
-                restored = restore(store, target, bring=bring, **told)
+                restored = restore(store, target, bring=bring, **reported)
             except (StorageError, killed):
                 return
             if restored is None:

@@ -13,8 +13,8 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.hub import hub_fetch
-from sm_llm.storage.hub.addresses import HubAddress, config_file, parse_hub
-from sm_llm.storage.hub.hub_fetch import StoreSink, bring_files, fetch, select
+from sm_llm.storage.hub.hub_addresses import HubAddress, config_file, parse_hub
+from sm_llm.storage.hub.hub_fetch import StoreTarget, bring_files, fetch, select
 from sm_llm.storage.hub.hub_ledger import Ledger, ledger_prefix
 from sm_llm.storage.syncing.selection import Selection
 from sm_llm.storage.uri import open_store
@@ -279,7 +279,7 @@ def test_a_store_gets_file_after_file_and_a_killed_attempt_is_gone_on_with(
     ledger = Ledger(store, ledger_prefix("hf://org/name"))
     snapshot = ledger.pin(parse_hub("hf://org/name"))
     files, _ = select(snapshot, Selection(exclude=["original"]))
-    sink = StoreSink(store, "data/", ledger, tmp_path / "scratch")
+    sink = StoreTarget(store, "data/", ledger, tmp_path / "scratch")
     noted: list[str] = []
     note = Ledger.note
 

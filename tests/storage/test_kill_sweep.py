@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.publication.layout import Slot
+from sm_llm.storage.publication.keys import Slot
 from sm_llm.storage.publication.publish import collect_garbage, fetch, find_newest, list_checkpoints, verify
 from tests.fixtures.sampling import one_of_each
 

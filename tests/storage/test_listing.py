@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sm_llm.contract import stock
+from sm_llm.contract import bootstrap
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication.find import find_newest
 from sm_llm.storage.s3 import listing
@@ -293,7 +293,7 @@ def downloaded(
     monkeypatch.setattr(boto3, "client", lambda _: client)
 
     def download() -> list[str]:
-        stock.download_wheels("s3://bkt/runs", tmp_path)
+        bootstrap.download_wheels("s3://bkt/runs", tmp_path)
         return sorted(it.relative_to(tmp_path).as_posix() for it in tmp_path.rglob("*"))
 
     return download
@@ -323,7 +323,7 @@ def test_names_of_wheels_are_checked_and_none_replaces_another(
 
 def test_what_a_stock_image_imports_is_the_standard_library_alone() -> None:
     program = (
-        "import sys; before = set(sys.modules); import sm_llm.contract.stock; "
+        "import sys; before = set(sys.modules); import sm_llm.contract.bootstrap; "
         "print({it.partition('.')[0] for it in set(sys.modules) - before} - sys.stdlib_module_names)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

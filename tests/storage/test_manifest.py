@@ -62,8 +62,8 @@ def test_a_later_version_is_not_guessed_at() -> None:
 
 
 def test_what_is_no_manifest_is_told() -> None:
-    told = {b"[]": "not a JSON object", b'{"version": 1}': "own checksum", b"\xff": "not whole JSON"}
-    for body, reason in told.items():
+    reported = {b"[]": "not a JSON object", b'{"version": 1}': "own checksum", b"\xff": "not whole JSON"}
+    for body, reason in reported.items():
         with pytest.raises(ValueError, match=reason):
             decode(body, CommitManifest)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.publication.layout import FINAL, Slot
+from sm_llm.storage.publication.keys import FINAL, Slot
 from sm_llm.storage.publication.publish import commit, find_newest, new_save, publish, seal, upload_part, write_part
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ class Mishap(CopyTransfer):
         self.times, self.spoil, self.fetched = times, spoil, 0
 
     def download(self, store: Any, copies: Any, progress: Any) -> dict[str, str]:
-        told = super().download(store, copies, progress)
+        reported = super().download(store, copies, progress)
         self.fetched += len(copies)
         if self.times:
             self.times -= 1
             self.spoil([it.path for it in copies])
-        return told
+        return reported
 
 
 def cut(paths: list[Path]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sm_llm.storage.publication.layout import Slot
+from sm_llm.storage.publication.keys import Slot
 from sm_llm.storage.publication.publish import find_newest, list_checkpoints
 from sm_llm.storage.publication.retire import bring_back, retire_after, retire_damaged
 

@@ -205,7 +205,7 @@ class Answers:
 
 def answering(monkeypatch: pytest.MonkeyPatch, *errors: tuple[int, str], **options: str) -> tuple[S3Store, Answers]:
     answers = Answers(*errors)
-    monkeypatch.setattr("sm_llm.storage.s3.objects.time.sleep", lambda _: None)
+    monkeypatch.setattr("sm_llm.storage.s3.s3_objects.time.sleep", lambda _: None)
     monkeypatch.setattr(S3Store, "client", property(lambda _: answers))
     return S3Store("bucket", "", S3Options(**options)), answers
 
@@ -292,8 +292,8 @@ def test_an_entity_tag_is_taken_for_an_md5_only_where_it_is_one(
     monkeypatch: pytest.MonkeyPatch, answer: dict[str, str], md5: str | None
 ) -> None:
     store, answers = answering(monkeypatch)
-    told = {"ContentLength": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC), **answer}
-    monkeypatch.setattr(answers, "head_object", lambda **_: told, raising=False)
+    reported = {"ContentLength": 1, "LastModified": datetime(2026, 1, 1, tzinfo=UTC), **answer}
+    monkeypatch.setattr(answers, "head_object", lambda **_: reported, raising=False)
     assert store.require("k").md5 == md5
 
 

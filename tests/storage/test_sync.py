@@ -16,7 +16,7 @@ import pytest
 
 import sm_llm
 from sm_llm.errors import StorageError
-from sm_llm.launcher.tools.sync import report_lines
+from sm_llm.launcher.tools.sync_command import report_lines
 from sm_llm.storage.syncing.sync import sync
 
 if TYPE_CHECKING:
@@ -304,15 +304,15 @@ def test_I10_SIGTERM_in_an_upload_ends_it_and_leaves_no_parts(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     child.send_signal(signal.SIGTERM)
-    _, told = child.communicate(timeout=240)
-    assert b"interrupted; the same command continues" in told
+    _, reported = child.communicate(timeout=240)
+    assert b"interrupted; the same command continues" in reported
     assert child.returncode == 128 + signal.SIGTERM
     assert not s3_server.client.list_multipart_uploads(Bucket=bucket).get("Uploads")
     assert not s3_server.client.list_objects_v2(Bucket=bucket).get("Contents")
 
 
 def test_doctor_tells_what_works_and_what_is_missing(bucket: str, s3_server: Any, tmp_path: Path) -> None:
-    from sm_llm.storage.probe import probe_storage
+    from sm_llm.storage.storage_probe import probe_storage
 
     options = {"endpoint_url": s3_server.endpoint}
     assert probe_storage(f"s3://{bucket}/runs", options).ok
@@ -327,7 +327,7 @@ def test_doctor_tells_what_works_and_what_is_missing(bucket: str, s3_server: Any
 def test_doctor_prints_the_policy_that_a_reader_lacks(
     bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sm_llm.storage.probe import probe_storage
+    from sm_llm.storage.storage_probe import probe_storage
     from tests.fixtures.s3_server import READER_KEY, READER_SECRET
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER_KEY)
@@ -351,7 +351,7 @@ def test_doctor_prints_the_policy_that_a_reader_lacks(
 def test_doctor_refuses_a_store_that_ignores_if_match(
     bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sm_llm.storage import probe
+    from sm_llm.storage import storage_probe
     from sm_llm.storage.s3 import s3_trials
     from sm_llm.storage.s3.swap import read_tagged, swap
 
@@ -359,7 +359,7 @@ def test_doctor_refuses_a_store_that_ignores_if_match(
         return swap(store, key, body, tag and read_tagged(store, key).tag)
 
     monkeypatch.setattr(s3_trials, "swap", careless)
-    report = probe.probe_storage(f"s3://{bucket}/runs", {"endpoint_url": s3_server.endpoint})
+    report = storage_probe.probe_storage(f"s3://{bucket}/runs", {"endpoint_url": s3_server.endpoint})
     (failed,) = [it for it in report.checks if not it.ok]
     assert "this store ignores If-Match and replaces what has changed" in failed.problem
     assert report.policy is None
@@ -367,7 +367,7 @@ def test_doctor_refuses_a_store_that_ignores_if_match(
 
 def test_doctor_refuses_a_store_that_overwrites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from sm_llm.storage.folder import FolderStore
-    from sm_llm.storage.probe import probe_storage
+    from sm_llm.storage.storage_probe import probe_storage
 
     real = FolderStore.put_if_absent
 

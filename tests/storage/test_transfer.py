@@ -43,20 +43,20 @@ def move(coming: Coming, copies: list[Copy], settle: Any) -> list[str]:
 
 
 def test_a_batch_is_settled_while_the_next_one_comes(copies: list[Copy]) -> None:
-    first_is_settled, batches, told = threading.Event(), [], {}
+    first_is_settled, batches, reported = threading.Event(), [], {}
 
     def come(batch: Sequence[Copy]) -> None:
         batches.append("".join(it.key for it in batch))
         assert len(batches) == 1 or first_is_settled.wait(20), "the transfer waits in vain for the verification"
 
     def settle(copy: Copy, checksum: str | None) -> bool:
-        told[copy.key] = checksum
+        reported[copy.key] = checksum
         first_is_settled.set()
         return copy.key not in "bd"
 
     assert move(Coming(come), copies, settle) == ["b", "d"]
     assert batches == ["ab", "cd", "e"]
-    assert told == {name: f"checksum of {name}" for name in "abcde"}
+    assert reported == {name: f"checksum of {name}" for name in "abcde"}
 
 
 def test_what_had_arrived_before_an_error_is_settled(copies: list[Copy]) -> None:

@@ -17,7 +17,7 @@ from sm_llm.storage import base, folder
 from sm_llm.storage.hub.hub_fetch import fetch
 from sm_llm.storage.publication.collect import collect_garbage
 from sm_llm.storage.publication.find import find_newest, list_checkpoints
-from sm_llm.storage.publication.layout import COMMITS, Slot, save_of_key, slot_of_commit
+from sm_llm.storage.publication.keys import COMMITS, Slot, save_of_key, slot_of_commit
 from sm_llm.storage.publication.manifest import CommitManifest, _checksum, decode
 from sm_llm.storage.publication.pins import pin, pinned
 from sm_llm.storage.publication.publish import upload_part
@@ -101,8 +101,8 @@ def test_s12_a_foreign_object_in_a_save_stops_no_collection(
     assert [it.step for it in list_checkpoints(bench.store)] == [2]
     assert collected.refused == ""
     assert foreign.exists() == (name != "other")
-    told = [it.getMessage() for it in caplog.records]
-    assert len(told) == len(set(told)) == (1 if name == "other" else 2)
+    reported = [it.getMessage() for it in caplog.records]
+    assert len(reported) == len(set(reported)) == (1 if name == "other" else 2)
 
 
 @pytest.mark.parametrize("kind", ["a link to itself", "a link to nothing", "a pipe", "a folder", "a device"])

@@ -13,10 +13,10 @@ import torch
 from worker_jobs import train_task
 
 from sm_llm.data.source import Batch
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.checkpoint.weights import InitialWeights
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.strategies import compiled
 from sm_llm.worker.strategies.device import gpu_or_cpu
 from sm_llm.worker.strategies.fsdp.strategy import FsdpStrategy
@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(way: str, place: Place, folder: Path, *, compile_layers: bool) -> dict[str, Any]:
+def train(way: str, place: ProcessInfo, folder: Path, *, compile_layers: bool) -> dict[str, Any]:
     """Two steps of a small model: losses and gradient norms, the names of the state, what was compiled."""
     precision = {"compute": "fp32", "compile": compile_layers}
     task = TrainTask.model_validate(train_task(parallelism={"strategy": "fsdp", **WAYS[way]}, precision=precision))
@@ -53,7 +53,7 @@ def train(way: str, place: Place, folder: Path, *, compile_layers: bool) -> dict
     return {"numbers": numbers, "names": names, "report": asdict(report) if report else None}
 
 
-def every_way(place: Place, folder: Path) -> dict[str, Any]:
+def every_way(place: ProcessInfo, folder: Path) -> dict[str, Any]:
     """Results by way of checkpointing: ``eager`` and ``compiled``."""
     compiled.BACKEND = "aot_eager"  # graphs are captured and differentiated alike, without a C++ compiler's time
     found = {}
@@ -68,7 +68,7 @@ def every_way(place: Place, folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     target = Path(sys.argv[1])
-    results = every_way(Place.read(os.environ), target)
+    results = every_way(ProcessInfo.read(os.environ), target)
     if os.environ["RANK"] == "0":
         (target / "results.json").write_text(json.dumps(results))
     torch.distributed.destroy_process_group()

@@ -18,7 +18,7 @@ from worker_jobs import events, exact_steps, job_environment, job_file, losses, 
 import sm_llm
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.worker.main import main
-from sm_llm.worker.tasks.train import Training
+from sm_llm.worker.tasks.train import Trainer
 
 CLOUD = {
     "backend": {"name": "sagemaker", "role": "arn:aws:iam::123456789012:role/x", "region": "us-west-2"},
@@ -39,21 +39,21 @@ def codes(compute: dict[str, Any], place: dict[str, Any], **task: Any) -> list[s
 
 def trained(run: Path, breaks_before: int | None = None) -> int:
     """Exit code of an attempt of a job with two micro-batches a step."""
-    take_step = Training.take_step
+    take_step = Trainer.take_step
 
-    def breaking(training: Training, step: int, micro_batches: Any) -> None:
+    def breaking(training: Trainer, step: int, micro_batches: Any) -> None:
         if step == breaks_before:
             training.checkpointer.finish()  # the next attempt is in this process, where threads would still publish
             raise RuntimeError("broken on purpose")
         take_step(training, step, micro_batches)
 
-    Training.take_step = breaking  # type: ignore[method-assign]
+    Trainer.take_step = breaking  # type: ignore[method-assign]
     task = train_task(parallelism=EXAMPLE, micro_batch_size=4, deterministic=False)
     attempt = 2 if run.exists() else 1
     try:
         return main("train", job_environment(job_file(task, run, 1, attempt)))
     finally:
-        Training.take_step = take_step  # type: ignore[method-assign]
+        Trainer.take_step = take_step  # type: ignore[method-assign]
 
 
 def session(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sm_llm.errors import Issue
 from sm_llm.spec.parallelism.base import Capabilities, StrategySpec
-from sm_llm.spec.parallelism.table import STRATEGIES, Row
+from sm_llm.spec.parallelism.table import STRATEGIES, StrategyEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ class ExampleStrategy:
         return None
 
     def build(self, config: Any, weights: Any) -> None:
-        from sm_llm.models.families.registry import family
+        from sm_llm.models.families.table import family
         from sm_llm.worker.strategies.model import build_on_meta, materialise, named_parameters
         from sm_llm.worker.training.optim import build_adamw
 
@@ -56,14 +56,14 @@ class ExampleStrategy:
     def loss_sum(self, batches: Any) -> Any:
         import numpy as np
 
-        from sm_llm.worker.training.loss import next_tokens, token_loss_sum
+        from sm_llm.worker.training.token_loss import next_tokens, token_loss_sum
 
         labels = self.device.send(np.concatenate([it.labels for it in batches]))
         logits = self.logits(self.device.send(np.concatenate([it.input_ids for it in batches])))
         return token_loss_sum(logits, next_tokens(labels))
 
     def forward_backward(self, micro_batches: Any, scale: Any) -> Any:
-        from sm_llm.worker.training.finite import poisoned
+        from sm_llm.worker.training.nonfinite_policy import poisoned
 
         loss = self.loss_sum(micro_batches)
         loss.backward(poisoned(loss, scale))
@@ -72,7 +72,7 @@ class ExampleStrategy:
     def update(self, learning_rate: float, max_norm: float | None, targets: Any) -> tuple[Any, Any]:
         import torch
 
-        from sm_llm.worker.training.finite import flag_of
+        from sm_llm.worker.training.nonfinite_policy import flag_of
         from sm_llm.worker.training.optim import set_learning_rate
 
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_norm or float("inf"))
@@ -113,4 +113,4 @@ class ExampleStrategy:
         torch.distributed.destroy_process_group()
 
 
-STRATEGIES["example"] = Row(ExampleSpec, f"{__name__}:ExampleStrategy")
+STRATEGIES["example"] = StrategyEntry(ExampleSpec, f"{__name__}:ExampleStrategy")

@@ -95,7 +95,7 @@ class SyncCount:
         self.found = 0
 
     def watch(self) -> None:
-        original = train_module.Training.take_step
+        original = train_module.Trainer.take_step
 
         def take_step(training: Any, step: int, batches: Any) -> None:
             if step <= WARM:
@@ -108,7 +108,7 @@ class SyncCount:
             self.found += sum("synchroniz" in str(it.message) for it in caught)
             return None
 
-        train_module.Training.take_step = take_step  # type: ignore[method-assign]
+        train_module.Trainer.take_step = take_step  # type: ignore[method-assign]
 
 
 def row(name: str, run: Path, base: Path, syncs: int) -> str:

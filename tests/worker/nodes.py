@@ -39,11 +39,11 @@ note.with_suffix(".new").rename(note)
 HOLD = """
 import pathlib, time
 from sm_llm.worker.tasks import train
-def held(self, step, batches, take=train.Training.take_step):
+def held(self, step, batches, take=train.Trainer.take_step):
     while step == {step} and not pathlib.Path({path!r}).exists():
         time.sleep(0.02)
     return take(self, step, batches)
-train.Training.take_step = held
+train.Trainer.take_step = held
 """
 
 

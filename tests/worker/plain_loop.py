@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from sm_llm.data.loader import open_source
 from sm_llm.data.order import row_indices
 from sm_llm.models.config import both_spellings, model_config
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.init_weights import initial_slice
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.training.schedule import learning_rate

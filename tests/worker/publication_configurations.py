@@ -29,11 +29,11 @@ from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
-from sm_llm.worker.checkpoint.restore import Fetcher
+from sm_llm.worker.checkpoint.checkpoint_restore import Fetcher
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.publishing import agent_process, publisher
-from sm_llm.worker.runtime.collectives import Agreement
+from sm_llm.worker.runtime.collectives import ControlGroup
 from sm_llm.worker.strategies.device import CpuDevice
 from tests.fixtures.fault_proxy import FaultProxy, Rule, running_proxy
 
@@ -54,7 +54,7 @@ class Bench:
         dist.barrier()
         context = WorkerContext.read(environ)
         local = context.place.rank if nodes == 1 else 0
-        self.place = Place(
+        self.place = ProcessInfo(
             rank=context.place.rank,
             world_size=root.world,
             local_rank=local,
@@ -113,9 +113,9 @@ class Bench:
         found = {"blocked": max(self.blocked, default=0.0), "most_folders": self.most_folders, **facts}
         gathered = self.root.control.gather(found)
         if self.place.is_leader:
-            told = {kind: self.events(kind) for kind in ("checkpoint_published", "publication_late", "notice")}
+            reported = {kind: self.events(kind) for kind in ("checkpoint_published", "publication_late", "notice")}
             kept = [(it.step, it.valid) for it in publication.list_checkpoints(self.store)]
-            self.root.results[self.name] = {"ranks": gathered, "events": told, "checkpoints": kept}
+            self.root.results[self.name] = {"ranks": gathered, "events": reported, "checkpoints": kept}
 
 
 class Root:
@@ -124,7 +124,7 @@ class Root:
     def __init__(self, folder: Path, bucket: str, proxy: FaultProxy | None) -> None:
         self.folder, self.bucket, self.proxy = folder, bucket, proxy
         self.world = dist.get_world_size()
-        self.control = Agreement()
+        self.control = ControlGroup()
         self.endpoint: str = self.control.broadcast(proxy.endpoint if proxy else "")
         self.mesh = init_device_mesh("cpu", (self.world,))
         self.results: dict[str, Any] = {}

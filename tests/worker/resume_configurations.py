@@ -15,7 +15,7 @@ from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.publication.manifest import CommitManifest, decode, encode
 from sm_llm.worker import main as main_module
-from sm_llm.worker.checkpoint import start as start_module
+from sm_llm.worker.checkpoint import start_resolver as start_module
 from sm_llm.worker.strategies import passes
 from sm_llm.worker.tasks import train as train_module
 
@@ -35,7 +35,7 @@ TAMPERINGS = ("truncated", "missing", "altered", "swapped")
 @contextmanager
 def poison(steps: dict[int, str], times: int = 1000) -> Iterator[None]:
     """On the last rank, make the ``loss`` or its ``gradient`` infinite at these steps, so many times each."""
-    original_step, original_loss = train_module.Training.take_step, passes.forward_loss
+    original_step, original_loss = train_module.Trainer.take_step, passes.forward_loss
     current, done = [0], dict.fromkeys(steps, 0)
 
     def take_step(training: Any, step: int, batches: Any) -> None:
@@ -54,11 +54,11 @@ def poison(steps: dict[int, str], times: int = 1000) -> Iterator[None]:
         loss.register_hook(lambda gradient: gradient * float("inf"))
         return loss
 
-    train_module.Training.take_step, passes.forward_loss = take_step, forward_loss  # type: ignore[method-assign]
+    train_module.Trainer.take_step, passes.forward_loss = take_step, forward_loss  # type: ignore[method-assign]
     try:
         yield
     finally:
-        train_module.Training.take_step = original_step  # type: ignore[method-assign]
+        train_module.Trainer.take_step = original_step  # type: ignore[method-assign]
         passes.forward_loss = original_loss
 
 

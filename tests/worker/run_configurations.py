@@ -68,10 +68,10 @@ class Harness:
         job = job_file(task, run, self.world, attempt).model_copy(update={"resume": resume})
         environ = job_environment(job)
         dist.barrier()
-        original = train_module.Training.take_step
+        original = train_module.Trainer.take_step
         rows: dict[int, list[int]] = {}
 
-        def take_step(training: train_module.Training, step: int, batches: Any) -> None:
+        def take_step(training: train_module.Trainer, step: int, batches: Any) -> None:
             if step == break_at:
                 training.checkpointer.finish()
                 raise Broken(f"step {step}")
@@ -80,11 +80,11 @@ class Harness:
             rows[step] = [zlib.crc32(row.tobytes()) for batch in batches for row in batch.input_ids]
             original(training, step, batches)
 
-        train_module.Training.take_step = take_step  # type: ignore[method-assign]
+        train_module.Trainer.take_step = take_step  # type: ignore[method-assign]
         try:
             code = main("train", environ)
         finally:
-            train_module.Training.take_step = original  # type: ignore[method-assign]
+            train_module.Trainer.take_step = original  # type: ignore[method-assign]
         self.note_samples(name, rows)
         assert code == (1 if fails or break_at is not None else 0), f"{name}: exit code {code}"
 

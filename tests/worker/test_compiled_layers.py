@@ -11,7 +11,7 @@ from conftest import launch
 
 from sm_llm.runs.events.events import LayersCompiled
 from sm_llm.spec.parallelism.fsdp import FsdpSpec
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.strategies import compiled
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.fsdp.memory import computed_part, wrap_layer
@@ -27,7 +27,7 @@ Results = dict[str, dict[str, dict[str, Any]]]
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder: Path = tmp_path_factory.mktemp("compiled")
     if request.param == 1:
-        return every_way(Place(), folder)
+        return every_way(ProcessInfo(), folder)
     return launch(folder, 2, {}, script="compiled_layers.py").results
 
 

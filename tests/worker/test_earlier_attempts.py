@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.runs.events.checkpoints import CheckpointPublished
 from sm_llm.runs.events.events import EventWriter, StartChosen
-from sm_llm.runs.events.published import CheckpointPublished
-from sm_llm.runs.run_home import FolderHome
 from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
+from sm_llm.runs.run_store import FolderRunStore
 from sm_llm.worker.checkpoint.earlier_attempts import published_before
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def record(*starts: AttemptStart | None) -> RunRecord:
 
 
 def test_a_run_that_never_published_may_begin(tmp_path: Path) -> None:
-    home = FolderHome(tmp_path)
+    home = FolderRunStore(tmp_path)
     assert published_before(home) is None
     home.create(record(AttemptStart(source="scratch", step=0), None))
     writer = EventWriter(home.paths.event_file(1, "rank0"), 1)
@@ -34,7 +34,7 @@ def test_a_run_that_never_published_may_begin(tmp_path: Path) -> None:
 
 
 def test_I7_events_of_an_earlier_attempt_are_believed(tmp_path: Path) -> None:
-    home = FolderHome(tmp_path)
+    home = FolderRunStore(tmp_path)
     for attempt, step in ((1, 40), (2, 60)):
         writer = EventWriter(home.paths.event_file(attempt, "rank0"), attempt)
         writer.write(CheckpointPublished(step, "uri", 1, 1.0, 0.0))
@@ -45,6 +45,6 @@ def test_I7_events_of_an_earlier_attempt_are_believed(tmp_path: Path) -> None:
 
 
 def test_I7_the_record_of_an_attempt_that_continued_is_believed(tmp_path: Path) -> None:
-    home = FolderHome(tmp_path)
+    home = FolderRunStore(tmp_path)
     home.create(record(None, AttemptStart(source="checkpoint", step=20)))
     assert published_before(home) == 20

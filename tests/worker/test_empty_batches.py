@@ -15,8 +15,8 @@ from sm_llm.spec.parallelism.base import Layout
 from sm_llm.spec.training import NotFiniteSpec
 from sm_llm.worker.main import main
 from sm_llm.worker.strategies.device import CpuDevice
-from sm_llm.worker.training.feed import loss_share
-from sm_llm.worker.training.finite import NO_TARGETS, FiniteWatch, Tolerance, flag_of
+from sm_llm.worker.training.batch_transfer import loss_share
+from sm_llm.worker.training.nonfinite_policy import NO_TARGETS, NonFinitePolicy, NonFiniteWatch, flag_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,13 +57,13 @@ def reason(run: Path) -> str:
 def test_F6_a_global_batch_without_labels_is_refused_by_its_rows(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows", {4, 5, 6, 7})
     assert train(tmp_path / "run", rows) == 1
-    told = reason(tmp_path / "run")
-    assert "step 2: the global batch has no label to learn from" in told
-    assert f"({rows}/rows.json:5,6,7,8)" in told
-    assert f"sm-llm resume {tmp_path / 'run'} task.not_finite.policy=skip" in told
-    assert "Changed rows need a new run (fit --new)" in told
-    assert "and resume" not in told, "rows that are left out change the data, which no resume accepts"
-    assert "Traceback" not in told
+    reported = reason(tmp_path / "run")
+    assert "step 2: the global batch has no label to learn from" in reported
+    assert f"({rows}/rows.json:5,6,7,8)" in reported
+    assert f"sm-llm resume {tmp_path / 'run'} task.not_finite.policy=skip" in reported
+    assert "Changed rows need a new run (fit --new)" in reported
+    assert "and resume" not in reported, "rows that are left out change the data, which no resume accepts"
+    assert "Traceback" not in reported
     # The way out that the message names works, from the checkpoint of step 1.
     assert train(tmp_path / "run", rows, attempt=2, not_finite={"policy": "skip"}) == 0
     assert events(tmp_path / "run", "start_chosen")[-1]["step"] == 1
@@ -119,7 +119,7 @@ def test_the_flag_of_a_step_without_labels(norm: float) -> None:
 
 
 def test_the_watch_keeps_them_apart() -> None:
-    watch = FiniteWatch(CpuDevice())
+    watch = NonFiniteWatch(CpuDevice())
     for step, flag in ((1, NO_TARGETS), (2, 1.0), (3, 0.0)):
         watch.note(step, torch.tensor(flag))
     assert watch.bad_steps(settle=True) == [2]
@@ -128,19 +128,19 @@ def test_the_watch_keeps_them_apart() -> None:
 
 
 def test_skipping_such_steps_has_the_policys_limit() -> None:
-    tolerance = Tolerance(NotFiniteSpec(policy="skip", limit=3))
-    tolerance.judge_empty([3, 4])
-    tolerance.judge_empty([6])
-    assert tolerance.message.endswith("skipped, 3 so far")
-    tolerance.judge_empty([7])
+    nonfinite = NonFinitePolicy(NotFiniteSpec(policy="skip", limit=3))
+    nonfinite.judge_empty([3, 4])
+    nonfinite.judge_empty([6])
+    assert nonfinite.message.endswith("skipped, 3 so far")
+    nonfinite.judge_empty([7])
     with pytest.raises(DataError, match="3 in a row"):
-        tolerance.judge_empty([8])
+        nonfinite.judge_empty([8])
 
 
 def test_only_steps_that_follow_one_another_are_in_a_row() -> None:
-    tolerance = Tolerance(NotFiniteSpec(policy="skip", limit=3))
-    tolerance.judge_empty([3, 7, 11])
-    tolerance.judge_empty([12, 14])
-    assert tolerance.message.endswith("skipped, 5 so far")
+    nonfinite = NonFinitePolicy(NotFiniteSpec(policy="skip", limit=3))
+    nonfinite.judge_empty([3, 7, 11])
+    nonfinite.judge_empty([12, 14])
+    assert nonfinite.message.endswith("skipped, 5 so far")
     with pytest.raises(DataError, match="3 in a row"):
-        tolerance.judge_empty([15, 16, 18])
+        nonfinite.judge_empty([15, 16, 18])

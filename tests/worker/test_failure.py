@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 RAISE = """
 import os
 from sm_llm.worker.tasks import train
-take = train.Training.take_step
+take = train.Trainer.take_step
 def broken(self, step, batches, take=take):
     if step == 6 and os.environ["RANK"] == "{rank}":
         {what}
     return take(self, step, batches)
-train.Training.take_step = broken
+train.Trainer.take_step = broken
 """
 
 

@@ -14,7 +14,7 @@ from sm_llm.storage.hub import hub_fetch
 from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.inputs.sync import stage_inputs
+from sm_llm.worker.inputs.stage_inputs import stage_inputs
 from sm_llm.worker.main import main
 
 Hub = Any

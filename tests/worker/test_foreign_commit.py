@@ -11,8 +11,8 @@ import pytest
 from sm_llm.errors import CheckpointError
 from sm_llm.storage.publication.manifest import CommitManifest, FileEntry
 from sm_llm.storage.publication.publish import new_save
-from sm_llm.worker.checkpoint import start as module
-from sm_llm.worker.checkpoint.restore import check_meta, layout, rank_file, wanted_by_node
+from sm_llm.worker.checkpoint import start_resolver as module
+from sm_llm.worker.checkpoint.checkpoint_restore import check_meta, layout, rank_file, wanted_by_node
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sm_llm.worker.strategies.fsdp import loss as fsdp_loss
 from sm_llm.worker.strategies.fsdp.loss import LossHead, Vocabulary, chunk_rows, linear_loss
-from sm_llm.worker.training.loss import IGNORED, token_loss_sum
+from sm_llm.worker.training.token_loss import IGNORED, token_loss_sum
 
 TOKENS, WIDTH, VOCABULARY = 37, 24, 101
 SHARE = 1.0038 / 1024

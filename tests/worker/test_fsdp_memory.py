@@ -13,14 +13,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor.parallel import SequenceParallel
 from worker_jobs import train_task
 
-from sm_llm.launcher.planning.memory import activation_bytes
+from sm_llm.launcher.planning.memory_estimate import activation_bytes
 from sm_llm.models.config import model_config, normalise
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.spec.parallelism.base import Layout
 from sm_llm.spec.parallelism.fsdp import FsdpSpec
 from sm_llm.spec.tasks import PrecisionSpec, TrainTask
 from sm_llm.worker.checkpoint.weights import InitialWeights
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.strategies.device import gpu_or_cpu
 from sm_llm.worker.strategies.fsdp import strategy as fsdp
 from sm_llm.worker.strategies.fsdp import tensor as fsdp_tensor
@@ -53,7 +53,7 @@ def built(
     task = TrainTask.model_validate(fields, strict=False)
     changes = {**task.model.config, "attention_dropout": dropout, "tie_word_embeddings": tied}
     config = model_config(preset=task.model.preset, path=None, pretrained=None, overrides=changes)
-    strategy = fsdp.FsdpStrategy(task, Place(), gpu_or_cpu(Place()))
+    strategy = fsdp.FsdpStrategy(task, ProcessInfo(), gpu_or_cpu(ProcessInfo()))
     made.append(strategy)
     strategy.setup()
     strategy.build(config, InitialWeights(family(config).tensors(config), 0))
@@ -80,48 +80,48 @@ def test_gradients_are_sharded_after_every_micro_batch_not_after_the_last_alone(
 
 
 def test_fsdp2_is_told_what_the_options_say(alone: list[fsdp.FsdpStrategy], monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     original = fsdp.fully_shard
 
     def spy(module: torch.nn.Module, **options: Any) -> Any:
-        told.append(options)
+        reported.append(options)
         return original(module, **options)
 
     monkeypatch.setattr(fsdp, "fully_shard", spy)
     built(alone, reshard_after_forward=False)
-    assert all(isinstance(it["offload_policy"], CPUOffloadPolicy) for it in told)
-    assert [it["reshard_after_forward"] for it in told] == [False] * 3
-    assert {it["mp_policy"].reduce_dtype for it in told} == {torch.float32}
-    told.clear()
+    assert all(isinstance(it["offload_policy"], CPUOffloadPolicy) for it in reported)
+    assert [it["reshard_after_forward"] for it in reported] == [False] * 3
+    assert {it["mp_policy"].reduce_dtype for it in reported} == {torch.float32}
+    reported.clear()
     built(alone)
-    assert [it["reshard_after_forward"] for it in told] == [True, True, False], "the root is needed again at once"
+    assert [it["reshard_after_forward"] for it in reported] == [True, True, False], "the root is needed again at once"
 
 
 def test_table_and_head_are_groups_of_their_own_unless_they_share_a_weight(
     alone: list[fsdp.FsdpStrategy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One collective for the token table, one for each layer, one for norm and head: each when it is needed."""
-    told: list[Any] = []
+    reported: list[Any] = []
     original = fsdp.fully_shard
 
     def spy(module: Any, **options: Any) -> Any:
         names = [type(it).__name__ for it in (module if isinstance(module, list) else [module])]
-        told.append((names, options["reshard_after_forward"]))
+        reported.append((names, options["reshard_after_forward"]))
         return original(module, **options)
 
     monkeypatch.setattr(fsdp, "fully_shard", spy)
     built(alone, tied=False)
     layer = ["LlamaDecoderLayer"]
-    assert told == [
+    assert reported == [
         (["Embedding"], True),
         (layer, True),
         (layer, True),
         (["LlamaRMSNorm", "Linear"], False),
         (["LlamaForCausalLM"], False),
     ]
-    told.clear()
+    reported.clear()
     built(alone, tied=True)
-    assert [names for names, _ in told] == [layer, layer, ["LlamaForCausalLM"]]
+    assert [names for names, _ in reported] == [layer, layer, ["LlamaForCausalLM"]]
 
 
 def kept_bytes(**options: Any) -> int:

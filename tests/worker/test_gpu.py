@@ -11,10 +11,10 @@ from resume_configurations import poison
 from worker_jobs import events, exact_steps, job_environment, job_file, losses, train_task
 
 from sm_llm.worker.main import main
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.strategies.device import LAG_STEPS, gpu_or_cpu
 from sm_llm.worker.tasks import train
-from sm_llm.worker.training.finite import FiniteWatch
+from sm_llm.worker.training.nonfinite_policy import NonFiniteWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,16 +52,16 @@ def run(folder: Path, task: dict[str, Any], attempt: int = 1) -> int:
 
 def break_and_continue(folder: Path, task: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Raise before step 8, with the checkpoint of step 6 published, and go on."""
-    original = train.Training.take_step
+    original = train.Trainer.take_step
 
-    def take_step(training: train.Training, step: int, batches: Any) -> None:
+    def take_step(training: train.Trainer, step: int, batches: Any) -> None:
         if step == 8:
             training.checkpointer.finish()
             raise RuntimeError("broken on purpose")
         original(training, step, batches)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Training, "take_step", take_step)
+        patch.setattr(train.Trainer, "take_step", take_step)
         assert run(folder, task) == 1
     assert run(folder, task, attempt=2) == 0
     assert [event["step"] for event in events(folder, "start_chosen")] == [0, 6]
@@ -102,7 +102,7 @@ def test_a_gradient_that_is_not_finite_is_masked_on_the_device_and_told(tmp_path
 
 def test_flags_are_read_late_and_nothing_waits_for_the_device() -> None:
     device = torch.device("cuda")
-    watch = FiniteWatch(gpu_or_cpu(Place()))
+    watch = NonFiniteWatch(gpu_or_cpu(ProcessInfo()))
     flags = [torch.full((), float(step == 3), device=device) for step in range(1, 20)]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -121,16 +121,16 @@ def test_flags_are_read_late_and_nothing_waits_for_the_device() -> None:
 
 def test_a_step_makes_no_host_synchronisation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch itself raises where an operation of the loop would wait for the device."""
-    original = train.Training.take_step
+    original = train.Trainer.take_step
 
-    def take_step(training: train.Training, step: int, batches: Any) -> None:
+    def take_step(training: train.Trainer, step: int, batches: Any) -> None:
         torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
         try:
             original(training, step, batches)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(train.Training, "take_step", take_step)
+    monkeypatch.setattr(train.Trainer, "take_step", take_step)
     late = {"every_steps": 1000}  # the thread that writes a checkpoint waits for the device, as it should
     task = train_task(precision={"compute": "bf16"}, deterministic=False, checkpoint=late)
     assert run(tmp_path / "run", task) == 0

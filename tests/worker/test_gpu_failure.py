@@ -12,7 +12,7 @@ from nodes import Nodes
 from test_failure import breaking
 
 from sm_llm.contract.failure import Cause
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path

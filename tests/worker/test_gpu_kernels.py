@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from test_fsdp_update import in_torch
 
 from sm_llm.worker.strategies.fsdp.loss import Vocabulary, linear_loss
-from sm_llm.worker.training.loss import IGNORED, token_loss_sum
+from sm_llm.worker.training.token_loss import IGNORED, token_loss_sum
 
 pytestmark = [
     pytest.mark.gpu,

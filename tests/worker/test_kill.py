@@ -47,7 +47,7 @@ def arm(place, nth, ranks, moment):
         setattr(owner, name, killing)
 
 """
-STEP = "sm_llm.worker.tasks.train:Training.take_step"
+STEP = "sm_llm.worker.tasks.train:Trainer.take_step"
 KILLS = [
     (STEP, 9, "all", "before"),
     ("sm_llm.worker.checkpoint.save_writer:write_distributed", 1, 1, "before"),

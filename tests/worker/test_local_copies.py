@@ -11,7 +11,7 @@ from worker_jobs import job_environment, job_file, train_task
 
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication import publish as publication
-from sm_llm.worker.checkpoint.restore import Fetcher
+from sm_llm.worker.checkpoint.checkpoint_restore import Fetcher
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.publishing.local_copies import LocalCopies
 

@@ -11,15 +11,15 @@ from worker_jobs import events, job_environment, job_file, train_task
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.errors import StorageError
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
-from sm_llm.runs.states import EXIT_CODES, RunState
+from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, TrainTask
 from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.inputs.sync import stage, stage_inputs
+from sm_llm.worker.inputs.stage_inputs import stage, stage_inputs
 from sm_llm.worker.main import main
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.runtime.stop import Stopping
 from sm_llm.worker.tasks import prepare
 
@@ -61,9 +61,9 @@ def test_prepare_publishes_rows_tokenizer_and_account(tmp_path: Path) -> None:
     assert {"train", "tokenizer", "account.json"} <= paths
     assert len(events(run, "account")) == 1
     assert main("prepare", environ) == 0
-    (told,) = events(run, "nothing_done")
-    assert "published already; there is nothing to do" in told["reason"]
-    assert told["uri"] == str(run / "final" / commit.save_id / "data")
+    (reported,) = events(run, "nothing_done")
+    assert "published already; there is nothing to do" in reported["reason"]
+    assert reported["uri"] == str(run / "final" / commit.save_id / "data")
 
 
 def as_job(environ: dict[str, str], name: str) -> dict[str, str]:
@@ -115,9 +115,9 @@ def failure(environ: dict[str, str]) -> str:
 def test_a_fault_of_the_user_is_told_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environ, _ = prepare_context(tmp_path, str(tmp_path / "nowhere"))
     assert main("prepare", environ) == 1
-    told = capsys.readouterr().err
-    assert "nowhere" in told
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert "nowhere" in reported
+    assert "Traceback" not in reported
     assert failure(environ).startswith("rank 0: ")
 
 
@@ -168,19 +168,19 @@ def test_DL10_observed_world_size_is_compared_with_the_requested(
 ) -> None:
     environ = job_environment(job_file(train_task(), tmp_path / "run", 4))
     assert main("train", environ) == 1
-    told = capsys.readouterr().err
-    assert "started as 1 process" in told
-    assert "asks for 4" in told
+    reported = capsys.readouterr().err
+    assert "started as 1 process" in reported
+    assert "asks for 4" in reported
 
 
-def context_of(tmp_path: Path, task: dict[str, Any], place: Place, channels: dict[str, str]) -> WorkerContext:
+def context_of(tmp_path: Path, task: dict[str, Any], place: ProcessInfo, channels: dict[str, str]) -> WorkerContext:
     run = tmp_path / "run"
     job = job_file(task, run, 2).model_copy(update={"channels": channels})
     return WorkerContext(job, place, ContainerPaths(tmp_path / "node"), RunPaths(run))
 
 
-LEADER = Place(0, 2, 0, 2)
-FOLLOWER = Place(1, 2, 1, 2)
+LEADER = ProcessInfo(0, 2, 0, 2)
+FOLLOWER = ProcessInfo(1, 2, 1, 2)
 
 
 def test_plain_paths_are_read_where_they_lie_and_channels_where_they_are_mounted(tmp_path: Path) -> None:

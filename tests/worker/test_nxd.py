@@ -175,11 +175,11 @@ def test_graphs_are_cut_once_a_micro_batch_and_once_an_update(nxd2: World) -> No
 
 def test_a_process_without_the_sdk_says_which_image_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from sm_llm.errors import RunFailed
-    from sm_llm.worker.place import Place
-    from sm_llm.worker.strategies.registry import find_device
+    from sm_llm.worker.process_info import ProcessInfo
+    from sm_llm.worker.strategies.table import find_device
 
     with pytest.raises(RunFailed, match=r"pytorch-training-neuronx:2\.9\.0-neuronx-py312-sdk2\.28\.0-ubuntu24\.04"):
-        find_device("nxd", Place())
+        find_device("nxd", ProcessInfo())
 
 
 def test_losses_do_not_change_with_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:

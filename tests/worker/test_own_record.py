@@ -9,7 +9,7 @@ from worker_jobs import job_environment, job_file
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_record import RunRecord
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.publishing.own_record import keep_record
 

@@ -82,7 +82,7 @@ def test_labels_of_rows_that_several_processes_see_count_once(monkeypatch: pytes
 
     from sm_llm.spec.parallelism.base import Layout
     from sm_llm.worker.strategies.device import CpuDevice
-    from sm_llm.worker.training.feed import global_targets
+    from sm_llm.worker.training.batch_transfer import global_targets
 
     monkeypatch.setattr(dist, "all_reduce", lambda total: total.add_(10 + 6 + 6))
     batch = SimpleNamespace(targets=10)
@@ -148,9 +148,9 @@ def test_CK22_CK32_a_checkpoint_continues_under_tensor_parallelism_and_back(
 ) -> None:
     """Optimiser state and all: the losses are those of an unbroken run. That it is dealt out anew is told."""
     assert_continued(parallel2.run("dealt"), plain, [0, 2, 4], 3)
-    told = " ".join(event["message"] for event in events(parallel2.run("dealt"), "notice"))
-    assert "tensor_parallel_degree 1 -> 2" in told
-    assert "tensor_parallel_degree 2 -> 1" in told
+    reported = " ".join(event["message"] for event in events(parallel2.run("dealt"), "notice"))
+    assert "tensor_parallel_degree 1 -> 2" in reported
+    assert "tensor_parallel_degree 2 -> 1" in reported
 
 
 def test_CK32_four_processes_deal_out_anew_to_other_degrees_to_one_process_and_back(

@@ -18,13 +18,13 @@ from sm_llm.models.weights_check import compare_weights
 from sm_llm.spec.training import OptimSpec
 from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.strategies.device import CpuDevice
 from sm_llm.worker.strategies.master import MasterWeights
 from sm_llm.worker.training import random_state
-from sm_llm.worker.training.loss import next_tokens, token_loss_sum
-from sm_llm.worker.training.metrics import Costs, Meter, StepBuffer
 from sm_llm.worker.training.optim import MOMENTS, build_adamw, is_decayed
+from sm_llm.worker.training.step_metrics import Costs, StepBuffer, ThroughputMeter
+from sm_llm.worker.training.token_loss import next_tokens, token_loss_sum
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,7 +136,7 @@ def test_step_buffer_gives_back_every_step_in_order() -> None:
 def test_meter_leaves_pauses_out_and_names_its_formula() -> None:
     now = [0.0]
     costs = Costs(tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1000.0, world_size=2)
-    meter = Meter(costs, CpuDevice(), 10, clock=lambda: now[0])
+    meter = ThroughputMeter(costs, CpuDevice(), 10, clock=lambda: now[0])
     now[0] = 4.0
     with meter.paused():
         now[0] = 14.0
@@ -154,7 +154,7 @@ def test_the_training_line_keeps_what_hang_detection_matches() -> None:
 
     costs = Costs(tokens_per_step=100, flops_per_token=5.0, flops_formula="6N", peak_flops=1e12, world_size=1)
     now = [0.0]
-    meter = Meter(costs, CpuDevice(), 0, clock=lambda: now[0])
+    meter = ThroughputMeter(costs, CpuDevice(), 0, clock=lambda: now[0])
     now[0] = 1.0
     line = meter.line(Step(5, 2.5, 0.75, 1e-3, 100), meter.read(5, 0.0), 10)
     for part in ("step 5/10", "Loss: 2.5000", "500 tokens/s/device", "MFU", "6N", "grad norm 0.750", "lr 1.000e-03"):
@@ -181,17 +181,17 @@ def test_pretrained_weights_trust_the_index_not_the_file_names(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ({"a": torch.zeros(4, 3)}, "lacks b"),
         ({"a": torch.zeros(4, 2), "b": torch.ones(2)}, r"shape \[4, 2\]"),
     ],
 )
 def test_pretrained_weights_that_do_not_fit_are_refused(
-    values: dict[str, torch.Tensor], told: str, tmp_path: Path
+    values: dict[str, torch.Tensor], reported: str, tmp_path: Path
 ) -> None:
     save_file(values, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=reported):
         PretrainedWeights(tmp_path, compare_weights(tmp_path, TENSORS))
 
 
@@ -245,13 +245,13 @@ def test_all_cores_draw_the_same_initial_weights(monkeypatch: pytest.MonkeyPatch
 def test_a_model_that_a_checkpoint_follows_draws_nothing_and_cannot_be_mistaken_for_one_with_values() -> None:
     from unittest.mock import Mock
 
-    from sm_llm.worker.checkpoint.start import Start, first_weights
+    from sm_llm.worker.checkpoint.start_resolver import Start, first_weights
     from sm_llm.worker.strategies.model import build_on_meta, materialise
 
     config = model_config(preset="tiny", path=None, pretrained=None, overrides={})
     for source in ("checkpoint", "branch"):
         assert first_weights(Mock(), Start(source, 3, commit=Mock()), config, 0) is None
-    context = Mock(place=Place())
+    context = Mock(place=ProcessInfo())
     assert isinstance(first_weights(context, Start("scratch"), config, 0), InitialWeights)
     model = build_on_meta(config)
     materialise(model, torch.device("cpu"), torch.device("cpu"), None)
@@ -280,11 +280,11 @@ def test_place_reads_torchruns_variables() -> None:
         "GROUP_RANK": "1",
         "GROUP_WORLD_SIZE": "2",
     }
-    place = Place.read(environ)
-    assert place == Place(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, node_count=2)
+    place = ProcessInfo.read(environ)
+    assert place == ProcessInfo(rank=5, world_size=8, local_rank=1, local_world_size=4, node=1, node_count=2)
     assert not place.is_leader
     assert not place.is_node_leader
-    assert Place.read({}).is_leader
+    assert ProcessInfo.read({}).is_leader
 
 
 def test_a_worker_without_job_file_says_who_starts_it() -> None:

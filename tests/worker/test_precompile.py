@@ -16,11 +16,11 @@ from sm_llm.errors import RunFailed
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.inputs.compile_cache import open_cache
+from sm_llm.worker.inputs.graph_cache import open_cache
 from sm_llm.worker.main import main
 
 if TYPE_CHECKING:
-    from sm_llm.worker.inputs.compile_cache import CompileCache
+    from sm_llm.worker.inputs.graph_cache import CompileCache
     from tests.fixtures.s3_server import S3Server
 
 DOUBLE = Path(__file__).parents[1] / "fixtures" / "nxd_double"

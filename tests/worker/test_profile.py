@@ -23,9 +23,9 @@ def job(**profile: Any) -> dict[str, Any]:
 def test_a_trace_every_n_steps_is_published_with_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert main("train", job_environment(job_file(job(every_steps=3, steps=2), run, 1))) == 0
-    told = events(run, "profile_published")
-    assert [event["step"] for event in told] == [3, 6]
-    for event in told:
+    reported = events(run, "profile_published")
+    assert [event["step"] for event in reported] == [3, 6]
+    for event in reported:
         path = Path(event["uri"])
         assert path.parent == run / "profiles" / "attempt-1"
         assert path.stat().st_size == event["bytes"]

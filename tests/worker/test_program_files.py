@@ -9,7 +9,7 @@ from test_script import Job
 
 from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.errors import RunFailed
-from sm_llm.launcher.planning.inputs import manifest
+from sm_llm.launcher.planning.job_inputs import manifest
 from sm_llm.launcher.source_tree import source_tree
 from sm_llm.worker.script.program_files import copy_program
 
@@ -41,9 +41,9 @@ def test_A1_a_copy_inside_its_own_source_ends_and_leaves_runs_out(tmp_path: Path
     source = program(tmp_path / "src")
     run_folder(source / place / "older")
     target = run_folder(source / place / "newer") / "local" / "script" / "program"
-    told = copy_program(source, target)
+    reported = copy_program(source, target)
     assert copied(target) == ["pkg/part.py", "train.py"]
-    assert told == [f"task.source: 2 run folders left out (in {place})"]
+    assert reported == [f"task.source: 2 run folders left out (in {place})"]
 
 
 def test_A1_a_copy_never_descends_into_its_own_place(tmp_path: Path) -> None:
@@ -59,9 +59,9 @@ def test_A1_links_that_lead_back_are_left_out_by_name(tmp_path: Path) -> None:
     (source / "pkg" / "up").symlink_to("..")
     (source / "pkg" / "across").symlink_to(source / "other")
     (source / "other" / "back").symlink_to(source / "pkg")
-    told = copy_program(source, tmp_path / "script" / "program")
-    assert any("the link pkg/up leads to a folder that holds it" in text for text in told)
-    assert any("the link pkg/across/back leads to" in text for text in told)
+    reported = copy_program(source, tmp_path / "script" / "program")
+    assert any("the link pkg/up leads to a folder that holds it" in text for text in reported)
+    assert any("the link pkg/across/back leads to" in text for text in reported)
     assert (tmp_path / "script" / "program" / "pkg" / "part.py").is_file()
 
 

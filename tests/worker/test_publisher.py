@@ -12,9 +12,9 @@ import pytest
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication import publish as publication
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.publishing import publisher as module
-from sm_llm.worker.publishing.freshness import Freshness
+from sm_llm.worker.publishing.checkpoint_age import CheckpointAge
 from sm_llm.worker.publishing.publisher import Publisher, Sealed
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ class Bench:
         self.said: list[str] = []
         self.store = Shut(root / "run")
         context: Any = SimpleNamespace(
-            place=Place(),
+            place=ProcessInfo(),
             job=SimpleNamespace(run_id="tiny"),
             agent=SimpleNamespace(call=lambda function, *arguments, **named: function(*arguments, **named)),
             emit=lambda event: None,
             notice=lambda message, level: self.said.append(message),
         )
         agreement: Any = Alone()
-        self.publisher = Publisher(context, self.store, agreement, Freshness(), 3600.0, self._announce)
+        self.publisher = Publisher(context, self.store, agreement, CheckpointAge(), 3600.0, self._announce)
         self.fault: Exception | None = None
         """What goes wrong after the next publication."""
 

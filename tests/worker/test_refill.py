@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_sinks import Fake, WandbDouble, context_of, step, wandb  # noqa: F401 - wandb is a fixture
+from test_trackers import Fake, WandbDouble, context_of, step, wandb  # noqa: F401 - wandb is a fixture
 from worker_jobs import job_file, train_task
 
 from sm_llm.runs.events import events as ev
@@ -16,13 +16,13 @@ from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.s3.s3_options import S3Options
 from sm_llm.storage.s3.store import S3Store
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.publishing.shipping import ship_events
-from sm_llm.worker.trackers.sinks import Feed, earlier_events, feeding
+from sm_llm.worker.publishing.event_upload import upload_events
+from sm_llm.worker.trackers.experiment_trackers import EventForwarder, earlier_events, forwarded_events
 
 
 def attempt(root: Path, number: int, done: int, last: int, monkeypatch: pytest.MonkeyPatch, spec: Any) -> None:
     """One attempt that continues after ``done`` steps and is fed until ``last``; equal steps have equal numbers."""
-    with feeding(context := context_of(root, monkeypatch, spec, attempt=number)):
+    with forwarded_events(context := context_of(root, monkeypatch, spec, attempt=number)):
         context.emit(ev.StartChosen("checkpoint" if done else "scratch", done))
         for at in range(done + 1, last + 1):
             context.emit(step(at, 5 - at / 100))
@@ -44,7 +44,7 @@ def test_what_earlier_attempts_measured_is_told_once(tmp_path: Path, monkeypatch
     context, fake = context_of(root, monkeypatch, {}, attempt=3), Fake()
     refilled: list[Any] = []
     monkeypatch.setattr(Fake, "refill", lambda self, events: refilled.extend(events), raising=False)
-    feed = Feed(context, {"a": lambda: fake}, poll_seconds=0.01)
+    feed = EventForwarder(context, {"a": lambda: fake}, poll_seconds=0.01)
     feed.start()
     for done in (14, 13):  # the second goes back within the attempt
         context.emit(ev.StartChosen("checkpoint", done))
@@ -67,11 +67,11 @@ def test_what_earlier_containers_measured_is_fetched_from_s3(bucket: str, s3_ser
         job.write(tmp_path / "job.json")
         environ = {"SM_LLM_JOB_FILE": str(tmp_path / "job.json"), "SAGEMAKER_BASE_DIR": str(tmp_path / str(number))}
         context = WorkerContext.read(environ)
-        courier = ship_events(context, environ)
-        assert courier is not None
+        periodic = upload_events(context, environ)
+        assert periodic is not None
         for at in steps:
             context.emit(step(at, 5.0))
-        courier.close()
+        periodic.close()
         found = [(event["step"], event["attempt"]) for event in earlier_events(context, 14)]
         context.close()
     assert found == [(at, 1) for at in range(1, 13)] + [(13, 2), (14, 2)]

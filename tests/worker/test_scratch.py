@@ -18,18 +18,18 @@ def test_a_pretended_node_keeps_its_files_below_its_base(tmp_path: Path) -> None
 
 
 def test_the_disk_that_is_told_is_used_and_the_same_for_every_attempt(tmp_path: Path) -> None:
-    told = {DISK_ENVIRONMENT: str(tmp_path)}
-    folders = {scratch_folder(ContainerPaths(Path(f"/base-{attempt}")), "run", 1, told) for attempt in (1, 2)}
+    reported = {DISK_ENVIRONMENT: str(tmp_path)}
+    folders = {scratch_folder(ContainerPaths(Path(f"/base-{attempt}")), "run", 1, reported) for attempt in (1, 2)}
     assert folders == {tmp_path / "sm-llm" / "run" / "node-1"}
 
 
 @pytest.mark.parametrize("place", ["model/x", "checkpoints", "nothing"])
 def test_CK36_a_disk_where_the_platform_looks_or_that_is_none_is_refused(tmp_path: Path, place: str) -> None:
-    told = tmp_path / place
+    reported = tmp_path / place
     if place != "nothing":
-        told.mkdir(parents=True)
+        reported.mkdir(parents=True)
     with pytest.raises(RunFailed, match=DISK_ENVIRONMENT):
-        scratch_folder(ContainerPaths(tmp_path), "run", 0, {DISK_ENVIRONMENT: str(told)})
+        scratch_folder(ContainerPaths(tmp_path), "run", 0, {DISK_ENVIRONMENT: str(reported)})
 
 
 def test_in_a_container_the_largest_disk_is_taken(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sm_llm.convert.api import convert
 from sm_llm.errors import CheckpointError
 from sm_llm.models.config import read_config
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.weights_check import holds_shards
 from sm_llm.worker.checkpoint.weights import ShardedWeights
 from tests.convert.models import CONFIGS, write_model

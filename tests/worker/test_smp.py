@@ -100,7 +100,7 @@ def test_pretrained_weights_arrive_shard_by_shard_and_from_rank_0_alike(smp2: Wo
 def test_CV14_a_checkpoint_names_parameters_as_hugging_face_does_whatever_wraps_them(smp2: World) -> None:
     from torch.distributed.checkpoint import FileSystemReader
 
-    from sm_llm.worker.names import WRAPPER_WORDS
+    from sm_llm.worker.parameter_names import WRAPPER_WORDS
 
     [data] = (smp2.run("offloaded") / "ckpt" / "step-00000010").glob("*/data")
     keys = FileSystemReader(data).read_metadata().state_dict_metadata

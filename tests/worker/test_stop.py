@@ -12,7 +12,7 @@ from nodes import Nodes, holding
 from worker_jobs import exact_steps, losses
 
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.storage.publication.publish import find_newest, list_checkpoints
 from sm_llm.storage.uri import open_store

@@ -12,8 +12,8 @@ from worker_jobs import events, job_environment, job_file, losses, result_folder
 from sm_llm.errors import CheckpointError
 from sm_llm.spec.parallelism.base import Layout
 from sm_llm.storage.publication.manifest import CommitManifest, FileEntry, Save
-from sm_llm.worker.checkpoint.restore import rank_file
-from sm_llm.worker.checkpoint.start import Start, _load_private
+from sm_llm.worker.checkpoint.checkpoint_restore import rank_file
+from sm_llm.worker.checkpoint.start_resolver import Start, _load_private
 from sm_llm.worker.main import main
 from sm_llm.worker.training.sample import harmless
 
@@ -83,14 +83,14 @@ def test_a_published_run_is_not_trained_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "told"),
+    ("layout", "reported"),
     [
         (Layout(), "world_size 2 -> 1, data_parallel_degree 2 -> 1"),
         (Layout(tensor=2), "data_parallel_degree 2 -> 1, shard_degree 2 -> 1, tensor_parallel_degree 1 -> 2"),
     ],
 )
 def test_a_stream_is_not_continued_by_processes_that_are_arranged_otherwise(
-    layout: Layout, told: str, tmp_path: Path
+    layout: Layout, reported: str, tmp_path: Path
 ) -> None:
     (tmp_path / rank_file(0)).write_text(json.dumps({"random": {}, "stream": {"rows": 3}}))
     save = Save(run_id="run", step=4, save_id="0" * 32, world_size=2, node_count=1)
@@ -101,7 +101,7 @@ def test_a_stream_is_not_continued_by_processes_that_are_arranged_otherwise(
     from sm_llm.worker.context import WorkerContext
 
     start = Start("checkpoint", 4, "somewhere", "digest", commit, tmp_path)
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=reported):
         _load_private(WorkerContext.read(environ), start, Mock(layout=layout))
 
 

@@ -12,9 +12,9 @@ from sm_llm.contract.hosts import Hosts
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
 from sm_llm.errors import RunFailed
 from sm_llm.runs.run_paths import ContainerPaths
-from sm_llm.worker.job import read_job
+from sm_llm.worker.job_reader import read_job
 from sm_llm.worker.main import main
-from sm_llm.worker.place import Place
+from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.runtime.toolkit import passing, settle_environment
 
 if TYPE_CHECKING:
@@ -96,14 +96,14 @@ def test_an_unknown_hyperparameter_ends_the_job_with_its_name(
     environ = job_environment(job_file(train_task(), tmp_path / "run", 1))
     assert JOB_ENVIRONMENT in environ
     assert main("train", environ, ["--train_batch_size", "4"]) == 1
-    told = capsys.readouterr().err
-    assert "train_batch_size (override): unknown key" in told
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert "train_batch_size (override): unknown key" in reported
+    assert "Traceback" not in reported
     failure = ContainerPaths(tmp_path / environ["SAGEMAKER_BASE_DIR"]).failure.read_text()
     assert "train_batch_size" in failure
 
 
 def test_hosts_without_torchrun_are_one_process_each() -> None:
     hosts = Hosts("algo-2", ("algo-1", "algo-2"))
-    assert Place.read({}, hosts) == Place(rank=1, world_size=2, node=1, node_count=2)
-    assert Place.read({"WORLD_SIZE": "4", "RANK": "3"}, hosts).world_size == 4
+    assert ProcessInfo.read({}, hosts) == ProcessInfo(rank=1, world_size=2, node=1, node_count=2)
+    assert ProcessInfo.read({"WORLD_SIZE": "4", "RANK": "3"}, hosts).world_size == 4

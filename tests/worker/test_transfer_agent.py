@@ -224,8 +224,8 @@ def test_I10_an_agent_outlives_neither_its_owner_nor_the_grace_time_and_leaves_n
 def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(
     uploading: tuple[Any, int], store: S3Store, fault_proxy: Any, s3_server: Any, bucket: str
 ) -> None:
-    from sm_llm.worker.checkpoint.start import Starter
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.checkpoint.start_resolver import StartResolver
+    from sm_llm.worker.process_info import ProcessInfo
 
     owner, agent = uploading
     os.killpg(owner.pid, signal.SIGKILL)
@@ -233,8 +233,8 @@ def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(
     fault_proxy.set()
     assert len(open_uploads(s3_server, bucket)) == 1, "nobody was left to abort it"
     notices: list[str] = []
-    context: Any = SimpleNamespace(place=Place(), notice=lambda *told: notices.append(str(told)))
-    Starter(context, cast("Any", None), store, cast("Any", None), cast("Any", None))._abort_stale_uploads()
+    context: Any = SimpleNamespace(place=ProcessInfo(), notice=lambda *reported: notices.append(str(reported)))
+    StartResolver(context, cast("Any", None), store, cast("Any", None), cast("Any", None))._abort_stale_uploads()
     assert (open_uploads(s3_server, bucket), notices) == ([], [])
 
 

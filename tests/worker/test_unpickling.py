@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from sm_llm.errors import CheckpointError
 from sm_llm.worker.checkpoint.shard_reader import load_metadata
-from sm_llm.worker.objects import ObjectUnpickler
+from sm_llm.worker.object_collectives import ObjectUnpickler
 
 METADATA = "torch.distributed.checkpoint.metadata"
 NAMES = {

@@ -11,9 +11,9 @@ from nodes import Nodes
 from test_failure import breaking
 
 from sm_llm.contract.failure import Cause
-from sm_llm.worker.runtime.inquest import Answer, _behind
-from sm_llm.worker.runtime.pulse import Pulse
-from sm_llm.worker.runtime.stacks import stacks
+from sm_llm.worker.runtime.hang_report import RankReport, _behind
+from sm_llm.worker.runtime.progress_marker import ProgressMarker
+from sm_llm.worker.runtime.thread_stacks import thread_stacks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,13 +36,13 @@ def test_a_stopped_rank_is_named_and_the_others_tell_their_stacks(
         job.until(lambda: other.poll() is not None)
         failure = job.container(1 - rank).failure.read_text()
         (stalled,) = job.events("stalled")
-        told = job.events("stacks")
+        reported = job.events("stacks")
     assert stalled["silent"] == [rank]
     assert f"rank {rank} does not answer: its process {pid} is stopped (SIGSTOP)" in failure, job.log()
     assert failure.startswith(f"rank {rank}: stalled after step ")
-    assert [event["rank"] for event in told] == [1 - rank]
-    assert told[0]["text"].startswith("thread MainThread:")
-    assert "worker/tasks/train.py" in told[0]["text"]
+    assert [event["rank"] for event in reported] == [1 - rank]
+    assert reported[0]["text"].startswith("thread MainThread:")
+    assert "worker/tasks/train.py" in reported[0]["text"]
 
 
 @pytest.mark.integration
@@ -52,10 +52,10 @@ def test_a_rank_that_is_behind_is_named_with_its_stack(tmp_path: Path, forks: di
         job.until(lambda: job.events("stalled"))
         job.ended()
         (stalled,) = job.events("stalled")
-        told = {event["rank"]: event for event in job.events("stacks")}
+        reported = {event["rank"]: event for event in job.events("stacks")}
         failures = job.failures()
-    assert set(told) == {0, 1}
-    assert "time.sleep(3600)" in told[1]["text"], "the stack of the rank that sleeps"
+    assert set(reported) == {0, 1}
+    assert "time.sleep(3600)" in reported[1]["text"], "the stack of the rank that sleeps"
     assert stalled["silent"] == []
     assert {it.cause for it in failures} == {Cause.STALLED}, job.log()
     assert failures[0].headline == failures[1].headline
@@ -101,25 +101,25 @@ class Clock:
 
 def test_a_pulse_knows_the_usual_step_and_leaves_pauses_out() -> None:
     clock = Clock()
-    pulse = Pulse(clock)
+    marker = ProgressMarker(clock)
     clock.now = 100
-    assert pulse.seconds_without_step() is None, "the start is no step"
-    pulse.begin(7)
+    assert marker.seconds_without_step() is None, "the start is no step"
+    marker.begin(7)
     for step, seconds in enumerate([60, 1, 2, 3], start=8):  # the first warms up
         clock.now += seconds
-        pulse.done(step)
-    assert (pulse.step, pulse.median_seconds) == (11, 2)
-    with pulse.during("validation"):
+        marker.done(step)
+    assert (marker.step, marker.median_seconds) == (11, 2)
+    with marker.during("validation"):
         clock.now += 50
-        assert pulse.seconds_without_step() is None
-        assert pulse.phase == "validation"
+        assert marker.seconds_without_step() is None
+        assert marker.phase == "validation"
     clock.now += 2
-    assert pulse.seconds_without_step() == 2
-    pulse.done(12)
-    assert pulse.median_seconds == 2
+    assert marker.seconds_without_step() == 2
+    marker.done(12)
+    assert marker.median_seconds == 2
 
 
-class Watched(Pulse):
+class Watched(ProgressMarker):
     """A pulse with an observer, called after everything that its writer sets or before all that its reader takes."""
 
     written = read = staticmethod(lambda: None)
@@ -137,10 +137,10 @@ class Watched(Pulse):
 
 def test_the_start_is_at_no_moment_taken_for_a_step() -> None:
     clock, seen = Clock(), list[float | None]()
-    pulse = Watched(clock)
+    marker = Watched(clock)
     clock.now = 100
-    pulse.written = lambda: seen.append(pulse.seconds_without_step())  # type: ignore[method-assign]
-    pulse.begin(7)
+    marker.written = lambda: seen.append(marker.seconds_without_step())  # type: ignore[method-assign]
+    marker.begin(7)
     assert set(seen) == {None, 0}
 
 
@@ -148,9 +148,9 @@ def test_the_start_is_at_no_moment_taken_for_a_step() -> None:
 def test_a_phase_is_not_taken_for_a_step_whenever_the_reader_is_held_up(begins: bool, moment: int) -> None:
     """The phase ends, or begins and ends, between any two reads of the watchdog's thread."""
     clock = Clock()
-    pulse = Watched(clock)
-    pulse.begin(7)
-    phase = pulse.during("validation")
+    marker = Watched(clock)
+    marker.begin(7)
+    phase = marker.during("validation")
     if not begins:
         phase.__enter__()
         clock.now = 100
@@ -164,9 +164,9 @@ def test_a_phase_is_not_taken_for_a_step_whenever_the_reader_is_held_up(begins: 
                 clock.now = 100
             phase.__exit__(None, None, None)
 
-    pulse.read = act  # type: ignore[method-assign]
-    found = pulse.seconds_without_step()
-    del pulse.read
+    marker.read = act  # type: ignore[method-assign]
+    found = marker.seconds_without_step()
+    del marker.read
     assert found in (None, 0)
     assert moment < 0, "the phase took place"
 
@@ -182,14 +182,14 @@ def test_a_phase_is_not_taken_for_a_step_whenever_the_reader_is_held_up(begins: 
     ],
 )
 def test_who_is_behind(places: list[tuple[int, str]], behind: list[int]) -> None:
-    answers = [Answer(rank, step, phase, "") for rank, (step, phase) in enumerate(places)]
+    answers = [RankReport(rank, step, phase, "") for rank, (step, phase) in enumerate(places)]
     assert _behind(answers) == behind
 
 
 def test_stacks_show_every_thread_but_the_one_that_looks() -> None:
-    text = stacks()
+    text = thread_stacks()
     assert text.startswith("thread MainThread:")
     assert "test_stacks_show_every_thread" in text
     import threading
 
-    assert "test_stacks_show_every_thread" not in stacks(skip=threading.get_ident())
+    assert "test_stacks_show_every_thread" not in thread_stacks(skip=threading.get_ident())

@@ -17,7 +17,7 @@ from sm_llm.runs.events.events import Progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sm_llm.data.prepare.files import SourceFile
+    from sm_llm.data.prepare.source_files import SourceFile
     from sm_llm.spec.tasks import PrepareTask
 
 

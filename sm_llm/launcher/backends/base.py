@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
-    from sm_llm.runs.outcome import Ending
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.outcome import Outcome
     from sm_llm.runs.run_record import Attempt
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import WorkflowSpec
     from sm_llm.spec.loading.overrides import Override
 
@@ -55,9 +55,9 @@ class NativeState:
     detail: str = ""
 
     @classmethod
-    def of(cls, ending: Ending) -> NativeState:
+    def of(cls, outcome: Outcome) -> NativeState:
         """How an attempt ended, as the state of its job."""
-        return cls(ending.state, ending.reason or "")
+        return cls(outcome.state, outcome.reason or "")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Backend(Protocol):
         them. Raises nothing that ``plan_checks`` could have found.
         """
 
-    def starting(self, home: RunHome, number: int, submission: Submission | None) -> AbstractContextManager[Attempt]:
+    def starting(self, home: RunStore, number: int, submission: Submission | None) -> AbstractContextManager[Attempt]:
         """Held from the check that no attempt of the run is running until attempt ``number`` was submitted.
 
         Gives the attempt as it is claimed: with its native id where that is known before the start. A workflow has no
@@ -114,17 +114,17 @@ class Backend(Protocol):
         knows.
         """
 
-    def describe(self, home: RunHome) -> NativeState:
+    def describe(self, home: RunStore) -> NativeState:
         """The state of a run's newest attempt, in the closed list of ``RunState``; the platform's own words in detail.
 
         A state that is not known is ``UNKNOWN`` with its name as detail, never a guess. An attempt that has ended is
         settled in the run's record. A platform that does not answer: ``SubmitError``.
         """
 
-    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
 
-    def stop(self, home: RunHome, attempt: Attempt, *, now: bool) -> None:
+    def stop(self, home: RunStore, attempt: Attempt, *, now: bool) -> None:
         """Ask an attempt's job to stop after its current step, saving what it can; ``now`` kills it instead.
 
         Returns once it is asked. An attempt that has ended is left alone.
@@ -146,10 +146,10 @@ class RunsWorkflows(Protocol):
     ) -> list[Submission]:
         """What the steps would be sent, in order, for a dry run. ``plans`` has one plan per step. Pure."""
 
-    def submit_workflow(self, home: RunHome, attempt: int) -> str:
+    def submit_workflow(self, home: RunStore, attempt: int) -> str:
         """Start the workflow whose record lies in ``home``; for its one native job the same as ``submit``."""
 
-    def step_home(self, home: RunHome, step: str) -> RunHome:
+    def step_home(self, home: RunStore, step: str) -> RunStore:
         """Where a step of the workflow in ``home`` has its own run, whether it has begun or not."""
 
 
@@ -239,7 +239,7 @@ class OpensShells(Protocol):
     def shell_needs(self) -> str:
         """What the command needs on this machine, in words."""
 
-    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
+    def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
         """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""
 
 

@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError, StorageError, SubmitError
-from sm_llm.launcher.display.lines import event_line, training_line
+from sm_llm.launcher.display.formatting import event_line, training_line
 from sm_llm.launcher.observe.follow import follow
-from sm_llm.launcher.observe.metrics import SummaryBuilder
+from sm_llm.launcher.observe.run_metrics import SummaryBuilder
 from sm_llm.launcher.observe.status import status_of
 from sm_llm.terminal import big, duration, quoted
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from sm_llm.launcher.observe.metrics import Summary
+    from sm_llm.launcher.observe.run_metrics import Summary
     from sm_llm.launcher.run_handle import RunHandle
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
 
 _BAR_WIDTH = 28
 _SHORTEST_BAR = 8
@@ -165,9 +165,9 @@ def see_it_stop(run: RunHandle, console: Console) -> RunState:
 
 
 def _close(run: RunHandle, console: Console) -> None:
-    from sm_llm.launcher.display.closing import closing
+    from sm_llm.launcher.display.summary import print_summary
 
-    closing(run, console, _plot(run))
+    print_summary(run, console, _plot(run))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError, SubmitError
-from sm_llm.launcher.backends.sagemaker.account import Account, told
+from sm_llm.launcher.backends.sagemaker.account import AwsAccount, aws_errors
 from sm_llm.launcher.images.images import dns_suffix, rows, uri
 from sm_llm.package import HOME
 from sm_llm.terminal import quoted
@@ -64,13 +64,13 @@ def build(
     return argv
 
 
-def login(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any = None) -> list[str]:
+def login(image_uri: str, *, connect: Callable[[str], Any] = AwsAccount, run: Any = None) -> list[str]:
     """Let docker pull from and push to the registry of an image, also of another account's; returns the command.
 
     The password goes in by standard input: it is in no list of processes, log or shell history.
     """
     match = registry_of(image_uri)
-    with told(f"cannot log in to {match[0]}"):
+    with aws_errors(f"cannot log in to {match[0]}"):
         answer = connect(match["region"]).client("ecr").get_authorization_token(registryIds=[match["account"]])
     import base64
 
@@ -81,18 +81,18 @@ def login(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any =
     return argv
 
 
-def push(image_uri: str, *, connect: Callable[[str], Any] = Account, run: Any = None) -> Built:
+def push(image_uri: str, *, connect: Callable[[str], Any] = AwsAccount, run: Any = None) -> Built:
     """Make the repository if it is not there, push, and return the image's digest. Raises ``SubmitError``."""
     match = registry_of(image_uri)
     name, _, tag = image_uri.removeprefix(f"{match[0]}/").partition(":")
     client = connect(match["region"]).client("ecr")
-    with told(f"cannot read repository {name}"):
+    with aws_errors(f"cannot read repository {name}"):
         try:
             client.describe_repositories(repositoryNames=[name])
         except client.exceptions.RepositoryNotFoundException:
             client.create_repository(repositoryName=name)
     _run(["docker", "push", image_uri], Path.cwd(), run)
-    with told(f"cannot read image {image_uri}"):
+    with aws_errors(f"cannot read image {image_uri}"):
         # The digest identifies the bytes; a tag can be moved to another image.
         found = client.describe_images(repositoryName=name, imageIds=[{"imageTag": tag or "latest"}])
     return Built(image_uri, found["imageDetails"][0]["imageDigest"])

@@ -7,18 +7,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
-from sm_llm.launcher.observe.patience import Patience
+from sm_llm.launcher.observe.retry_policy import RetryPolicy
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.outcome import NEVER_STARTED
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from sm_llm.launcher.run_handle import RunHandle
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.run_store import RunStore
 
 STATE_SECONDS = 1.0
 
@@ -26,7 +26,7 @@ STATE_SECONDS = 1.0
 class EventTail:
     """New events of one run since the last look, from attempt ``first_attempt`` on."""
 
-    def __init__(self, home: RunHome, first_attempt: int) -> None:
+    def __init__(self, home: RunStore, first_attempt: int) -> None:
         self._home = home
         self._first_attempt = first_attempt
         self._offsets: dict[Path, int] = {}
@@ -49,7 +49,7 @@ def follow(
     A store that does not answer for a while is reported as a notice.
     """
     tails: dict[str, tuple[RunHandle, EventTail]] = {}
-    pause, patience = run.home.poll_seconds, Patience(run.home)
+    pause, retries = run.home.poll_seconds, RetryPolicy(run.home)
     for look in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
         asks = look % max(1, round(STATE_SECONDS / pause)) == 0
@@ -66,9 +66,9 @@ def follow(
                     yield job, event
         except StorageError as error:
             ended, issue = False, error
-        told = patience.settle() if issue is None else patience.bear(issue)
-        if told is not None:
-            yield run, _notice(told)
+        reported = retries.settle() if issue is None else retries.bear(issue)
+        if reported is not None:
+            yield run, _notice(reported)
         yield None
         if ended:
             return
@@ -106,14 +106,14 @@ def has_begun_in(attempt: Attempt, step: RunHandle) -> bool:
 
 def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) -> RunState:
     """Wait, in ``pause`` seconds, until ``run`` has ended, or nobody is about to start it; silently."""
-    patience = Patience(run.home)
+    retries = RetryPolicy(run.home)
     while True:
         try:
             state, reason = run.describe()
         except StorageError as issue:
-            patience.bear(issue)
+            retries.bear(issue)
         else:
-            patience.settle()
+            retries.settle()
             if state.is_final or (state is RunState.PENDING and reason == NEVER_STARTED):
                 return state
         sleep(pause)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sm_llm.contract.job_file import rank_prefix
 from sm_llm.errors import SmLlmError, StorageError
-from sm_llm.launcher.observe.patience import Patience
+from sm_llm.launcher.observe.retry_policy import RetryPolicy
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_paths import RunPaths
+    from sm_llm.runs.run_store import RunStore
 
 POLL_SECONDS = 0.2
 _BLOCK_BYTES = 65_536
@@ -96,11 +96,11 @@ def _end_of_whole_lines(stream: BinaryIO) -> int:
 
 
 def fresh_logs(
-    home: RunHome, attempt: int, still_running: Callable[[], bool], wanted: LogFilter | None = None
+    home: RunStore, attempt: int, still_running: Callable[[], bool], wanted: LogFilter | None = None
 ) -> Iterator[str]:
     """``read_logs`` of a run that may be kept, or run, elsewhere."""
 
-    patience = Patience(home)
+    retries = RetryPolicy(home)
     was_alive = False
 
     def look() -> bool:
@@ -111,9 +111,9 @@ def fresh_logs(
         except StorageError as issue:
             if not was_alive:  # nobody follows yet
                 raise
-            patience.bear(issue)
+            retries.bear(issue)
             return True
-        patience.settle()
+        retries.settle()
         was_alive = alive
         return alive
 

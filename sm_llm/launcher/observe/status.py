@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.observe.metrics import Summary, summarise, to_json
+from sm_llm.launcher.observe.run_metrics import Summary, summarise, to_json
 from sm_llm.runs.events.events import read_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from sm_llm.launcher.run_handle import RunHandle
-    from sm_llm.runs.states import RunState
+    from sm_llm.runs.run_states import RunState
 
 
 @dataclass(frozen=True)

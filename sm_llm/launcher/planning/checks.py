@@ -178,7 +178,7 @@ def check_prepare_sources(draft: Draft) -> Iterator[Issue]:
 
 def _text_issues(path: str, value: str | None, place: Path) -> Iterator[Issue]:
     """A source on this machine in which there is no text to read."""
-    from sm_llm.data.prepare.files import find_files
+    from sm_llm.data.prepare.source_files import find_files
 
     try:
         files = find_files([str(place)], lambda _: None)

@@ -10,7 +10,7 @@ from sm_llm.errors import Issue, PlanError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.optional import missing
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
-from sm_llm.runs.s3_home import CONFIG
+from sm_llm.runs.s3_run_store import CONFIG
 from sm_llm.spec.inputs import S3Input, input_place
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.tasks import TrainTask

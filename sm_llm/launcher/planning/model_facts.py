@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import Issue, SpecError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.models.config import model_config
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.parallel import kv_heads, model_issues
 from sm_llm.spec.training import PretrainedStart
 
@@ -46,7 +46,7 @@ def _readable(source: str | None, where: str) -> str | None:
     """The config of a model on the hub, in the hub's cache; other sources as they are."""
     if source is None:
         return None
-    from sm_llm.storage.hub.addresses import config_file, is_hub, parse_hub
+    from sm_llm.storage.hub.hub_addresses import config_file, is_hub, parse_hub
 
     if not is_hub(source):
         return source

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from sm_llm.errors import Issue
-    from sm_llm.launcher.planning.memory import MemoryEstimate
+    from sm_llm.launcher.planning.memory_estimate import MemoryEstimate
     from sm_llm.launcher.planning.model_facts import ModelFacts
     from sm_llm.spec.derive import Derived
     from sm_llm.spec.inputs import Input

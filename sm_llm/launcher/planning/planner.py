@@ -13,7 +13,7 @@ from sm_llm.launcher.planning.draft import Draft, Upstream
 from sm_llm.launcher.planning.plan import Plan
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.tasks import PrepareTask, TrainTask, training_of
-from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, settle
+from sm_llm.spec.validation.runner import at_other_fields, errors_of, gathered, run, without_duplicates
 
 if TYPE_CHECKING:
     from sm_llm.spec.loading.load import InvalidSpec, Loaded
@@ -135,7 +135,7 @@ def plan_job(
     )
     # The backend is asked even after errors, so that all issues are reported at once.
     checks = backend(job.backend.name).plan_checks(plan)
-    found += settle(checks.issues, found)
+    found += without_duplicates(checks.issues, found)
     if errors := errors_of(found):
         raise PlanError(errors)
     unsupported = (*_without_worker(job, step), *checks.unsupported)

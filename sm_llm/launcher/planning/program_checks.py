@@ -15,7 +15,7 @@ from sm_llm.optional import is_installed
 from sm_llm.runs.run_paths import CONTAINER_BASE
 from sm_llm.spec.inputs import FOLDERS, OF_INPUTS
 from sm_llm.spec.tasks import ScriptTask
-from sm_llm.spec.validation.tasks import words_in_braces
+from sm_llm.spec.validation.task_checks import words_in_braces
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

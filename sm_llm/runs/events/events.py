@@ -19,25 +19,25 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from sm_llm.owned import make_folders, opener
-from sm_llm.runs.events.event_fields import checked
-from sm_llm.runs.events.published import (
+from sm_llm.runs.events.checkpoints import (
     CheckpointPublished,
     FinalPublished,
     NothingDone,
     ProfilePublished,
     PublicationLate,
 )
-from sm_llm.runs.events.trouble import (
+from sm_llm.runs.events.event_fields import checked
+from sm_llm.runs.events.failures import (
     CheckpointRestored,
     Failed,
     Recovered,
-    Stacks,
+    StacksCollected,
     Stalled,
     StateVerified,
     Stopped,
 )
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.storage.names import report_once, report_unknown
+from sm_llm.storage.stored_names import report_once, report_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -192,7 +192,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Account:
+class DataPrepared:
     """What ``prepare`` did with every token it saw."""
 
     account: dict[str, Any]
@@ -252,12 +252,12 @@ Event = (
     | Sample
     | Progress
     | Notice
-    | Account
+    | DataPrepared
     | TrackerOpened
     | Stopped
     | Failed
     | Stalled
-    | Stacks
+    | StacksCollected
     | StopRequested
     | AttemptEnded
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class BackendEntry:
     """One backend."""
 
     options: type[BackendOptions]
@@ -27,9 +27,9 @@ class Row:
 
 
 BACKENDS = {
-    "local": Row(LocalOptions, "sm_llm.launcher.backends.local.backend:LocalBackend"),
-    "sagemaker": Row(SageMakerOptions, "sm_llm.launcher.backends.sagemaker.backend:SageMakerBackend"),
-    "slurm": Row(SlurmOptions, "sm_llm.launcher.backends.slurm.backend:SlurmBackend"),
+    "local": BackendEntry(LocalOptions, "sm_llm.launcher.backends.local.backend:LocalBackend"),
+    "sagemaker": BackendEntry(SageMakerOptions, "sm_llm.launcher.backends.sagemaker.backend:SageMakerBackend"),
+    "slurm": BackendEntry(SlurmOptions, "sm_llm.launcher.backends.slurm.backend:SlurmBackend"),
 }
 """Name -> row. The first is the default."""
 

@@ -105,9 +105,9 @@ def secret_by_name(name: str) -> str:
     for folder in path.parts[:-1]:
         if folder in _FOLDERS:
             return f"lies in {folder}/, where credentials are kept"
-    ending = "/".join(path.parts[-2:])
+    outcome = "/".join(path.parts[-2:])
     tracked = len(path.parts) > 1 and path.parts[-2] in _TRACKER_FOLDERS and path.name in _CREDENTIAL_FILES
-    if ending in _IN_FOLDERS or tracked:
+    if outcome in _IN_FOLDERS or tracked:
         return "holds credentials by its name"
     # After the folders: in ``.aws`` a file counts whatever its name.
     if any(fnmatchcase(path.name, it) for it in _HARMLESS):

@@ -132,7 +132,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class MemoryTerms:
-    """What of a strategy decides how much memory a GPU needs (``launcher.planning.memory``)."""
+    """What of a strategy decides how much memory a GPU needs (``launcher.planning.memory_estimate``)."""
 
     recomputes: Literal["none", "budget", "selective", "every_nth", "full"] = "none"
     """Which decoder layers the backward pass computes again."""

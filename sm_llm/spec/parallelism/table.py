@@ -20,7 +20,7 @@ _WORKER = "sm_llm.worker.strategies"
 
 
 @dataclass(frozen=True)
-class Row:
+class StrategyEntry:
     """One strategy. The worker's parts are names: each lives in a software stack of its own and is imported alone."""
 
     options: type[StrategySpec]
@@ -31,9 +31,9 @@ class Row:
 
 
 STRATEGIES = {
-    "fsdp": Row(FsdpSpec, f"{_WORKER}.fsdp.strategy:FsdpStrategy"),
-    "smp": Row(SmpSpec, f"{_WORKER}.smp.strategy:SmpStrategy"),
-    "nxd": Row(NxdSpec, f"{_WORKER}.nxd.strategy:NxdStrategy", f"{_WORKER}.nxd.device:neuron_core"),
+    "fsdp": StrategyEntry(FsdpSpec, f"{_WORKER}.fsdp.strategy:FsdpStrategy"),
+    "smp": StrategyEntry(SmpSpec, f"{_WORKER}.smp.strategy:SmpStrategy"),
+    "nxd": StrategyEntry(NxdSpec, f"{_WORKER}.nxd.strategy:NxdStrategy", f"{_WORKER}.nxd.device:neuron_core"),
 }
 """Name -> row. The first is the default."""
 

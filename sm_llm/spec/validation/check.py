@@ -12,9 +12,9 @@ from sm_llm.errors import Issue
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.references import references, workflow_job
 from sm_llm.spec.tasks import PrecompileTask, parallelism_of, training_of
-from sm_llm.spec.validation import addresses, tasks, training
+from sm_llm.spec.validation import address_checks, task_checks, training_checks
 from sm_llm.spec.validation.runner import blocked_by, gathered, run
-from sm_llm.spec.validation.training import Training
+from sm_llm.spec.validation.training_checks import TrainingSubject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def _body_issues(job: JobSpec) -> list[Issue]:
     found = run(JOB_CHECKERS, job)
     if (task := training_of(job.task)) is not None:
         # After the checkers of the job: wrong machines and degrees block the arithmetic of the batch.
-        further = run(TRAINING_CHECKERS, Training(task, job.compute), found)
+        further = run(TRAINING_CHECKERS, TrainingSubject(task, job.compute), found)
         found += map(_of_precompiled, further) if isinstance(job.task, PrecompileTask) else further
     return found
 
@@ -51,7 +51,7 @@ def _of_precompiled(issue: Issue) -> Issue:
 def check_step_names(workflow: WorkflowSpec) -> Iterator[Issue]:
     """Names of steps, which are parts of those of jobs."""
     for name in workflow.steps:
-        yield from addresses.name_issues(f"steps.{name}", name, suffix_of=workflow.name)
+        yield from address_checks.name_issues(f"steps.{name}", name, suffix_of=workflow.name)
 
 
 def check_step_order(workflow: WorkflowSpec) -> Iterator[Issue]:
@@ -85,42 +85,42 @@ def check_degrees(job: JobSpec) -> Iterator[Issue]:
 
 
 SHARED_CHECKERS: tuple[Checker[JobSpec | WorkflowSpec], ...] = (
-    addresses.check_name,
-    addresses.check_storage_address,
-    addresses.check_storage_class,
+    address_checks.check_name,
+    address_checks.check_storage_address,
+    address_checks.check_storage_class,
 )
 """What a job and a workflow have alike."""
 WORKFLOW_CHECKERS: tuple[Checker[WorkflowSpec], ...] = (check_step_names, check_step_order)
 JOB_CHECKERS: tuple[Checker[JobSpec], ...] = (
-    addresses.check_environment,
-    addresses.check_inputs,
-    addresses.check_input_settings,
-    addresses.check_unread_inputs,
-    addresses.check_addresses,
+    address_checks.check_environment,
+    address_checks.check_inputs,
+    address_checks.check_input_settings,
+    address_checks.check_unread_inputs,
+    address_checks.check_addresses,
     check_machines,
     check_degrees,
-    tasks.check_tokenizer,
-    tasks.check_fetch_source,
-    tasks.check_registration,
-    tasks.check_precompiled_strategy,
-    tasks.check_program_entry,
-    tasks.check_program_arguments,
-    tasks.check_placeholders,
-    tasks.check_program_folders,
-    tasks.check_program_strategy,
-    addresses.check_input_variables,
+    task_checks.check_tokenizer,
+    task_checks.check_fetch_source,
+    task_checks.check_registration,
+    task_checks.check_precompiled_strategy,
+    task_checks.check_program_entry,
+    task_checks.check_program_arguments,
+    task_checks.check_placeholders,
+    task_checks.check_program_folders,
+    task_checks.check_program_strategy,
+    address_checks.check_input_variables,
 )
 """Of a job alone, and of every step."""
-TRAINING_CHECKERS: tuple[Checker[Training], ...] = (
-    training.check_stream,
-    training.check_length,
-    training.check_model,
-    training.check_optimiser,
-    training.check_precision,
-    training.check_profile,
-    training.check_strategy,
-    training.check_batch,
+TRAINING_CHECKERS: tuple[Checker[TrainingSubject], ...] = (
+    training_checks.check_stream,
+    training_checks.check_length,
+    training_checks.check_model,
+    training_checks.check_optimiser,
+    training_checks.check_precision,
+    training_checks.check_profile,
+    training_checks.check_strategy,
+    training_checks.check_batch,
 )
 """Of the task of a training, and of the training that is compiled ahead."""
-SINGLE_JOB_CHECKERS: tuple[Checker[JobSpec], ...] = (addresses.check_step_references,)
+SINGLE_JOB_CHECKERS: tuple[Checker[JobSpec], ...] = (address_checks.check_step_references,)
 """Of a job that is not a step."""

@@ -52,11 +52,11 @@ def run(checkers: Sequence[Checker[S]], subject: S, earlier: Sequence[Issue] = (
         if not any(blocks(issue, names) for issue in (*earlier, *found)):
             # The issues keep what blocks them, for ``gathered``, which compares them with those of the workflow.
             issues = (replace(it, blocked_by=(*it.blocked_by, *names)) for it in checker(subject))
-            found += settle(issues, (*earlier, *found))
+            found += without_duplicates(issues, (*earlier, *found))
     return found
 
 
-def settle(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[Issue]:
+def without_duplicates(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[Issue]:
     """``found`` in its order, without duplicates and without what an error among ``earlier`` blocks."""
     reported = {_key(issue) for issue in earlier}
     kept: dict[tuple[str, ...], Issue] = {}
@@ -84,7 +84,7 @@ def at_new_paths(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[
 
 def at_other_fields(found: Iterable[Issue], earlier: Sequence[Issue]) -> list[Issue]:
     """Those of ``found`` at fields that ``earlier`` reports nothing of; the others may follow from what it reports."""
-    return settle((replace(issue, blocked_by=(*issue.blocked_by, issue.path)) for issue in found), earlier)
+    return without_duplicates((replace(issue, blocked_by=(*issue.blocked_by, issue.path)) for issue in found), earlier)
 
 
 def in_other_blocks(found: Iterable[Issue], earlier: Sequence[Issue]) -> list[Issue]:
@@ -128,7 +128,7 @@ def gathered(
     # them.
     named = {step: [_named(workflow, step, issue) for issue in issues] for step, issues in found.items()}
     reporting = {step: {_key(issue) for issue in issues} for step, issues in named.items()}
-    for issue in settle(chain.from_iterable(named.values()), earlier):
+    for issue in without_duplicates(chain.from_iterable(named.values()), earlier):
         steps = [step for step, keys in reporting.items() if _key(issue) in keys]
         some = not issue.path.startswith("steps.") and len(steps) < len(workflow.steps)
         yield replace(issue, message=f"{issue.message} (step {', '.join(steps)})") if some else issue

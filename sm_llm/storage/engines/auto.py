@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
-    from sm_llm.storage.s3.objects import S3Objects
+    from sm_llm.storage.s3.s3_objects import S3Objects
 
 ENGINES = ("auto", "s5cmd", "crt", "boto3")
 LARGE_BYTES = 16 * MIB

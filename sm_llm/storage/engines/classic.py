@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines.common import DiskError, part_size, s3, stored, upload_arguments
-from sm_llm.storage.s3.s3_client import code_of, told
+from sm_llm.storage.s3.s3_client import code_of, s3_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
-    from sm_llm.storage.s3.objects import S3Objects
+    from sm_llm.storage.s3.s3_objects import S3Objects
 
 
 class ClassicTransfer:
@@ -59,7 +59,7 @@ class ClassicTransfer:
         with TransferManager(store.client, config) as manager:
             futures = [(copy, submit(manager, copy)) for copy in copies]
             for copy, future in futures:
-                with told(store.uri, action, copy.key, store.needs(permission)):
+                with s3_errors(store.uri, action, copy.key, store.needs(permission)):
                     try:
                         future.result()
                     except ClientError as error:

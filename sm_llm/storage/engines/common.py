@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import StoredObject
-from sm_llm.storage.s3.objects import S3Objects, to_base64
 from sm_llm.storage.s3.s3_client import answer_seconds
+from sm_llm.storage.s3.s3_objects import S3Objects, to_base64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ def each(workers: int, action: Callable[[_Item], _Result], items: Sequence[_Item
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def settle(futures: Sequence[Future[Any]], cancel: Callable[[], object]) -> None:
+def cancel_and_wait(futures: Sequence[Future[Any]], cancel: Callable[[], object]) -> None:
     """Cancel and wait a bounded time."""
     cancel()
     wait(futures, timeout=CANCEL_SECONDS)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, StoredObject
-from sm_llm.storage.engines.common import each, most_seconds, part_size, s3, settle, stored, upload_arguments
-from sm_llm.storage.s3.objects import from_base64
-from sm_llm.storage.s3.s3_client import code_of, told
+from sm_llm.storage.engines.common import cancel_and_wait, each, most_seconds, part_size, s3, stored, upload_arguments
+from sm_llm.storage.s3.s3_client import code_of, s3_errors
+from sm_llm.storage.s3.s3_objects import from_base64
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     from sm_llm.storage.base import Copy, Progress, Store
-    from sm_llm.storage.s3.objects import S3Objects
+    from sm_llm.storage.s3.s3_objects import S3Objects
 
 TARGET_BYTES_PER_SECOND = 625_000_000
 """Asked of the runtime on machines it does not know: enough for 5 Gbit/s, and its buffers stay below 300 MB."""
@@ -65,7 +65,7 @@ class CrtTransfer:
     def _each(
         self, store: S3Objects, copies: Sequence[Copy], submit: Callable[[Any, Copy], Any], action: str
     ) -> dict[str, str]:
-        with told(store.uri, action, copies[0].key if copies else ""):
+        with s3_errors(store.uri, action, copies[0].key if copies else ""):
             credentials = _Credentials(store)
         listener = _Listener(_client(store, credentials, max((it.size for it in copies), default=0)))
         manager = _manager(store, listener)
@@ -84,13 +84,13 @@ class CrtTransfer:
             for copy, future in zip(copies, running, strict=True):
                 _await(store, copy, future, action)
         except StorageError:
-            settle(listener.futures, lambda: [future.cancel() for future in running])
+            cancel_and_wait(listener.futures, lambda: [future.cancel() for future in running])
             if all(future.done() for future in listener.futures):
                 manager.shutdown()  # what has arrived gets its name before anybody looks which files did
             raise
         except BaseException:
             # Without ``shutdown``, which waits for every transfer without a limit.
-            settle(listener.futures, lambda: [future.cancel() for future in running])
+            cancel_and_wait(listener.futures, lambda: [future.cancel() for future in running])
             raise
         return listener.checksums
 
@@ -173,7 +173,7 @@ def _await(store: S3Objects, copy: Copy, future: Any, action: str) -> None:
     from botocore.exceptions import ClientError
 
     permission = "GetObject" if action == "fetch" else "PutObject"
-    with told(store.uri, action, copy.key, store.needs(permission)):
+    with s3_errors(store.uri, action, copy.key, store.needs(permission)):
         try:
             future.result()
         except ClientError as error:

@@ -15,15 +15,15 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.base import MissingObjectError, WrongContentError
 from sm_llm.storage.checksum import CHUNK_BYTES
 from sm_llm.storage.engines.common import MIB, DiskError, s3
-from sm_llm.storage.s3.objects import whole_checksum
-from sm_llm.storage.s3.s3_client import code_of, header, is_expired, status_of, told
+from sm_llm.storage.s3.s3_client import code_of, header, is_expired, s3_errors, status_of
+from sm_llm.storage.s3.s3_objects import whole_checksum
 from sm_llm.storage.syncing.arrival import is_half_fetched, journal_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store
-    from sm_llm.storage.s3.objects import S3Objects
+    from sm_llm.storage.s3.s3_objects import S3Objects
 
 RANGE_BYTES = 32 * MIB
 _TRIES = 5
@@ -150,7 +150,7 @@ class _Session:
         """Fetch until all bytes are there: the SDK repeats requests, but not bodies that break off."""
         for attempt in range(_TRIES):
             try:
-                with told(self.store.uri, "fetch", copy.key, "s3:GetObject"):
+                with s3_errors(self.store.uri, "fetch", copy.key, "s3:GetObject"):
                     return self._fetch(copy, descriptor, start, end, request)
             except StorageError as error:
                 if attempt == _TRIES - 1 or _is_final(error):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.storage.base import Copy, Progress, Store, StoredObject
-    from sm_llm.storage.s3.objects import S3Objects
+    from sm_llm.storage.s3.s3_objects import S3Objects
 
 _MISSING = ("NoSuchKey", "no object found", "status code: 404")
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.files import drop_cache, fsync_path
-from sm_llm.storage.hub.addresses import endpoint, library, patiently, told
+from sm_llm.storage.hub.hub_addresses import endpoint, hub_errors, library, patiently
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
     from sm_llm.storage.base import Progress
-    from sm_llm.storage.hub.addresses import HubFile, HubSnapshot
+    from sm_llm.storage.hub.hub_addresses import HubFile, HubSnapshot
 
 _TRIES = 3
 _BLOCK_BYTES = 1 << 20
@@ -29,7 +29,7 @@ def download(snapshot: HubSnapshot, file: HubFile, target: Path, part: Path, pro
     """
     part.parent.mkdir(parents=True, exist_ok=True)
     length = _Length(progress)
-    with told(snapshot.address):
+    with hub_errors(snapshot.address):
         for _ in range(_TRIES):
             patiently(lambda: _continue(snapshot, file, part, length))
             fsync_path(part)  # pages that are still dirty cannot be dropped, and would be compared from memory
@@ -65,11 +65,11 @@ class _Length:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._told = 0
+        self._reported = 0
 
     def becomes(self, size: int) -> None:
-        self._progress(size - self._told)
-        self._told = size
+        self._progress(size - self._reported)
+        self._reported = size
 
 
 class _Part(io.BufferedWriter):

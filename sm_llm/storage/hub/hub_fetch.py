@@ -15,12 +15,12 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.base import Copy, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import each
-from sm_llm.storage.hub.addresses import CONTROL_FOLDER, HubFile, HubSnapshot, parse_hub
+from sm_llm.storage.hub.hub_addresses import CONTROL_FOLDER, HubFile, HubSnapshot, parse_hub
 from sm_llm.storage.hub.hub_download import download, has_content
 from sm_llm.storage.hub.hub_ledger import Ledger
 from sm_llm.storage.publication.manifest import FileEntry
 from sm_llm.storage.syncing.selection import LeftOut, Selection
-from sm_llm.storage.syncing.sync_settings import Meter
+from sm_llm.storage.syncing.sync_settings import SyncProgress
 from sm_llm.storage.transfer import default_transfer
 from sm_llm.storage.uri import open_store, parse
 
@@ -57,7 +57,7 @@ class FetchReport:
         return asdict(self)
 
 
-class Sink(Protocol):
+class FetchTarget(Protocol):
     """Where fetched files go."""
 
     def has(self, file: HubFile) -> bool:
@@ -108,7 +108,7 @@ def fetch(
     snapshot = ledger.pin(address)
     files, left_out = select(snapshot, Selection(include, exclude, one_weight_format))
     report = FetchReport(address.uri, snapshot.commit, there.uri, left_out=left_out)
-    sink = FolderSink(there.path) if there.path is not None else StoreSink(store, "", ledger)
+    sink = FolderTarget(there.path) if there.path is not None else StoreTarget(store, "", ledger)
     bring_files(snapshot, files, sink, progress, report)
     report.seconds = time.monotonic() - began
     return report
@@ -132,7 +132,7 @@ def select(snapshot: HubSnapshot, selection: Selection) -> tuple[list[HubFile], 
 def bring_files(
     snapshot: HubSnapshot,
     files: Sequence[HubFile],
-    sink: Sink,
+    sink: FetchTarget,
     progress: Callable[[int, int], None],
     report: FetchReport | None = None,
 ) -> None:
@@ -140,7 +140,7 @@ def bring_files(
     there = each(WORKERS, sink.has, files)
     missing = [file for file, is_there in zip(files, there, strict=True) if not is_there]
     sink.require_space(missing)
-    meter = Meter(sum(it.size for it in missing), progress)
+    meter = SyncProgress(sum(it.size for it in missing), progress)
     each(WORKERS, lambda file: sink.bring(snapshot, file, meter), missing)
     if report is not None:
         report.copied, report.copied_size = [it.path for it in missing], sum(it.size for it in missing)
@@ -149,7 +149,7 @@ def bring_files(
 
 
 @dataclass(frozen=True)
-class FolderSink:
+class FolderTarget:
     """Files at their paths below a folder."""
 
     folder: Path
@@ -172,7 +172,7 @@ class FolderSink:
 
 
 @dataclass(frozen=True)
-class StoreSink:
+class StoreTarget:
     """Objects below a prefix of a store, by way of a scratch folder; a ledger remembers what is stored."""
 
     store: Store

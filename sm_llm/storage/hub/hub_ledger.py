@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.hub.addresses import HubSnapshot, checked_file, look_up, parse_hub, snapshot_of
+from sm_llm.storage.hub.hub_addresses import HubSnapshot, checked_file, look_up, parse_hub, snapshot_of
 from sm_llm.storage.publication.manifest import FileEntry
 
 if TYPE_CHECKING:
     from sm_llm.storage.base import Store
-    from sm_llm.storage.hub.addresses import HubAddress, HubFile
+    from sm_llm.storage.hub.hub_addresses import HubAddress, HubFile
 
 _VERSION = 1
 _PIN = "source.json"

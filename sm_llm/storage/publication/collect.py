@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.storage.names import report_unknown, usable
 from sm_llm.storage.publication.find import Examined, commit_keys, examine
-from sm_llm.storage.publication.layout import COMMITS, FINAL, Slot, save_of_key, slot_of_commit
+from sm_llm.storage.publication.keys import COMMITS, FINAL, Slot, save_of_key, slot_of_commit
 from sm_llm.storage.publication.pins import pinned
+from sm_llm.storage.stored_names import report_unknown, usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

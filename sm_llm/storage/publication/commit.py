@@ -15,8 +15,8 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.files import fsync_path, fsync_tree
-from sm_llm.storage.names import usable
 from sm_llm.storage.publication.manifest import CommitManifest, FileEntry, PartManifest, Save, decode, encode
+from sm_llm.storage.stored_names import usable
 from sm_llm.storage.transfer import default_transfer
 
 if TYPE_CHECKING:

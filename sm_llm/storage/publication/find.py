@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.base import TooLargeError
-from sm_llm.storage.names import report_unknown
-from sm_llm.storage.publication.layout import COMMITS, FINAL, Slot, slot_of_commit
+from sm_llm.storage.publication.keys import COMMITS, FINAL, Slot, slot_of_commit
 from sm_llm.storage.publication.manifest import CommitManifest, decode
+from sm_llm.storage.stored_names import report_unknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sm_llm.file_names import name_fault, paths_fault
 from sm_llm.storage.base import LARGEST_BYTES
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.publication.layout import Slot
+from sm_llm.storage.publication.keys import Slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm_llm.storage.names import report_unknown
+from sm_llm.storage.stored_names import report_unknown
 
 if TYPE_CHECKING:
     from sm_llm.storage.base import Store

@@ -22,7 +22,7 @@ from sm_llm.storage.publication.find import (
     list_checkpoints,
     verify,
 )
-from sm_llm.storage.publication.layout import FINAL, Slot
+from sm_llm.storage.publication.keys import FINAL, Slot
 from sm_llm.storage.publication.manifest import CommitManifest, FileEntry, PartManifest, Save
 from sm_llm.storage.publication.restore import Restored, fetch, restore
 
@@ -86,14 +86,14 @@ def publish(
     """
     _, part_error = _guarded(lambda: _bring_part(store, save, sealed, node, upload, progress) if sealed else None)
     # Round 1: rank 0 must not commit before every part is stored.
-    part_errors = gather(_told(part_error))
+    part_errors = gather(_reported(part_error))
     # No commit was tried, so none can turn up later: what is stored is garbage.
     if leader and any(part_errors):
         discard(store, save)
     _raise_first(save, part_errors, part_error)
     result, commit_error = _guarded(lambda: commit(store, save, meta) if leader else None)
     # Round 2: a sealed folder may be deleted only once its process knows how the commit ended.
-    outcomes: list[tuple[Published | None, str | None]] = list(gather((result, _told(commit_error))))
+    outcomes: list[tuple[Published | None, str | None]] = list(gather((result, _reported(commit_error))))
     # Nothing is deleted on this path: a commit that was not answered may still turn up and name these files.
     _raise_first(save, [error for _, error in outcomes], commit_error)
     published = next(published for published, _ in outcomes if published is not None)
@@ -117,7 +117,7 @@ def _guarded(action: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return None, error
 
 
-def _told(error: Exception | None) -> str | None:
+def _reported(error: Exception | None) -> str | None:
     if error is None:
         return None
     return str(error) if isinstance(error, SmLlmError | OSError) else f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.base import Copy, MissingObjectError, WrongContentError
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.publication.find import Newest, Rejected, find_newest, refuse_if_all_rejected
-from sm_llm.storage.publication.layout import Slot
+from sm_llm.storage.publication.keys import Slot
 from sm_llm.storage.publication.verified import Verified
 from sm_llm.storage.syncing.arrival import accept, part_of
 from sm_llm.storage.transfer import default_transfer, download_and_settle
@@ -162,11 +162,11 @@ def _decide(look: Callable[[], Newest] | None, gather: Gather) -> Newest:
     # Raised after ``gather``, on all processes: a leader that left now would let the others wait in vain.
     except (CheckpointError, StorageError) as caught:
         error = caught
-    told: list[tuple[Newest | None, CheckpointError | StorageError | None]] = list(gather((found, error)))
-    for _, failure in told:
+    reported: list[tuple[Newest | None, CheckpointError | StorageError | None]] = list(gather((found, error)))
+    for _, failure in reported:
         if failure is not None:
             raise failure
-    return next(newest for newest, _ in told if newest is not None)
+    return next(newest for newest, _ in reported if newest is not None)
 
 
 def _fetch_together(bring: Callable[[], object] | None, commit: CommitManifest, gather: Gather) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.publication.find import find_final
-from sm_llm.storage.publication.layout import FINAL
+from sm_llm.storage.publication.keys import FINAL
 from sm_llm.storage.s3.s3_client import code_of
 from sm_llm.storage.uri import flattened, is_s3, join, open_store, parse
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.storage.publication.find import commit_keys, examine
-from sm_llm.storage.publication.layout import COMMITS, FINAL, slot_of_commit
+from sm_llm.storage.publication.keys import COMMITS, FINAL, slot_of_commit
 
 if TYPE_CHECKING:
     from collections.abc import Container

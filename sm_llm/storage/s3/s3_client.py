@@ -137,7 +137,7 @@ def _leave_files_unsigned(request: Any, **_: Any) -> None:
 
 
 @contextmanager
-def told(uri: str, action: str, key: str, permission: str = "") -> Iterator[None]:
+def s3_errors(uri: str, action: str, key: str, permission: str = "") -> Iterator[None]:
     """Raise an error of the SDK as a storage error that names the place, the key and what to do."""
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
     from botocore.parsers import ResponseParserError

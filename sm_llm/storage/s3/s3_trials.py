@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.checksum import crc64_bytes
-from sm_llm.storage.s3.objects import to_base64, whole_checksum
-from sm_llm.storage.s3.s3_client import told
+from sm_llm.storage.s3.s3_client import s3_errors
+from sm_llm.storage.s3.s3_objects import to_base64, whole_checksum
 from sm_llm.storage.s3.swap import swap
 from sm_llm.storage.trials import BODY, Trial, Trials
 
@@ -71,7 +71,7 @@ class S3Trials(Trials):
     def _upload_in_parts(self) -> None:
         store = self._s3
         place, body = store.at(self._parts), {"ChecksumCRC64NVME": to_base64(crc64_bytes(BODY))}
-        with told(store.uri, "upload in parts", self._parts, "s3:PutObject"):
+        with s3_errors(store.uri, "upload in parts", self._parts, "s3:PutObject"):
             upload = store.client.create_multipart_upload(
                 **place | store.options.writing, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
             )["UploadId"]

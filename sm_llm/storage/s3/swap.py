@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.names import usable
 from sm_llm.storage.s3.listing import object_pages
-from sm_llm.storage.s3.s3_client import code_of, header, small_body, status_of, told
+from sm_llm.storage.s3.s3_client import code_of, header, s3_errors, small_body, status_of
+from sm_llm.storage.stored_names import usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ def read_tagged(store: S3Store, key: str) -> Tagged:
     """What is stored under ``key`` now. Raises ``StorageError`` if the store does not answer."""
     from botocore.exceptions import ClientError
 
-    with told(store.uri, "read", key, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
+    with s3_errors(store.uri, "read", key, f"s3:GetObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
         try:
             answer = store.client.get_object(**store.at(key))
             return Tagged(small_body(answer, store.uri, key), header(answer, "ETag", str).strip('"'))
@@ -51,7 +51,7 @@ def swap(store: S3Store, key: str, body: bytes, tag: str | None) -> str | None:
     from botocore.exceptions import ClientError
 
     condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": f'"{tag}"'}
-    with told(store.uri, "replace", key, f"s3:PutObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
+    with s3_errors(store.uri, "replace", key, f"s3:PutObject on arn:aws:s3:::{store.bucket}/{store.prefix}*"):
         try:
             return store.put(key, body, **condition)
         except ClientError as error:
@@ -79,7 +79,7 @@ def folders(store: S3Store, prefix: str = "") -> list[str]:
 
     Folders that no path could have as its name are left out, and reported once.
     """
-    with told(store.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{store.bucket}"):
+    with s3_errors(store.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{store.bucket}"):
         begin = store.prefix + prefix
         pages = object_pages(store.client, store.bucket, begin, Delimiter="/", **store.options.owner)
         found = [it["Prefix"] for page in pages for it in page.get("CommonPrefixes") or ()]

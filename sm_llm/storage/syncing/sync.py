@@ -12,7 +12,7 @@ from sm_llm.storage.publication.result import result_address
 from sm_llm.storage.syncing.scan import describe, scan
 from sm_llm.storage.syncing.selection import Selection
 from sm_llm.storage.syncing.sync_down import fetch_files
-from sm_llm.storage.syncing.sync_settings import Settings, SyncReport
+from sm_llm.storage.syncing.sync_settings import SyncReport, SyncSettings
 from sm_llm.storage.syncing.sync_up import store_files
 from sm_llm.storage.transfer import CopyTransfer
 from sm_llm.storage.uri import Location, open_store, parse
@@ -71,7 +71,7 @@ def sync(
         raise StorageError("sync: one of source and destination must be a folder on this machine")
     report = SyncReport(here.uri, there.uri)
     transfer = _transfer(here, there, engine, max_bandwidth, resume, report.engines.append)
-    settings = Settings(Selection(include, exclude, one_weight_format), transfer, dry_run, progress, report)
+    settings = SyncSettings(Selection(include, exclude, one_weight_format), transfer, dry_run, progress, report)
     if there.path is None:
         items, folder = _local_items(here)
         _assert_folder_meant(here.path is not None and here.path.is_file(), items, destination)

@@ -18,7 +18,7 @@ from sm_llm.storage.engines.common import MIB, each
 from sm_llm.storage.syncing.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.syncing.scan import describe
 from sm_llm.storage.syncing.sync_memory import SyncMemory
-from sm_llm.storage.syncing.sync_settings import Meter, Settings
+from sm_llm.storage.syncing.sync_settings import SyncProgress, SyncSettings
 from sm_llm.storage.transfer import download_and_settle
 from sm_llm.storage.uri import is_s3
 
@@ -35,7 +35,7 @@ _SPARE_BYTES = 16 * MIB
 _WORKERS = 8
 
 
-def fetch_files(store: Store, items: Sequence[StoredObject], target: Path, settings: Settings) -> None:
+def fetch_files(store: Store, items: Sequence[StoredObject], target: Path, settings: SyncSettings) -> None:
     """Bring ``items`` of ``store`` below ``target``; ``settings.report`` holds what was done."""
     wanted, settings.report.left_out = settings.selection.apply(items)
     _require_names(store, wanted)
@@ -76,8 +76,10 @@ def _clear_half_fetched(target: Path, memory: SyncMemory) -> None:
         memory.begun.clear()
 
 
-def _fetch(store: Store, items: Sequence[StoredObject], target: Path, memory: SyncMemory, settings: Settings) -> None:
-    meter = Meter(_size(items), settings.progress)
+def _fetch(
+    store: Store, items: Sequence[StoredObject], target: Path, memory: SyncMemory, settings: SyncSettings
+) -> None:
+    meter = SyncProgress(_size(items), settings.progress)
     left = list(items)
     try:
         for _ in range(_FETCHES):
@@ -99,18 +101,18 @@ def _fetch_once(
     items: Sequence[StoredObject],
     target: Path,
     memory: SyncMemory,
-    settings: Settings,
-    meter: Meter,
+    settings: SyncSettings,
+    meter: SyncProgress,
 ) -> list[StoredObject]:
     """Fetch, verify and name; returns what arrived wrong."""
     copies = [Copy(it.key, part_of(target / it.key), it.size, memory.checksum(it) or "") for it in items]
     items_by_key = {it.key: it for it in items}
 
-    def settle(copy: Copy, told: str | None) -> bool:
+    def settle(copy: Copy, reported: str | None) -> bool:
         item = items_by_key[copy.key]
         # A HEAD only where neither the transfer nor an earlier sync brought a checksum.
-        known = item if told or copy.crc64nvme else _known(store, item)
-        checksum, final = told or copy.crc64nvme or known.crc64nvme or "", target / item.key
+        known = item if reported or copy.crc64nvme else _known(store, item)
+        checksum, final = reported or copy.crc64nvme or known.crc64nvme or "", target / item.key
         if not checksum and known.md5 and not _has_md5(copy.path, known.md5):
             copy.path.unlink()
             return False

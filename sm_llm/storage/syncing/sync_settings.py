@@ -35,7 +35,7 @@ class SyncReport:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SyncSettings:
     """How one sync goes about it."""
 
     selection: Selection
@@ -45,7 +45,7 @@ class Settings:
     report: SyncReport
 
 
-class Meter:
+class SyncProgress:
     """Turns increments from several threads into (done, total)."""
 
     def __init__(self, total: int, progress: Callable[[int, int], None]) -> None:

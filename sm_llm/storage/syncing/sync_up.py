@@ -10,7 +10,7 @@ from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import each
 from sm_llm.storage.syncing.scan import describe
 from sm_llm.storage.syncing.sync_memory import SyncMemory
-from sm_llm.storage.syncing.sync_settings import Meter, Settings
+from sm_llm.storage.syncing.sync_settings import SyncProgress, SyncSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WORKERS = 8
 
 
-def store_files(store: Store, folder: Path, items: Sequence[StoredObject], settings: Settings) -> None:
+def store_files(store: Store, folder: Path, items: Sequence[StoredObject], settings: SyncSettings) -> None:
     """Store ``items``, files below ``folder``, under their keys; ``settings.report`` holds what was done."""
     wanted, settings.report.left_out = settings.selection.apply(items)
     memory = SyncMemory(folder, store.uri)
@@ -62,8 +62,8 @@ def _different(
     return None
 
 
-def _store(store: Store, copies: Sequence[Copy], items: Sequence[StoredObject], settings: Settings) -> None:
-    meter = Meter(sum(it.size for it in copies), settings.progress)
+def _store(store: Store, copies: Sequence[Copy], items: Sequence[StoredObject], settings: SyncSettings) -> None:
+    meter = SyncProgress(sum(it.size for it in copies), settings.progress)
     for copy, result in zip(copies, settings.transfer.upload(store, copies, meter), strict=True):
         if (result.size, result.crc64nvme) != (copy.size, copy.crc64nvme):
             raise StorageError(

@@ -9,14 +9,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from sm_llm.errors import CheckpointError, StorageError
-from sm_llm.runs.events.published import CheckpointPublished
+from sm_llm.runs.events.checkpoints import CheckpointPublished
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.uri import join
-from sm_llm.worker.checkpoint.save_writer import Job, SaveWriter
+from sm_llm.worker.checkpoint.save_writer import SaveJob, SaveWriter
 from sm_llm.worker.checkpoint.staging import Staging
-from sm_llm.worker.publishing.freshness import Freshness
+from sm_llm.worker.publishing.checkpoint_age import CheckpointAge
 from sm_llm.worker.publishing.publisher import Publisher
-from sm_llm.worker.runtime.collectives import Agreement
+from sm_llm.worker.runtime.collectives import ControlGroup
 
 if TYPE_CHECKING:
     from sm_llm.spec.training import CheckpointSpec
@@ -42,23 +42,23 @@ class Checkpointer:
     """
 
     def __init__(
-        self, context: WorkerContext, store: Store, spec: CheckpointSpec, control: Agreement, device: Device
+        self, context: WorkerContext, store: Store, spec: CheckpointSpec, control: ControlGroup, device: Device
     ) -> None:
         self._context = context
         self._store = store
         self._spec = spec
         self._control = control
-        self._freshness = Freshness()
+        self._checkpoint_age = CheckpointAge()
         # Collectives of different threads must never cross each other: each has an agreement of its own.
         self._publisher = Publisher(
             context,
             store,
-            Agreement(PUBLICATION_TIMEOUT),
-            self._freshness,
+            ControlGroup(PUBLICATION_TIMEOUT),
+            self._checkpoint_age,
             spec.max_unpublished_seconds,
             self._announce,
         )
-        self._writer = SaveWriter(context, Agreement(PUBLICATION_TIMEOUT), self._publisher)
+        self._writer = SaveWriter(context, ControlGroup(PUBLICATION_TIMEOUT), self._publisher)
         self._staging = Staging(device)
         self._writing: Future[Sealed] | None = None
         self._protected: set[int] = set()
@@ -76,13 +76,13 @@ class Checkpointer:
     @property
     def published_step(self) -> int | None:
         """The newest step that is safe, as far as this attempt knows."""
-        return self._freshness.step
+        return self._checkpoint_age.step
 
     def protect(self, step: int) -> None:
         """Never collect the checkpoint of this step (the one that training continued from)."""
         self._protected.add(step)
         self._last_saved = step
-        self._freshness.begin(step)
+        self._checkpoint_age.begin(step)
 
     def save(
         self, step: int, state: dict[str, Any], private: dict[str, Any], meta: dict[str, Any], *, required: bool = False
@@ -110,20 +110,20 @@ class Checkpointer:
             )
         )
         # From here on the save counts as unpublished, however far it comes.
-        self._freshness.saved(step)
+        self._checkpoint_age.saved(step)
         # From here on training may change parameters again: the writer only sees the copies.
         staged = self._staging.stage(state)
         waits = required or not self._spec.async_save
         blocked = None if waits else time.perf_counter() - began
         self._last_saved = step
-        self._writing = self._writer.submit(Job(save, staged, private, meta, began, blocked))
+        self._writing = self._writer.submit(SaveJob(save, staged, private, meta, began, blocked))
         if waits and not self._wait(None if required else self._spec.max_blocking_seconds):
             self._context.notice(f"checkpoint of step {step}: is not published yet", "warning")
         return time.perf_counter() - began
 
     def check(self) -> None:
         """Raise, on all processes, what went wrong for good. Reports when publication is late. A collective."""
-        if (alarm := self._freshness.late()) is not None:
+        if (alarm := self._checkpoint_age.late()) is not None:
             self._context.emit(alarm)
         if not self._control.any(self._failure is not None):
             return
@@ -142,7 +142,7 @@ class Checkpointer:
     @property
     def alarm(self) -> str:
         """For the training line, on the leader: the last published step and its age, if that is too old; else empty."""
-        return self._freshness.sentence
+        return self._checkpoint_age.sentence
 
     def hurry(self, seconds: float | None) -> None:
         """Wait no longer than this from now on, for anything (None: as long as it takes)."""
@@ -208,7 +208,7 @@ class Checkpointer:
         if commit is None or commit.run_id != self._context.job.run_id:
             return
         # Also where another attempt won: its commit holds this step of this run, which is safe then.
-        left_out = self._freshness.published(step)
+        left_out = self._checkpoint_age.published(step)
         if is_leader and published.won:
             seconds = time.perf_counter() - sealed.began
             blocked = seconds if sealed.blocked_seconds is None else sealed.blocked_seconds

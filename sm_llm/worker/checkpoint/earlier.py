@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import RunFailed
-from sm_llm.runs.events.published import NothingDone
+from sm_llm.runs.events.checkpoints import NothingDone
 from sm_llm.storage.hub.hub_ledger import LEDGERS
-from sm_llm.storage.names import usable
 from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.publication.result import POINTER, RESULT, leave_pointer
 from sm_llm.storage.publication.retire import retire_all
+from sm_llm.storage.stored_names import usable
 from sm_llm.storage.uri import join
 from sm_llm.terminal import quoted
 from sm_llm.worker.publishing.publish_final import announce
@@ -30,8 +30,10 @@ def begin_anew(context: WorkerContext, reason: str) -> None:
     # The pins would give this job the versions of sources that the other one has read.
     ledgers = usable((it.key for it in context.store.list(LEDGERS)), context.store.uri)
     context.store.delete([f"{RESULT}/{POINTER}", *ledgers])
-    told = f"This run starts from step 0; the commits of what {other} published ({found}) are in ckpt/retired/{other}"
-    context.notice(f"{reason}. {told}", "warning")
+    reported = (
+        f"This run starts from step 0; the commits of what {other} published ({found}) are in ckpt/retired/{other}"
+    )
+    context.notice(f"{reason}. {reported}", "warning")
 
 
 def replace_finished(context: WorkerContext) -> None:

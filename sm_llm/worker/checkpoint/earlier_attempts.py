@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.runs.events.checkpoints import CheckpointPublished
 from sm_llm.runs.events.events import event_files, read_file
-from sm_llm.runs.events.published import CheckpointPublished
 from sm_llm.storage.publication.retire import retired_steps
 
 if TYPE_CHECKING:
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.storage.base import Gather, Store
     from sm_llm.worker.context import WorkerContext
 
@@ -41,7 +41,7 @@ def refuse_to_forget(context: WorkerContext, store: Store, gather: Gather, *, an
             )
 
 
-def published_before(home: RunHome) -> int | None:
+def published_before(home: RunStore) -> int | None:
     """The newest step that the run's record or events report as published; None if they report none.
 
     Raises ``StorageError`` if the storage does not answer.

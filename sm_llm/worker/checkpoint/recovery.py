@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import BEGAN_ENVIRONMENT, QUEUED_ENVIRONMENT
-from sm_llm.runs.events.trouble import Recovered, Stopped
+from sm_llm.runs.events.failures import Recovered, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

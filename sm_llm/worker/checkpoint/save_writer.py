@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_distribu
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication import publish as publication
-from sm_llm.worker.checkpoint.restore import files_read, layout, rank_file
+from sm_llm.worker.checkpoint.checkpoint_restore import files_read, layout, rank_file
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.shard_writer import ShardWriter
 from sm_llm.worker.publishing.publisher import Sealed, named
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from sm_llm.storage.publication.publish import Save
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.publishing.publisher import Publisher
-    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.runtime.collectives import ControlGroup
 
 
 @dataclass(frozen=True)
-class Job:
+class SaveJob:
     """One save on its way: everything the writing thread needs, nothing that training still changes."""
 
     save: Save
@@ -44,7 +44,7 @@ class Job:
 class SaveWriter:
     """One background thread, on every process alike, which hands what it has sealed to the publisher."""
 
-    def __init__(self, context: WorkerContext, agreement: Agreement, publisher: Publisher) -> None:
+    def __init__(self, context: WorkerContext, agreement: ControlGroup, publisher: Publisher) -> None:
         self._context = context
         self._background = agreement
         self._publisher = publisher
@@ -54,7 +54,7 @@ class SaveWriter:
         if context.place.is_node_leader:
             context.copies.adopt()
 
-    def submit(self, job: Job) -> Future[Sealed]:
+    def submit(self, job: SaveJob) -> Future[Sealed]:
         """Write ``job`` after the one before it. The future raises what goes wrong on the node."""
         return self._thread.submit(self._named, job)
 
@@ -62,7 +62,7 @@ class SaveWriter:
         """End the thread."""
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
-    def _named(self, job: Job) -> Sealed:
+    def _named(self, job: SaveJob) -> Sealed:
         """Background thread. A full disk is reported as what it is, whichever layer found it."""
         try:
             return self._write_and_offer(job)
@@ -71,11 +71,11 @@ class SaveWriter:
             wrapped.__cause__ = error
             raise named(wrapped, job.save) from error
         except Exception as error:
-            if (told := named(error, job.save)) is not error:
-                raise told from error
+            if (reported := named(error, job.save)) is not error:
+                raise reported from error
             raise
 
-    def _write_and_offer(self, job: Job) -> Sealed:
+    def _write_and_offer(self, job: SaveJob) -> Sealed:
         """On every rank alike."""
         began = time.perf_counter()
         sealed = self._context.copies.sealed(job.save.save_id)
@@ -115,7 +115,7 @@ class SaveWriter:
         except (OSError, StorageError) as caught:
             error = caught
         # Also on processes that succeeded: a save of a part of the ranks is none.
-        if fault := self._background.verdict(error):
+        if fault := self._background.outcome(error):
             raise CheckpointError(f"a checkpoint could not be written: {fault}")
 
 

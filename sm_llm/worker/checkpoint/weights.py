@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from sm_llm.convert.conversion_jobs import open_model
 from sm_llm.convert.files.views import FORMATS
-from sm_llm.convert.jobs import open_model
 from sm_llm.errors import CheckpointError, ConversionError
 from sm_llm.models.init_weights import initial_slice
 from sm_llm.models.safetensors_folder import START

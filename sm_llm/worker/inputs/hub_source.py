@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sm_llm.spec.loading.references import sources
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.storage.hub.addresses import parse_hub
-from sm_llm.storage.hub.hub_fetch import EXCLUDE, FolderSink, bring_files, select
+from sm_llm.storage.hub.hub_addresses import parse_hub
+from sm_llm.storage.hub.hub_fetch import EXCLUDE, FolderTarget, bring_files, select
 from sm_llm.storage.hub.hub_ledger import Ledger, ledger_prefix
 from sm_llm.storage.syncing.selection import Selection, matches
 from sm_llm.storage.uri import open_store
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.spec.job import JobSpec
-    from sm_llm.storage.hub.addresses import HubSnapshot
+    from sm_llm.storage.hub.hub_addresses import HubSnapshot
     from sm_llm.worker.context import WorkerContext
 
 # What transformers looks for; config.json is read for the kind of tokenizer, too.
@@ -40,7 +40,7 @@ def bring_from_hub(context: WorkerContext, uri: str, target: Path) -> str:
     files, _ = select(snapshot, wanted(context.job.spec, uri, snapshot))
     tell_source(context, snapshot, files)
     target.mkdir(parents=True, exist_ok=True)
-    bring_files(snapshot, files, FolderSink(target), FetchReporter(context, "staging", uri))
+    bring_files(snapshot, files, FolderTarget(target), FetchReporter(context, "staging", uri))
     return snapshot.address.path
 
 

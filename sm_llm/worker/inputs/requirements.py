@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sm_llm.contract.bootstrap import download_wheels
 from sm_llm.contract.image_packages import REQUIREMENTS, WHEELHOUSE, is_owned
-from sm_llm.contract.stock import download_wheels
 from sm_llm.errors import RunFailed
 
 if TYPE_CHECKING:

@@ -31,9 +31,9 @@ def scratch_folder(
     A simulated node keeps its files below its own base. Raises ``RunFailed`` for a disk that cannot be used, or that
     lies where the platform archives or copies what it finds.
     """
-    if told := environ.get(DISK_ENVIRONMENT):
-        _check(Path(told), container)
-        return _own(Path(told), run_id, node)
+    if reported := environ.get(DISK_ENVIRONMENT):
+        _check(Path(reported), container)
+        return _own(Path(reported), run_id, node)
     # The machine's large disks are shared by all nodes that it simulates.
     if str(container.base) != CONTAINER_BASE:
         return container.scratch
@@ -54,13 +54,13 @@ def _size(path: Path) -> int:
     return shutil.disk_usage(path).total if path.exists() else 0
 
 
-def _check(told: Path, container: ContainerPaths) -> None:
+def _check(reported: Path, container: ContainerPaths) -> None:
     problem = ""
-    if not told.is_dir() or not os.access(told, os.W_OK):
+    if not reported.is_dir() or not os.access(reported, os.W_OK):
         problem = "is not a folder that can be written to"
     watched = (container.model, container.output_data, container.base / "checkpoints")
     # Through links: a link to such a folder is archived as well.
-    if any(told.resolve().is_relative_to(it.resolve()) for it in watched):
+    if any(reported.resolve().is_relative_to(it.resolve()) for it in watched):
         problem = "lies where the platform archives or copies what it finds"
     if problem:
-        raise RunFailed(f"{DISK_ENVIRONMENT}: {told} {problem}. Name a folder on a large disk of this machine")
+        raise RunFailed(f"{DISK_ENVIRONMENT}: {reported} {problem}. Name a folder on a large disk of this machine")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.runtime.collectives import ControlGroup
 
 _GIB = 2**30
 _HELD = 3
@@ -48,7 +48,7 @@ def own_bytes(state: Mapping[str, Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def check_space(context: WorkerContext, control: Agreement, state: Mapping[str, Any], keep_last: int) -> None:
+def check_space(context: WorkerContext, control: ControlGroup, state: Mapping[str, Any], keep_last: int) -> None:
     """Raise ``CheckpointError``, on all processes alike, where a disk has no space for one save. A collective.
 
     A save is written to each node's scratch and stored with the run, which takes space on a disk unless that is S3.
@@ -56,8 +56,8 @@ def check_space(context: WorkerContext, control: Agreement, state: Mapping[str, 
     written, one that waits, one being published) that a slow store makes, are warned of.
     """
     root = None if is_s3(context.job.run_uri) else disk_of(context.run.root)
-    told = control.gather((disk_of(context.scratch), root, own_bytes(state)))
-    scratches, storage = [(disk, size) for disk, _, size in told], told[0][1]
+    reported = control.gather((disk_of(context.scratch), root, own_bytes(state)))
+    scratches, storage = [(disk, size) for disk, _, size in reported], reported[0][1]
     whole = sum(size for _, size in scratches)
     if fault := lacking(scratches, storage, whole):
         raise CheckpointError(f"{fault}. Free some space, or put the run elsewhere")

@@ -112,7 +112,7 @@ class _Answers:
         self._connection = connection
         self._lock = threading.Lock()
         self._moved = 0
-        self._told = 0.0
+        self._reported = 0.0
 
     def send(self, kind: str, value: Any) -> None:
         with self._lock:
@@ -126,8 +126,8 @@ class _Answers:
         """Called by the threads of a transfer, which can do nothing about an owner that is gone."""
         with self._lock, suppress(OSError):
             self._moved += increment
-            if self._moved and time.monotonic() - self._told >= _PROGRESS_SECONDS:
-                self._told = time.monotonic()
+            if self._moved and time.monotonic() - self._reported >= _PROGRESS_SECONDS:
+                self._reported = time.monotonic()
                 self._connection.send(("moved", self._moved))
                 self._moved = 0
 

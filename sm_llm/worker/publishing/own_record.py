@@ -10,7 +10,7 @@ from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT, job_home
 from sm_llm.errors import SmLlmError
 from sm_llm.runs.run_paths import STOP_FILE
 from sm_llm.runs.run_record import Attempt, RunRecord, host_facts
-from sm_llm.worker.job import TRAINING_JOB
+from sm_llm.worker.job_reader import TRAINING_JOB
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:

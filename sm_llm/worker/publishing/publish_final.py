@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.failure import Cause, cause_of
 from sm_llm.errors import StorageError
-from sm_llm.runs.events.published import FinalPublished
+from sm_llm.runs.events.checkpoints import FinalPublished
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.publish import upload_part

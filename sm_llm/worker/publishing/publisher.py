@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.publish import Published, Save
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.publishing.freshness import Freshness
-    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.publishing.checkpoint_age import CheckpointAge
+    from sm_llm.worker.runtime.collectives import ControlGroup
 
 FIRST_PAUSE_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 120.0
@@ -46,7 +46,7 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Reported:
     """Rank 0's decision: which save is published next, under which id; none, for good or for now."""
 
     key: str | None = None
@@ -76,15 +76,15 @@ class Publisher:
         self,
         context: WorkerContext,
         store: Store,
-        agreement: Agreement,
-        freshness: Freshness,
+        agreement: ControlGroup,
+        checkpoint_age: CheckpointAge,
         max_unpublished_seconds: float,
         announce: Callable[[Sealed, Published], None],
     ) -> None:
         self._context = context
         self._store = store
         self._agreement = agreement
-        self._freshness = freshness
+        self._checkpoint_age = checkpoint_age
         self._max_unpublished_seconds = max_unpublished_seconds
         self._announce = announce
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publication")
@@ -104,32 +104,32 @@ class Publisher:
         with self._changed:
             return bool(self._held)
 
-    def offer(self, sealed: Sealed, agreement: Agreement) -> None:
+    def offer(self, sealed: Sealed, agreement: ControlGroup) -> None:
         """Publish a save that all nodes have sealed. A collective over ``agreement``, of the thread that sealed it."""
         with self._changed:
             self._held[sealed.save.save_id] = sealed
         agreement.barrier()  # rank 0 may have the other thread publish it from now on
-        told = agreement.broadcast(self._enqueue(sealed) if self._context.place.is_leader else None)
-        assert told is not None
+        reported = agreement.broadcast(self._enqueue(sealed) if self._context.place.is_leader else None)
+        assert reported is not None
         # The other thread gave up before this save was held, so it settled every future but this one.
         if self.failure is not None:
             self._give_up(self.failure)
         # The save that waited until now. Rank 0 chose it; all processes drop the same one.
-        elif told.dropped is not None:
-            self._drop(told.dropped)
-        if told.key is not None:
+        elif reported.dropped is not None:
+            self._drop(reported.dropped)
+        if reported.key is not None:
             # One worker: on a process where the loop before has not returned yet, this one follows it.
             self._thread.submit(self._run, sealed)
 
-    def _enqueue(self, sealed: Sealed) -> _Told:
+    def _enqueue(self, sealed: Sealed) -> _Reported:
         with self._changed:
             if not self._busy:
                 self._busy = True
-                return _Told(sealed.save.save_id)
+                return _Reported(sealed.save.save_id)
             # ``_choose`` takes what waits under the same lock: the save is either found by it or replaced here.
             dropped, self._waiting = self._waiting, sealed
             self._changed.notify_all()
-            return _Told(dropped=None if dropped is None else dropped.save.save_id)
+            return _Reported(dropped=None if dropped is None else dropped.save.save_id)
 
     def end_soon(self) -> None:
         """Try nothing again: whatever fails from now on has failed."""
@@ -180,45 +180,47 @@ class Publisher:
         self._forget(sealed, published)
         return None
 
-    def _next(self, current: Sealed, error: StorageError | None, tries: int) -> _Told:
-        told = self._agreement.broadcast(self._choose(current, error, tries) if self._context.place.is_leader else None)
-        assert told is not None
-        return told
+    def _next(self, current: Sealed, error: StorageError | None, tries: int) -> _Reported:
+        reported = self._agreement.broadcast(
+            self._choose(current, error, tries) if self._context.place.is_leader else None
+        )
+        assert reported is not None
+        return reported
 
-    def _choose(self, current: Sealed, error: StorageError | None, tries: int) -> _Told:
+    def _choose(self, current: Sealed, error: StorageError | None, tries: int) -> _Reported:
         """Rank 0: the waiting save; else the failed one once more, after a pause; else nothing."""
         if error is not None and self._tell(error):
-            return _Told(gives_up=True)
+            return _Reported(gives_up=True)
         with self._changed:
             if error is not None:
                 pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (tries - 1))
                 # A newer save ends the pause: it holds more, and may succeed where this one failed.
                 self._changed.wait_for(lambda: self._waiting is not None or self._ending, pause)
                 if self._ending:
-                    return _Told(gives_up=True)
+                    return _Reported(gives_up=True)
             chosen, self._waiting = self._waiting, None
             if chosen is not None:
                 key = chosen.save.save_id
                 # What failed is replaced by the newer save, so a disk never holds more than three.
-                return _Told(key, dropped=None if error is None else current.save.save_id)
+                return _Reported(key, dropped=None if error is None else current.save.save_id)
             if error is None:
                 # Under the lock of ``_enqueue``: a save that is offered now waits to be found here, or starts the loop
                 # anew.
                 self._busy = False
-                return _Told()
+                return _Reported()
         place = self._context.place
         # The files are the same, the id is not: parts of the failed try can then never mix with this one's.
         again = publication.new_save(
             current.save.run_id, current.save.step, world_size=place.world_size, node_count=place.node_count
         )
-        return _Told(current.save.save_id, again)
+        return _Reported(current.save.save_id, again)
 
     def _tell(self, error: StorageError) -> bool:
         """Rank 0: raise the alarm; returns whether to give up."""
-        waited = self._freshness.unpublished_seconds
+        waited = self._checkpoint_age.unpublished_seconds
         is_over = waited > self._max_unpublished_seconds
         gives_up = is_over or self._ending or cause_of(error) is Cause.DISK_FULL  # which does not fix itself
-        alarm = self._freshness.failed(str(error))
+        alarm = self._checkpoint_age.failed(str(error))
         self._context.emit(alarm)
         age = f"{alarm.age_seconds:,.0f} s"
         last = f"none is published after {age}" if alarm.step is None else f"step {alarm.step} was published {age} ago"
@@ -227,19 +229,19 @@ class Publisher:
         self._context.notice(f"{error} ({last}){outlook}", "warning")
         return gives_up
 
-    def _obey(self, told: _Told, current: Sealed, error: StorageError | None) -> Sealed | None:
-        if told.gives_up:
+    def _obey(self, reported: _Reported, current: Sealed, error: StorageError | None) -> Sealed | None:
+        if reported.gives_up:
             assert error is not None
             self._give_up(named(error, current.save))
             return None
-        if told.dropped is not None:
-            self._drop(told.dropped)
-        if told.key is None:
+        if reported.dropped is not None:
+            self._drop(reported.dropped)
+        if reported.key is None:
             return None
         with self._changed:
             # A save that is tried again is held under its new id from here on: later decisions name that one.
-            chosen = self._held.pop(told.key)
-            chosen.save = told.save or chosen.save
+            chosen = self._held.pop(reported.key)
+            chosen.save = reported.save or chosen.save
             self._held[chosen.save.save_id] = chosen
         return chosen
 
@@ -257,7 +259,7 @@ class Publisher:
         with self._changed:
             replaced = self._held.pop(key, None)
         if replaced is not None:  # else the other thread has just given everything up
-            self._freshness.superseded(replaced.save.step or 0)
+            self._checkpoint_age.superseded(replaced.save.step or 0)
             self._settle(replaced, None)
 
     def _forget(self, sealed: Sealed, result: Published) -> None:

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.launcher.api import LaunchConfig
 
-from sm_llm.runs.events.trouble import Stopped
+from sm_llm.runs.events.failures import Stopped
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.worker.publishing.agent_process import working_seconds
 from sm_llm.worker.runtime.stop import Stopping
 
 if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.runtime.collectives import ControlGroup
 
 SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Seconds from torchrun's SIGTERM to its SIGKILL, where torchrun takes it (torch 2.13 and newer)."""
@@ -55,7 +55,7 @@ class Stopper:
     takes no part in it, and hosts wait at most for the slowest to begin the same step.
     """
 
-    def __init__(self, context: WorkerContext, control: Agreement) -> None:
+    def __init__(self, context: WorkerContext, control: ControlGroup) -> None:
         self._context = context
         self._control = control
         self._flag = torch.zeros((), dtype=torch.int32)
@@ -100,11 +100,11 @@ class Stopper:
         """
         requests = self._context.requests
         # Clocks of different hosts are never compared: each process reports what is left of its own time.
-        told = self._control.gather((requests.reason, requests.seconds_left(self.grace_seconds), expected_seconds))
+        reported = self._control.gather((requests.reason, requests.seconds_left(self.grace_seconds), expected_seconds))
         # There is one: the flag was set by a process that had been asked, and a request is never withdrawn.
-        reason = next(reason for reason, _, _ in told if reason is not None)
-        left = min((left for _, left, _ in told if left is not None), default=math.inf) - _MARGIN_SECONDS
-        expected = told[0][2]
+        reason = next(reason for reason, _, _ in reported if reason is not None)
+        left = min((left for _, left, _ in reported if left is not None), default=math.inf) - _MARGIN_SECONDS
+        expected = reported[0][2]
         seconds = None if left == math.inf else working_seconds(max(0.0, left))
         if expected is None or expected <= left:
             return Decision(reason, saves=True, seconds=seconds)

@@ -16,7 +16,7 @@ CONTROL_TIMEOUT = timedelta(minutes=30)
 """How long one process may lag behind the others at an agreement (staging, reading a checkpoint)."""
 
 
-class Agreement:
+class ControlGroup:
     """One gloo group. Every method is a collective: all processes call it, in the same order, from one thread.
 
     Two threads need two groups: collectives of one group that cross each other hang.
@@ -45,7 +45,7 @@ class Agreement:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         return bool(tensor.item())
 
-    def verdict(self, error: BaseException | None) -> str | None:
+    def outcome(self, error: BaseException | None) -> str | None:
         """None if every process is fine; else the lowest failing rank and its error, the same text everywhere."""
         texts = self.gather(None if error is None else _describe(error))
         return next((f"rank {rank}: {text}" for rank, text in enumerate(texts) if text is not None), None)

@@ -11,17 +11,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.failure import Cause, Failure
-from sm_llm.worker.runtime import failure as failures
-from sm_llm.worker.runtime.inquest import Answer, Inquest
-from sm_llm.worker.runtime.stacks import stacks
+from sm_llm.worker.runtime import failure_report as failures
+from sm_llm.worker.runtime.hang_report import HangReport, RankReport
 from sm_llm.worker.runtime.stop import leave
+from sm_llm.worker.runtime.thread_stacks import thread_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sm_llm.spec.training import WatchdogSpec
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.runtime.board import Board
+    from sm_llm.worker.runtime.key_value_store import KeyValueStore
 
 POLL_SECONDS = 0.5
 OWN_END_SECONDS = 4.0
@@ -36,20 +36,20 @@ class Watchdog:
 
     Processes stand in a ring: each checks whether the next one still gives signs of life. The first that finds a fault
     raises the alarm; then every process that can puts its stacks on the board, and the lowest rank among them
-    (``Inquest``) writes to the event log and ends the job. Without a board it watches this process alone.
+    (``HangReport``) writes to the event log and ends the job. Without a board it watches this process alone.
     """
 
     def __init__(
         self,
         context: WorkerContext,
         spec: WatchdogSpec,
-        board: Board | None,
+        kv_store: KeyValueStore | None,
         end: Callable[[int], object] = leave,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._spec = spec
-        self._board = board
+        self._kv_store = kv_store
         self._end = end
         self._clock = clock
         self._closed = threading.Event()
@@ -59,16 +59,16 @@ class Watchdog:
         self._neighbour = (context.place.rank + 1) % context.place.world_size
         # The neighbour's last beat and when it changed, by this process's clock: clocks of hosts are never compared.
         self._heard: tuple[str | None, float] = (None, clock())
-        self._inquest: Inquest | None = None
+        self._hang_report: HangReport | None = None
         self._first: Failure | None = None
         self._failed_at = 0.0
         self._answered_at = clock()
 
     def start(self) -> Watchdog:
-        if self._board is not None:
+        if self._kv_store is not None:
             place = self._context.place
             # With it an inquest on the same host can read the state of a process that does not answer.
-            self._board.put(f"process/{place.rank}", json.dumps([socket.gethostname(), os.getpid()]))
+            self._kv_store.put(f"process/{place.rank}", json.dumps([socket.gethostname(), os.getpid()]))
         self._thread.start()
         return self
 
@@ -77,9 +77,9 @@ class Watchdog:
         self._closed.set()
         self._thread.join(timeout=2 * POLL_SECONDS)
         faulthandler.cancel_dump_traceback_later()
-        if self._board is not None:
+        if self._kv_store is not None:
             try:
-                self._board.put(f"beat/{self._context.place.rank}", _DONE)
+                self._kv_store.put(f"beat/{self._context.place.rank}", _DONE)
             except RuntimeError:  # node 0 has ended already
                 return
 
@@ -100,35 +100,39 @@ class Watchdog:
             faulthandler.dump_traceback_later(self._spec.stall_seconds, exit=False)
         self._beats += 1
         # Not once the job has failed: the board may be gone by then.
-        if self._board is not None and self._first is None:
-            self._board.put(f"beat/{self._context.place.rank}", str(self._beats))
+        if self._kv_store is not None and self._first is None:
+            self._kv_store.put(f"beat/{self._context.place.rank}", str(self._beats))
 
     def _look(self) -> None:
-        if self._first is None and self._board is not None and (told := self._board.get(failures.FAILED)) is not None:
+        if (
+            self._first is None
+            and self._kv_store is not None
+            and (reported := self._kv_store.get(failures.FAILED)) is not None
+        ):
             # Kept: the store ends with its torchrun, and cannot be asked a second time.
-            self._first, self._failed_at = Failure.from_json(told), self._clock()
+            self._first, self._failed_at = Failure.from_json(reported), self._clock()
         if self._first is not None:  # the board may go now
             self._end_with(self._first)
-        elif self._inquest is not None:
-            if (verdict := self._inquest.verdict()) is not None:
-                self._end_at_once(failures.claim(self._board, verdict))
+        elif self._hang_report is not None:
+            if (outcome := self._hang_report.outcome()) is not None:
+                self._end_at_once(failures.claim(self._kv_store, outcome))
         elif (alarm := self._alarm()) is not None:
             self._answer(alarm)
 
     def _alarm(self) -> dict[str, Any] | None:
         """An alarm that another process, or this one, raises."""
-        told = self._board.get(ALARM) if self._board is not None else None
-        if told is not None:
-            return dict(json.loads(told))
+        reported = self._kv_store.get(ALARM) if self._kv_store is not None else None
+        if reported is not None:
+            return dict(json.loads(reported))
         own = (self._own_stall() or self._silent_neighbour()) if self._spec.enabled else None
-        if own is None or self._board is None:
+        if own is None or self._kv_store is None:
             return own
         # Of several alarms one counts: all processes answer the same.
-        return dict(json.loads(self._board.first(ALARM, json.dumps(own))))
+        return dict(json.loads(self._kv_store.first(ALARM, json.dumps(own))))
 
     def _own_stall(self) -> dict[str, Any] | None:
-        pulse = self._context.pulse
-        seconds, median = pulse.seconds_without_step(), pulse.median_seconds
+        marker = self._context.marker
+        seconds, median = marker.seconds_without_step(), marker.median_seconds
         if seconds is None:
             return None
         # Until a few steps are measured nothing is known of their duration: the first ones compile and warm up.
@@ -138,9 +142,9 @@ class Watchdog:
         return {"seconds": seconds, "median": median, "silent": None}
 
     def _silent_neighbour(self) -> dict[str, Any] | None:
-        if self._board is None or self._neighbour == self._context.place.rank:
+        if self._kv_store is None or self._neighbour == self._context.place.rank:
             return None
-        beat, now = self._board.get(f"beat/{self._neighbour}"), self._clock()
+        beat, now = self._kv_store.get(f"beat/{self._neighbour}"), self._clock()
         if beat != self._heard[0]:
             self._heard = (beat, now)
         silence = now - self._heard[1]
@@ -148,18 +152,20 @@ class Watchdog:
         limit = self._spec.start_seconds if beat is None else self._spec.stall_seconds
         if beat == _DONE or silence <= limit:
             return None
-        return {"seconds": silence, "median": self._context.pulse.median_seconds, "silent": self._neighbour}
+        return {"seconds": silence, "median": self._context.marker.median_seconds, "silent": self._neighbour}
 
     def _answer(self, alarm: dict[str, Any]) -> None:
-        pulse = self._context.pulse
+        marker = self._context.marker
         # Stacks are taken at once, while everybody still is where the stall began.
-        answer = Answer(self._context.place.rank, pulse.step, pulse.phase, stacks(skip=threading.get_ident()))
-        self._inquest = Inquest(self._context, self._board, alarm, answer, self._clock)
-        self._inquest.answer()
+        answer = RankReport(
+            self._context.place.rank, marker.step, marker.phase, thread_stacks(skip=threading.get_ident())
+        )
+        self._hang_report = HangReport(self._context, self._kv_store, alarm, answer, self._clock)
+        self._hang_report.answer()
 
     def _end_with(self, first: Failure) -> None:
         """The job has failed. The main thread may come to its own end; if it waits for ever, it ends here."""
-        if first.rank == self._context.place.rank and self._inquest is None:
+        if first.rank == self._context.place.rank and self._hang_report is None:
             return  # the main thread has reported it and is on its way out
         if self._clock() - self._failed_at > OWN_END_SECONDS:
             self._end_at_once(first)
@@ -167,9 +173,9 @@ class Watchdog:
     def _end_at_once(self, first: Failure) -> None:
         failures.publish(self._context, first)
         print(f"rank {self._context.place.rank} ends: the first to fail was {first.headline}", flush=True)
-        failures.acknowledge(self._board, self._context.place.rank)
+        failures.acknowledge(self._kv_store, self._context.place.rank)
         # Others may still read the board, which ends with the torchrun of node 0.
-        failures.linger(self._board, self._context.place.world_size, is_cause=False)
+        failures.linger(self._kv_store, self._context.place.world_size, is_cause=False)
         self._end(1)
 
     def _miss_the_board(self, error: RuntimeError) -> None:
@@ -181,6 +187,6 @@ class Watchdog:
         # Only on this node: nothing can be agreed on without the store.
         failures.leave_note(
             self._context.container.failure,
-            Failure(Cause.LOST_PEER, message, place.rank, place.node, socket.gethostname(), self._context.pulse.step),
+            Failure(Cause.LOST_PEER, message, place.rank, place.node, socket.gethostname(), self._context.marker.step),
         )
         self._end(1)

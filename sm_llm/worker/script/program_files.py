@@ -47,11 +47,11 @@ def copy_program(source: Path, target: Path) -> list[str]:
         return out
 
     shutil.copytree(source, target, ignore=ignore, symlinks=False)
-    told = [runs_sentence("task.source", source, runs)] if runs else []
+    reported = [runs_sentence("task.source", source, runs)] if runs else []
     if ignored:
         more = f" and {len(ignored) - _SHOWN} more" if len(ignored) > _SHOWN else ""
-        told.append(f"task.source: left out by {IGNORE_FILE}: {', '.join(sorted(ignored)[:_SHOWN])}{more}")
-    return [*told, *(f"task.source: the link {name} leads to a folder that holds it: left out" for name in loops)]
+        reported.append(f"task.source: left out by {IGNORE_FILE}: {', '.join(sorted(ignored)[:_SHOWN])}{more}")
+    return [*reported, *(f"task.source: the link {name} leads to a folder that holds it: left out" for name in loops)]
 
 
 def _leads_back(link: Path, source: Path) -> bool:

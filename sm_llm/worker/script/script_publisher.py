@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sm_llm.contract.program import step_of
 from sm_llm.errors import SmLlmError, StorageError
-from sm_llm.runs.events.published import CheckpointPublished
+from sm_llm.runs.events.checkpoints import CheckpointPublished
 from sm_llm.storage.files import link_tree
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.publish import upload_part
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.manifest import PartManifest, Save
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.runtime.gathering import Gathering
+    from sm_llm.worker.runtime.store_all_gather import StoreAllGather
 
 SETTLE_SECONDS = 30.0
 """A folder that the program did not hand over is taken for complete after so long without a change."""
@@ -49,7 +49,7 @@ class ScriptPublisher:
         self,
         context: WorkerContext,
         store: Store,
-        gather: Gathering,
+        gather: StoreAllGather,
         *,
         checkpoints: Path,
         handover: Path,

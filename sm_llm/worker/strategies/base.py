@@ -54,7 +54,7 @@ class Strategy(Protocol):
         processes the results add up to ``layout.tensor`` times the whole.
 
         Gradients are those of ``scale`` times the loss, averaged over the ``layout.loss_parts`` in the format of
-        ``precision.reduce``, and NaN if a loss is not finite (``training.finite.poisoned``). No process ever holds more
+        ``precision.reduce``, and NaN if a loss is not finite (``nonfinite_policy``). No process ever holds more
         of them than its shards and those of the layers that are just being computed.
         """
 
@@ -63,7 +63,7 @@ class Strategy(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One optimiser step at this rate, gradients clipped by ``max_norm``; they are gone afterwards. A collective.
 
-        Returns the gradients' global norm before clipping, and ``training.finite.flag_of`` this norm and the step's
+        Returns the gradients' global norm before clipping, and ``nonfinite_policy.flag_of`` this norm and the step's
         ``targets``, both fp32 scalars. Where the flag is not 0, neither parameters nor optimiser state change, whatever
         the gradients hold.
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.process_info import ProcessInfo
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.bfloat16}
 """``precision.compute`` -> format of activations and gathered weights; fp8 is inside matrix products alone."""
@@ -216,7 +216,7 @@ def _stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([it.to(torch.float64).unsqueeze(0) for it in values])
 
 
-def gpu_or_cpu(place: Place) -> Device:
+def gpu_or_cpu(place: ProcessInfo) -> Device:
     """The GPU of this process; the CPU where there is none."""
     if torch.cuda.is_available():
         return CudaDevice(place.local_rank)

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from sm_llm.models.config import both_spellings
-from sm_llm.models.families.registry import family
-from sm_llm.worker.names import with_plain_names
+from sm_llm.models.families.table import family
+from sm_llm.worker.parameter_names import with_plain_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

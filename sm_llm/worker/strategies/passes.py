@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sm_llm.worker.training.finite import poisoned
-from sm_llm.worker.training.loss import next_tokens
+from sm_llm.worker.training.nonfinite_policy import poisoned
+from sm_llm.worker.training.token_loss import next_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import StorageError
 from sm_llm.runs.events.events import AttemptStarted, Progress
 from sm_llm.spec.tasks import FetchTask
-from sm_llm.storage.hub.addresses import parse_hub
-from sm_llm.storage.hub.hub_fetch import StoreSink, bring_files, select
+from sm_llm.storage.hub.hub_addresses import parse_hub
+from sm_llm.storage.hub.hub_fetch import StoreTarget, bring_files, select
 from sm_llm.storage.hub.hub_ledger import Ledger, ledger_prefix
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.manifest import PartManifest, Save
@@ -23,7 +23,7 @@ from sm_llm.worker.versions import versions
 if TYPE_CHECKING:
     from sm_llm.spec.job import JobSpec
     from sm_llm.storage.base import Store
-    from sm_llm.storage.hub.addresses import HubFile, HubSnapshot
+    from sm_llm.storage.hub.hub_addresses import HubFile, HubSnapshot
     from sm_llm.worker.context import WorkerContext
 
 _LINE_SECONDS = 5.0
@@ -54,7 +54,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     own = publication.new_save(context.job.run_id, None, world_size=context.place.world_size, node_count=1)
     # Of attempts that race, all get the id that was stored first, and so store files in one place.
     save = Save.model_validate_json(ledger.once("save.json", own.model_dump_json()))
-    sink = StoreSink(store, save.data_prefix, ledger, context.scratch / "fetch")
+    sink = StoreTarget(store, save.data_prefix, ledger, context.scratch / "fetch")
     bring_files(snapshot, files, sink, FetchReporter(context, "fetch", task.source))
     _publish(context, store, PartManifest(save=save, node=0, files=sink.entries(files)), snapshot, files)
 

@@ -25,12 +25,12 @@ from sm_llm.spec.machines.neuron_releases import installed_packages, release_fau
 from sm_llm.spec.tasks import PrecompileTask
 from sm_llm.spec.training import CheckpointSpec, SinksSpec
 from sm_llm.worker.checkpoint.earlier import is_published
-from sm_llm.worker.inputs.compile_cache import open_cache
+from sm_llm.worker.inputs.graph_cache import open_cache
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder
-from sm_llm.worker.runtime.failure import FAILED
-from sm_llm.worker.runtime.gathering import Gathering
+from sm_llm.worker.runtime.failure_report import FAILED
 from sm_llm.worker.runtime.stop import Stopping
-from sm_llm.worker.script.program import Program
+from sm_llm.worker.runtime.store_all_gather import StoreAllGather
+from sm_llm.worker.script.child_program import Program
 from sm_llm.worker.training.job_setup import config_of
 from sm_llm.worker.versions import versions
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile
     from sm_llm.spec.job import JobSpec
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.inputs.compile_cache import CompileCache
+    from sm_llm.worker.inputs.graph_cache import CompileCache
 
 COMMAND = "neuron_parallel_compile"
 SUMMARY = "precompile.json"
@@ -90,7 +90,7 @@ class Precompilation:
         self.counts = Counts()
         self.stopped: str | None = None
         place = context.place
-        self.together = Gathering(context.board, "precompile", place.rank, place.world_size)
+        self.together = StoreAllGather(context.kv_store, "precompile", place.rank, place.world_size)
 
     def run(self) -> None:
         """From the restored cache to the saved one, and the counts of all nodes as the result."""
@@ -213,7 +213,7 @@ class Precompilation:
         if self.context.place.is_leader:
             requests.look_for(self.context.run.stop_file)
         self.stopped = requests.reason
-        if self.context.board is not None and self.context.board.get(FAILED) is not None:
+        if self.context.kv_store is not None and self.context.kv_store.get(FAILED) is not None:
             raise RunFailed("another process is gone")
 
     def _stopping(self, reason: str) -> Stopping:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.data.prepare.prepare import prepare
-from sm_llm.runs.events.events import Account, AttemptStarted, Progress
+from sm_llm.data.prepare.prepare_rows import prepare
+from sm_llm.runs.events.events import AttemptStarted, DataPrepared, Progress
 from sm_llm.spec.tasks import PrepareTask
 from sm_llm.worker.checkpoint.earlier import is_published
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder
@@ -33,7 +33,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
         return
     folder = result_folder(context)
     account = prepare(task, folder, _Reporter(context))
-    context.emit(Account(account))
+    context.emit(DataPrepared(account))
     for message in _worth_a_notice(account):
         context.notice(message, level="warning")
     meta = {"kind": "rows", "seq_length": task.seq_length, "spec_digest": context.job.spec_digest}

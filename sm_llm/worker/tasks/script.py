@@ -24,12 +24,12 @@ from sm_llm.worker.checkpoint.earlier import is_published
 from sm_llm.worker.checkpoint.earlier_attempts import refuse_to_forget
 from sm_llm.worker.checkpoint.newest import newest_step
 from sm_llm.worker.inputs.requirements import install
-from sm_llm.worker.inputs.sync import channel, once_per_node, stage
+from sm_llm.worker.inputs.stage_inputs import channel, once_per_node, stage
 from sm_llm.worker.publishing.publish_final import publish_final
-from sm_llm.worker.runtime.failure import FAILED
-from sm_llm.worker.runtime.gathering import Gathering
+from sm_llm.worker.runtime.failure_report import FAILED
 from sm_llm.worker.runtime.stop import Stopping
-from sm_llm.worker.script.program import Program
+from sm_llm.worker.runtime.store_all_gather import StoreAllGather
+from sm_llm.worker.script.child_program import Program
 from sm_llm.worker.script.program_files import copy_program
 from sm_llm.worker.script.script_platform import astray, collect, count_files, make_folders, variables
 from sm_llm.worker.script.script_publisher import ScriptPublisher, await_publication, restore_checkpoint
@@ -78,10 +78,10 @@ class Folders:
 def run(context: WorkerContext, job: JobSpec) -> None:
     """Run the program of ``job.task`` once in this process's name, and publish what it leaves."""
     assert isinstance(job.task, ScriptTask)
-    Script(context, job, job.task).run()
+    ScriptRunner(context, job, job.task).run()
 
 
-class Script:
+class ScriptRunner:
     """One attempt at a script job, on one process. All processes go through ``run`` together."""
 
     def __init__(self, context: WorkerContext, job: JobSpec, task: ScriptTask) -> None:
@@ -90,15 +90,15 @@ class Script:
         self.task = task
         self.library_parameters = None if task.parallelism is None else task.parallelism.library_parameters(seed=0)
         self.folders = Folders.below(context.scratch / "script", task)
-        self.board = context.board
+        self.kv_store = context.kv_store
         self.stopped: str | None = None
         """Who asked to stop."""
         self.installed: list[str] = []
         """Packages that were installed for the program; the leader knows."""
         place = context.place
-        if self.board is None and place.world_size > 1:
+        if self.kv_store is None and place.world_size > 1:
             raise RunFailed("a script job of several processes needs torchrun's own store (torch 2.4 or newer)")
-        self.together = Gathering(self.board, "script", place.rank, place.world_size)
+        self.together = StoreAllGather(self.kv_store, "script", place.rank, place.world_size)
         self.store: Store = open_store(context.job.run_uri, job.storage_options.model_dump())
 
     def run(self) -> None:
@@ -132,7 +132,7 @@ class Script:
         """The node's folders, the program in them, and the newest checkpoint: its step and folder."""
         if self.context.place.is_node_leader:
             # Only node leaders restore: their exchange needs a name of its own.
-            nodes = Gathering(self.board, "nodes", self.context.place.node, self.context.place.node_count)
+            nodes = StoreAllGather(self.kv_store, "nodes", self.context.place.node, self.context.place.node_count)
         text = once_per_node(self.context, "the program", lambda: json.dumps(self._prepare(nodes)))
         found = json.loads(text)
         start = None if found is None else (int(found[0]), str(found[1]))
@@ -143,7 +143,7 @@ class Script:
             self.context.say(f"the checkpoint of step {start[0]} is in {start[1]}")
         return start
 
-    def _prepare(self, nodes: Gathering) -> tuple[int, str] | None:
+    def _prepare(self, nodes: StoreAllGather) -> tuple[int, str] | None:
         folders = self.folders
         # What an earlier attempt on this node has left would mix with what is restored.
         shutil.rmtree(folders.work.parent, ignore_errors=True)
@@ -227,7 +227,7 @@ class Script:
         return ScriptPublisher(
             self.context,
             self.store,
-            Gathering(self.board, "publisher", place.node, place.node_count, timeout=float("inf")),
+            StoreAllGather(self.kv_store, "publisher", place.node, place.node_count, timeout=float("inf")),
             checkpoints=folders.checkpoints,
             handover=folders.handover,
             done=start[0] if start else -1,
@@ -264,10 +264,10 @@ class Script:
         # What is left is for the report and the end of this process.
         if left is not None and left < _STOP_MARGIN_SECONDS / 2:
             return True
-        if self.board is None or self.context.place.node_count == 1:
+        if self.kv_store is None or self.context.place.node_count == 1:
             return False
         try:
-            return self.board.get(FAILED) is not None
+            return self.kv_store.get(FAILED) is not None
         except RuntimeError:  # its host is gone
             return True
 
@@ -283,7 +283,7 @@ class Script:
         if self.context.place.is_leader:
             requests.look_for(self.context.run.stop_file)
         self.stopped = requests.reason
-        if self.board is not None and self.board.get(FAILED) is not None:
+        if self.kv_store is not None and self.kv_store.get(FAILED) is not None:
             raise RunFailed("another process is gone")
 
     def _stopping(self, reason: str) -> Stopping:

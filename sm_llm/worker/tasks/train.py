@@ -14,26 +14,26 @@ from sm_llm.runs.events.events import AttemptStarted, Step
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.terminal import counted, quoted
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
-from sm_llm.worker.checkpoint.continuity import check_continuation, own_identity
+from sm_llm.worker.checkpoint.continuation_check import check_continuation, own_identity
 from sm_llm.worker.checkpoint.recovery import Recovery
-from sm_llm.worker.checkpoint.start import Start, Starter, first_weights, load_checkpoint
+from sm_llm.worker.checkpoint.start_resolver import Start, StartResolver, first_weights, load_checkpoint
 from sm_llm.worker.checkpoint.state_hash import state_hash
-from sm_llm.worker.inputs.compile_cache import extracts_graphs, open_cache
+from sm_llm.worker.inputs.graph_cache import extracts_graphs, open_cache
 from sm_llm.worker.inputs.space import check_space
 from sm_llm.worker.runtime.agreed_stop import Stopper
-from sm_llm.worker.runtime.break_down import break_down, break_step
-from sm_llm.worker.runtime.collectives import Agreement
-from sm_llm.worker.strategies.registry import find_device, make_strategy
+from sm_llm.worker.runtime.collectives import ControlGroup
+from sm_llm.worker.runtime.fault_injection import fault_step, inject_fault
+from sm_llm.worker.strategies.table import find_device, make_strategy
 from sm_llm.worker.training import compile_report, random_state
-from sm_llm.worker.training.cadence import cadence
+from sm_llm.worker.training.batch_transfer import global_targets, loss_share
+from sm_llm.worker.training.checkpoint_interval import interval_message
 from sm_llm.worker.training.deliver import deliver, is_delivered
-from sm_llm.worker.training.feed import global_targets, loss_share
-from sm_llm.worker.training.finite import Action, FiniteWatch, GoBack, Tolerance
 from sm_llm.worker.training.job_setup import Setup, config_of, set_up
-from sm_llm.worker.training.metrics import Meter, StepBuffer
+from sm_llm.worker.training.nonfinite_policy import Action, NonFinitePolicy, NonFiniteWatch, RollBack
 from sm_llm.worker.training.precision import settled
 from sm_llm.worker.training.profile import Profiler
 from sm_llm.worker.training.schedule import Plateau, learning_rate
+from sm_llm.worker.training.step_metrics import StepBuffer, ThroughputMeter
 from sm_llm.worker.validate import sentence, validate
 from sm_llm.worker.versions import versions
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sm_llm.data.source import Batch
     from sm_llm.spec.job import JobSpec
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.inputs.compile_cache import CompileCache
+    from sm_llm.worker.inputs.graph_cache import CompileCache
     from sm_llm.worker.strategies.base import Strategy
 
 
@@ -57,12 +57,12 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     strategy = make_strategy(task, context.place, device)
     strategy.setup()
     setup = set_up(task, strategy.layout, context.place.local_world_size, context.scratch)
-    kind = GraphExtraction if extracts_graphs() else Training
+    kind = GraphExtraction if extracts_graphs() else Trainer
     kind(context, setup, strategy, cache).run()
     strategy.close()  # only now: a process that fails must not wait for the others to leave with it
 
 
-class Training:
+class Trainer:
     """One attempt at a training job, on one process. All processes go through every method together."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Training:
         self.task = setup.task
         self.strategy = strategy
         # The loop's own group: threads that save and publish have theirs.
-        self.control = Agreement()
+        self.control = ControlGroup()
         self.store = context.store
         self.plateau = Plateau()
         self.steps = StepBuffer(strategy.device, strategy.layout.tensor)
@@ -83,12 +83,12 @@ class Training:
         self.compilation_known = False
         self.checkpointer = Checkpointer(context, self.store, self.task.checkpoint, self.control, strategy.device)
         self.stopper = Stopper(context, self.control)
-        self.starter = Starter(context, self.task, self.store, self.control, strategy)
-        self.finite = FiniteWatch(strategy.device)
-        self.tolerance = Tolerance(self.task.not_finite)
+        self.resolver = StartResolver(context, self.task, self.store, self.control, strategy)
+        self.finite = NonFiniteWatch(strategy.device)
+        self.nonfinite = NonFinitePolicy(self.task.not_finite)
         self.profiler = Profiler(context, self.task.logging.profile, strategy.device)
         self.recovery = Recovery(context)
-        self.breaks_before = break_step(context.job.attempt)
+        self.breaks_before = fault_step(context.job.attempt)
 
     def run(self) -> None:
         """Every step that is not done yet, then the publication of the model."""
@@ -102,15 +102,15 @@ class Training:
             stack.push(lambda kind, *_: self.profiler.close(wait=kind is None))
             # Entered last, so left first: its background threads still write events and read no data.
             stack.enter_context(self.checkpointer)
-            self.context.pulse.begin(done)
+            self.context.marker.begin(done)
             while done < self.setup.total_steps:
                 try:
                     self.advance(done + 1)
                     done += 1
-                except GoBack:
+                except RollBack:
                     # Raised by all processes after the same step, since all have read the same flags.
                     done = self.go_back()
-        with self.context.pulse.during("publication"):
+        with self.context.marker.during("publication"):
             self.save_graphs()
             self.publish()
         self.forget_copies()
@@ -134,7 +134,7 @@ class Training:
         """Take ``step`` and do what is due after it."""
         if step == self.breaks_before:
             self.checkpointer.finish()
-            break_down()
+            inject_fault()
         # Before the step: the exchange of flags runs beside the computation.
         self.stopper.open()
         with self.profiler.of(step):
@@ -143,7 +143,7 @@ class Training:
             # Once in a start: a step that is only queued on the device is not completed.
             self.strategy.device.wait()
             self.recovery.stepped(step)
-        self.context.pulse.done(step)
+        self.context.marker.done(step)
         self.report_compilation()
         derived, is_last = self.setup.derived, step == self.setup.total_steps
         # After the last step the run is done anyway: its result is worth more than a stop.
@@ -185,41 +185,41 @@ class Training:
         if not bad:
             return
         # Flushed first: the message names the loss of the step, which is still on the device.
-        action = self.tolerance.judge(bad, self.flush())
+        action = self.nonfinite.judge(bad, self.flush())
         if action is not Action.CONTINUE:
-            with self.context.pulse.during("checkpoint"):
+            with self.context.marker.during("checkpoint"):
                 self.checkpointer.finish()
         if action is Action.FAIL:
-            raise RunFailed(self.tolerance.message)
-        self.context.notice(self.tolerance.message, "warning")
+            raise RunFailed(self.nonfinite.message)
+        self.context.notice(self.nonfinite.message, "warning")
         if action is Action.GO_BACK:
-            raise GoBack
+            raise RollBack
 
     def heed_empty(self, steps: Sequence[int]) -> None:
         """Skip or refuse ``steps`` that had no label to learn from, naming their rows."""
         try:
-            self.tolerance.judge_empty(steps)
+            self.nonfinite.judge_empty(steps)
         except DataError as error:
-            with self.context.pulse.during("checkpoint"):
+            with self.context.marker.during("checkpoint"):
                 self.checkpointer.finish()
             places = ""
             if isinstance(self.setup.train, Source):
                 rows = rows_of_step(self.setup.train, steps[0], self.setup.derived.global_batch_size)
                 places = f" ({name_rows(self.setup.train, rows)})"
             raise DataError(f"{error}{places}. {_ways_past_empty(self.context.store.uri)}") from None
-        self.context.notice(self.tolerance.message, "warning")
+        self.context.notice(self.nonfinite.message, "warning")
 
     def go_back(self) -> int:
         """Continue from this run's newest checkpoint, in this very attempt; returns its step."""
-        with self.context.pulse.during("start"):
+        with self.context.marker.during("start"):
             self.batches.close()
             try:
                 # What is in flight was published in ``heed_flags``, so this is the newest that can be had.
-                start = self.starter.newest()
+                start = self.resolver.newest()
             except CheckpointError as error:
-                raise RunFailed(f"{self.tolerance.message}, but {error}") from error
+                raise RunFailed(f"{self.nonfinite.message}, but {error}") from error
             self.continue_from(start)
-        self.context.pulse.begin(start.step)
+        self.context.marker.begin(start.step)
         return start.step
 
     def announce(self) -> None:
@@ -241,7 +241,7 @@ class Training:
         # Read from the data before a start is chosen: a checkpoint of other data is refused before anything is built.
         self.identity = own_identity(self.context, self.setup, self.control)
         with self.recovery.restoring():
-            start = self.continuable(self.starter.choose())
+            start = self.continuable(self.resolver.choose())
         # A checkpoint replaces these states later, where it was saved by the same arrangement of processes.
         random_state.seed_everything(self.task.seed, self.context.place.rank, self.strategy.device)
         if start.source == "scratch":
@@ -268,7 +268,7 @@ class Training:
             # Only rank 0 knows of a job that was replaced.
             if not start.is_own or self.control.broadcast(self.context.replaced_job) is None:
                 raise
-            return self.continuable(self.starter.anew(str(error)))
+            return self.continuable(self.resolver.anew(str(error)))
         return start
 
     def continue_from(self, start: Start) -> None:
@@ -282,7 +282,7 @@ class Training:
                 self.checkpointer.protect(start.step)
         self.batches = self.open_batches(start.step, stream)
         # A new one, so that loading does not count as time of steps.
-        self.meter = Meter(self.setup.costs(self.strategy.device), self.strategy.device, start.step)
+        self.meter = ThroughputMeter(self.setup.costs(self.strategy.device), self.strategy.device, start.step)
 
     def open_batches(self, done_steps: int, stream: dict[str, Any]) -> Batches:
         """This rank's micro-batches from the first step on that is not done."""
@@ -300,9 +300,9 @@ class Training:
 
     def next_batches(self) -> list[Batch]:
         """This rank's micro-batches of the next step; if they never come, the watchdog can report it."""
-        self.context.pulse.phase = "waiting for data"
+        self.context.marker.phase = "waiting for data"
         batches = next(self.batches)
-        self.context.pulse.phase = "step"
+        self.context.marker.phase = "step"
         return batches
 
     def take_step(self, step: int, micro_batches: Sequence[Batch]) -> None:
@@ -348,7 +348,9 @@ class Training:
         self.context.emit(window)
         # Only now is the duration of a step known.
         if not self.reports:
-            sentence, warns = cadence(self.setup.derived.checkpoint_every, self.setup.total_steps, window.step_seconds)
+            sentence, warns = interval_message(
+                self.setup.derived.checkpoint_every, self.setup.total_steps, window.step_seconds
+            )
             self.context.notice(sentence, "warning" if warns else "info")
         self.reports += 1
         if self.last_step is not None:
@@ -360,7 +362,7 @@ class Training:
         if self.setup.validation is None:
             return
         micro_batch_size, max_rows = self.task.micro_batch_size, self.task.validation.max_rows
-        with self.meter.paused(), self.context.pulse.during("validation"):
+        with self.meter.paused(), self.context.marker.during("validation"):
             found = validate(
                 self.strategy, self.setup.validation, step=step, micro_batch_size=micro_batch_size, max_rows=max_rows
             )
@@ -370,7 +372,7 @@ class Training:
 
     def save(self, step: int, *, required: bool = False) -> None:
         """Begin a checkpoint, or wait for a ``required`` one. Events first: whatever a commit covers is in the log."""
-        with self.meter.paused(), self.context.pulse.during("checkpoint"):
+        with self.meter.paused(), self.context.marker.during("checkpoint"):
             self.flush()
             # The live tensors; ``Checkpointer.save`` copies them before it returns.
             state = self.strategy.state_dict()
@@ -397,7 +399,7 @@ class Training:
         self.checkpointer.hurry(decision.seconds)
         if decision.saves:
             self.save(step, required=True)
-        with self.context.pulse.during("stop"):
+        with self.context.marker.during("stop"):
             self.flush()
             done = self.checkpointer.finish()
             # Read after ``finish``: the report names the checkpoint that the run will continue from.
@@ -407,7 +409,7 @@ class Training:
         raise stopping
 
 
-class GraphExtraction(Training):
+class GraphExtraction(Trainer):
     """A training that is run for its graphs (``neuron_parallel_compile``): it takes the same steps, but nothing is
     computed, so no number counts and nothing is saved or published."""
 

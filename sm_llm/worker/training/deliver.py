@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from sm_llm.storage.base import Store
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.runtime.collectives import ControlGroup
     from sm_llm.worker.strategies.base import Strategy
     from sm_llm.worker.training.job_setup import Setup
 
 
-def is_delivered(context: WorkerContext, control: Agreement) -> bool:
+def is_delivered(context: WorkerContext, control: ControlGroup) -> bool:
     """Whether an earlier attempt published the result already. Rank 0 checks."""
     return control.broadcast(context.place.is_leader and is_published(context))
 
 
-def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Store, control: Agreement) -> None:
+def deliver(context: WorkerContext, setup: Setup, strategy: Strategy, store: Store, control: ControlGroup) -> None:
     """Export the model, publish it, and show what it writes."""
     folder, is_leader = result_folder(context), context.place.is_leader
     dtype = DTYPES[setup.task.precision.compute]
@@ -63,7 +63,7 @@ def _cut(context: WorkerContext, model: Path, options: Mapping[str, Any]) -> Non
     shards.rename(model)
 
 
-def _write_sample(context: WorkerContext, setup: Setup, strategy: Strategy, control: Agreement) -> None:
+def _write_sample(context: WorkerContext, setup: Setup, strategy: Strategy, control: ControlGroup) -> None:
     """Generate from the prompt of ``logging.sample_prompt``, if there is one and a tokenizer to read it."""
     prompt, tokenizer = setup.task.logging.sample_prompt, setup.tokenizer
     if prompt is None or tokenizer is None:

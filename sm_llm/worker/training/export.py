@@ -10,7 +10,7 @@ import torch
 
 from sm_llm.errors import DataError
 from sm_llm.models.config import both_spellings
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.safetensors_folder import INDEX_FILE, SINGLE_FILE, TOKENIZER_FILES
 
 if TYPE_CHECKING:

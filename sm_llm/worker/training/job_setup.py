@@ -11,12 +11,12 @@ from sm_llm.data.loader import AnySource, open_source
 from sm_llm.data.source import Source
 from sm_llm.errors import Issue, SpecError
 from sm_llm.models.config import model_config
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.parallel import model_issues
 from sm_llm.spec.derive import Derived, derive_task
 from sm_llm.spec.machines.hardware import peak_flops
 from sm_llm.spec.training import PretrainedStart
-from sm_llm.worker.training.metrics import Costs
+from sm_llm.worker.training.step_metrics import Costs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.profiler import profile
 
 from sm_llm.errors import StorageError
-from sm_llm.runs.events.published import ProfilePublished
+from sm_llm.runs.events.checkpoints import ProfilePublished
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sm_llm.worker.runtime.collectives import Agreement
+    from sm_llm.worker.runtime.collectives import ControlGroup
     from sm_llm.worker.strategies.base import Strategy
 
 TEMPERATURE = 0.8
@@ -18,7 +18,14 @@ TOP_K = 50
 
 @torch.no_grad()
 def generate(
-    strategy: Strategy, control: Agreement, tokenizer: Path, prompt: str, *, tokens: int, context_length: int, seed: int
+    strategy: Strategy,
+    control: ControlGroup,
+    tokenizer: Path,
+    prompt: str,
+    *,
+    tokens: int,
+    context_length: int,
+    seed: int,
 ) -> str:
     """Continue ``prompt`` by at most ``tokens`` tokens, drawn from the 50 likeliest at temperature 0.8. A collective.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.launcher.backends.sagemaker.account import account
-from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import LogMirror
+from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import CloudWatchCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,14 +20,14 @@ STREAM = "job/algo-1-1700000000"
 
 
 @pytest.fixture
-def mirror(
+def cache(
     sagemaker_double: SageMakerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], LogMirror]:
+) -> Callable[[], CloudWatchCache]:
     """Makes mirrors of one job, which all copy to the same folder."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     sagemaker_double.say(STREAM)
-    return lambda: LogMirror(account("us-west-2"), "job", tmp_path)
+    return lambda: CloudWatchCache(account("us-west-2"), "job", tmp_path)
 
 
 def paged(double: SageMakerDouble, monkeypatch: pytest.MonkeyPatch, pages: list[list[dict[str, Any]]]) -> None:
@@ -46,42 +46,48 @@ def lines_in(folder: Path) -> list[str]:
 
 
 def test_empty_pages_do_not_end_a_look(
-    mirror: Callable[[], LogMirror], sagemaker_double: SageMakerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Callable[[], CloudWatchCache],
+    sagemaker_double: SageMakerDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     paged(sagemaker_double, monkeypatch, [[], [{"message": "one"}], [], [], [{"message": "two"}]])
-    mirror().pull()
+    cache().pull()
     assert lines_in(tmp_path) == ["one", "two"]
 
 
 def test_one_look_reads_a_log_of_any_length(
-    mirror: Callable[[], LogMirror], sagemaker_double: SageMakerDouble, tmp_path: Path
+    cache: Callable[[], CloudWatchCache], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
     lines = [str(number) for number in range(130)]  # 65 pages of the double
     sagemaker_double.say(STREAM, *lines)
-    mirror().pull()
+    cache().pull()
     assert lines_in(tmp_path) == lines
 
 
 def test_a_look_ends_though_the_job_prints_as_fast_as_it_is_read(
-    mirror: Callable[[], LogMirror], sagemaker_double: SageMakerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Callable[[], CloudWatchCache],
+    sagemaker_double: SageMakerDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = time.time()
     times = [now - 60, now - 50, *(now + 60 + number for number in range(40))]
     pages = [[{"message": f"{number}", "ingestionTime": int(at * 1000)}] for number, at in enumerate(times)]
     paged(sagemaker_double, monkeypatch, pages)
-    mirror().pull()
+    cache().pull()
     assert lines_in(tmp_path) == ["0", "1", "2"]
 
 
 def test_mirrors_of_one_job_do_not_write_to_one_anothers_files_and_leave_one_copy(
-    mirror: Callable[[], LogMirror], sagemaker_double: SageMakerDouble, tmp_path: Path
+    cache: Callable[[], CloudWatchCache], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
     sagemaker_double.say(STREAM, "one", "two")
-    first = mirror()
+    first = cache()
     first.pull()
     with (tmp_path / "node-0.log").open() as followed:
         assert followed.readline() == "one\n"
-        second = mirror()
+        second = cache()
         second.pull()
         sagemaker_double.say(STREAM, "three")
         first.pull()
@@ -93,9 +99,9 @@ def test_mirrors_of_one_job_do_not_write_to_one_anothers_files_and_leave_one_cop
 
 
 def test_what_was_copied_of_an_earlier_job_is_not_shown(
-    mirror: Callable[[], LogMirror], sagemaker_double: SageMakerDouble, tmp_path: Path
+    cache: Callable[[], CloudWatchCache], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
     (tmp_path / "node-1.log").write_text("of an earlier job of the same attempt, which had two hosts\n")
     sagemaker_double.say(STREAM, "new")
-    mirror().pull()
+    cache().pull()
     assert sorted(it.name for it in tmp_path.glob("node-*")) == ["node-0.log"]

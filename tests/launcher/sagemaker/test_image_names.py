@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.backends.sagemaker.request.addresses import aws_image
+from sm_llm.launcher.backends.sagemaker.request.request_addresses import aws_image
 from sm_llm.launcher.images.images import IMAGES, choose
 from sm_llm.spec.job import JobSpec
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of

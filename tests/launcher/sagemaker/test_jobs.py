@@ -18,14 +18,14 @@ from sm_llm.launcher.api import launch
 from sm_llm.launcher.backends.base import NativeState
 from sm_llm.launcher.backends.sagemaker.account import account
 from sm_llm.launcher.backends.sagemaker.jobs import jobs
-from sm_llm.launcher.display.report import status_table
+from sm_llm.launcher.display.tables import status_table
 from sm_llm.launcher.find_runs import attach
 from sm_llm.runs.events.events import EventWriter
-from sm_llm.runs.events.trouble import Failed
-from sm_llm.runs.replication.shipper import Shipper
+from sm_llm.runs.events.failures import Failed
+from sm_llm.runs.replication.log_uploader import LogUploader
 from sm_llm.runs.run_paths import RunPaths
-from sm_llm.runs.s3_home import S3Home
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.s3_run_store import S3RunStore
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from sm_llm.storage.publication.publish import new_save, publish, seal
 from sm_llm.storage.uri import open_store
@@ -81,10 +81,10 @@ def test_a_launch_uploads_once_creates_the_job_and_says_so(
     run = start()
     name = job_of(run)
     assert run.native_uri == f"sagemaker://us-west-2/{name}"
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"submitted training job {name} (2 x ml.p5.48xlarge)" in told.err
-    assert f"sm-llm logs -f {run.uri}" in told.err
+    reported = capsys.readouterr()
+    assert reported.out == ""
+    assert f"submitted training job {name} (2 x ml.p5.48xlarge)" in reported.err
+    assert f"sm-llm logs -f {run.uri}" in reported.err
     sent = dict(sagemaker_double.requests)["CreateTrainingJob"]
     assert json.loads(run.home.store.get("requests/attempt-1.json") or b"") == sent
     code = json.loads(sent["HyperParameters"]["sagemaker_submit_directory"])
@@ -134,8 +134,8 @@ def test_OB13_status_tells_the_bill_of_all_attempts_and_what_spot_saved(
     sagemaker_double.move(job_of(again), "Failed", FailureReason="AlgorithmError: no", **ended)
     assert again.state is RunState.FAILED
     assert "billed 40m00s of all nodes together, 67% less than the 2h00m used" in shown(again)
-    told = again.status().to_json()
-    assert (told["billable_seconds"], told["used_seconds"]) == (2400, 7200)
+    reported = again.status().to_json()
+    assert (reported["billable_seconds"], reported["used_seconds"]) == (2400, 7200)
 
 
 def test_a_job_that_completes_without_a_result_is_told_apart(
@@ -182,15 +182,15 @@ def test_a_cause_is_what_this_jobs_processes_told_not_an_earlier_jobs(
 ) -> None:
     """A step of a pipeline that runs again is the same attempt, in another job."""
     run = start()
-    assert isinstance(run.home, S3Home)
+    assert isinstance(run.home, S3RunStore)
     log = RunPaths(tmp_path).event_file(1, "rank3-failure")
     writer = EventWriter(log, 1, clock=lambda: time.time() - age)
     writer.write(Failed(Cause.DATA, "row 7 is empty", rank=3, node=1, step=None, host="algo-2", traceback=""))
     writer.close()
-    Shipper(tmp_path, run.home.store, lambda _: True).ship_all()
+    LogUploader(tmp_path, run.home.store, lambda _: True).ship_all()
     sagemaker_double.move(job_of(run), "Failed", FailureReason="AlgorithmError: CUDA out of memory")
-    told = "CUDA out of memory" if age else "rank 3: data error: row 7 is empty"
-    assert run.describe() == (RunState.FAILED, told)
+    reported = "CUDA out of memory" if age else "rank 3: data error: row 7 is empty"
+    assert run.describe() == (RunState.FAILED, reported)
 
 
 def test_the_same_launch_goes_on_with_the_run_and_never_twice_at_once(

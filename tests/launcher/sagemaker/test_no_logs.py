@@ -39,9 +39,9 @@ def test_f11_following_a_job_without_a_stream_says_where_it_looks_and_ends(
     monkeypatch.setattr(no_logs, "PATIENCE_SECONDS", 0.0)
     with pytest.raises(SubmitError, match="logs:CreateLogStream"):
         list(run.logs(follow=True))
-    told = capsys.readouterr().err
-    assert f"/aws/sagemaker/TrainingJobs of us-west-2, streams {name}/" in told
-    assert "Training" in told
+    reported = capsys.readouterr().err
+    assert f"/aws/sagemaker/TrainingJobs of us-west-2, streams {name}/" in reported
+    assert "Training" in reported
 
 
 def test_f11_a_look_without_following_says_it_too(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from sm_llm.launcher.backends.sagemaker.request.limits import known_values, limi
 from sm_llm.launcher.backends.sagemaker.request.request import METRICS, job_name, metric_definitions, normalised
 from sm_llm.launcher.backends.sagemaker.request.settings import read_sdk_defaults
 from sm_llm.launcher.images import images
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.machines.hardware import INSTANCES
 from tests.launcher.sagemaker.conftest import ROLE, TINY, plan_of, render
@@ -178,9 +178,9 @@ def test_the_definitions_read_the_line_that_the_worker_prints() -> None:
 
     from sm_llm.runs.events.events import Step
     from sm_llm.worker.strategies.device import CpuDevice
-    from sm_llm.worker.training.metrics import Costs, Meter
+    from sm_llm.worker.training.step_metrics import Costs, ThroughputMeter
 
-    meter = Meter(Costs(4096, 1e9, "6N", 989e12, 1), CpuDevice(), 0, iter([0.0, 0.001]).__next__)
+    meter = ThroughputMeter(Costs(4096, 1e9, "6N", 989e12, 1), CpuDevice(), 0, iter([0.0, 0.001]).__next__)
     line = meter.line(Step(5, 7.25, 0.5, 3e-4, 4096), meter.read(5, 0.25), 10)
     found = {name: match[1] for name, regex in METRICS.items() if (match := re.search(regex, line))}
     assert set(found) == set(METRICS) - {"validation:loss"}
@@ -317,9 +317,9 @@ def test_every_state_of_the_service_has_one_of_ours() -> None:
     ],
 )
 def test_states_are_told_apart(raw: dict[str, Any], state: RunState, words: str) -> None:
-    told = native_state(raw, time.time())
-    assert told.state is state
-    assert words in told.detail
+    reported = native_state(raw, time.time())
+    assert reported.state is state
+    assert words in reported.detail
 
 
 def test_a_job_stuck_in_stopping_gives_the_text_for_a_support_case() -> None:

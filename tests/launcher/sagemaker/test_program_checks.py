@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.runs.run_paths import ContainerPaths
-from sm_llm.worker.job import _moved
+from sm_llm.worker.job_reader import _moved
 from sm_llm.worker.script.script_platform import astray
 from tests.launcher.sagemaker.conftest import ROLE, SCRIPT, TINY, plan_of
 
@@ -127,15 +127,15 @@ def test_S12_25_arguments_with_one_variable_and_modules_from_nowhere_are_warned_
     found = planned(program, args={"epochs": 1, "EPOCHS": 2}).warnings
     assert any("task.args.epochs: SM_HP_EPOCHS holds the value of EPOCHS" in it for it in found)
 
-    def told(entry: str) -> bool:
+    def reported(entry: str) -> bool:
         return any("the image must hold it" in it for it in planned(program, entry=entry).warnings)
 
-    assert told("-m nope.x")
-    assert not told("-m train")
-    assert not told("-m torch.distributed.run")
-    assert not told("-m runpy")
+    assert reported("-m nope.x")
+    assert not reported("-m train")
+    assert not reported("-m torch.distributed.run")
+    assert not reported("-m runpy")
     (program / "requirements.txt").write_text("nope\n")
-    assert not told("-m nope.x")
+    assert not reported("-m nope.x")
 
 
 def test_S12_36_files_that_do_not_parse_are_warned_of_with_their_line(program: Path) -> None:
@@ -208,21 +208,21 @@ def test_S12_15_what_a_program_wrote_to_the_fixed_folders_is_warned_of(tmp_path:
 
 
 def test_S12_34_paid_accelerators_that_compute_nothing_are_warned_of(program: Path) -> None:
-    def told(*overrides: str, source: Any = TINY) -> list[str]:
+    def reported(*overrides: str, source: Any = TINY) -> list[str]:
         return [it for it in plan_of(source, *overrides).warnings if "paid for" in it]
 
     one = "compute.processes_per_instance=1"
-    assert "the other 7 are paid for and not used. Leave it out" in told(one)[0]
-    assert not told("task.model.config.num_attention_heads=8")
+    assert "the other 7 are paid for and not used. Leave it out" in reported(one)[0]
+    assert not reported("task.model.config.num_attention_heads=8")
     script = {**SCRIPT, "task": {**SCRIPT["task"], "source": str(program)}}
-    assert "unless the program itself uses several" in told(one, source=script)[0]
-    assert not told(source=script)
+    assert "unless the program itself uses several" in reported(one, source=script)[0]
+    assert not reported(source=script)
     (program / "run.sh").write_text("true\n")
-    assert not told(one, "task.entry=run.sh", source=script)
+    assert not reported(one, "task.entry=run.sh", source=script)
     task = {"kind": "prepare", "sources": ["s3://data-bucket/x"], "seq_length": 8}
     prepare = {**SCRIPT, "task": task}
-    assert "prepare computes on the CPU: the 8 GPUs" in told(source=prepare)[0]
-    assert not told("compute.instance_type=ml.m5.4xlarge", source=prepare)
+    assert "prepare computes on the CPU: the 8 GPUs" in reported(source=prepare)[0]
+    assert not reported("compute.instance_type=ml.m5.4xlarge", source=prepare)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_S12_27_addresses_that_s3_takes_literally_are_refused(storage: str, mean
 
 
 def test_S12_35_S12_6_settings_without_effect_and_tags_without_version_are_warned_of(program: Path) -> None:
-    def told(registry: str, source: Any = TINY, **backend: Any) -> str:
+    def reported(registry: str, source: Any = TINY, **backend: Any) -> str:
         uri = f"{registry}.us-west-2.amazonaws.com/pytorch-training"
         own = {"name": "sagemaker", "role": ROLE, "region": "us-west-2", "max_run_seconds": 3600}
         return "\n".join(plan_of({**source, "backend": {**own, "image_uri": uri, **backend}}).warnings)
@@ -252,16 +252,16 @@ def test_S12_35_S12_6_settings_without_effect_and_tags_without_version_are_warne
     own, stock = "111122223333.dkr.ecr", "763104351884.dkr.ecr"
     built = {"image": "built", "wheelhouse": "s3://bucket/wheels"}
     effect = "backend.wheelhouse: s3://bucket/wheels has no effect"
-    assert effect in told(own, **built)
-    assert effect not in told(own, wheelhouse="s3://bucket/wheels")
+    assert effect in reported(own, **built)
+    assert effect not in reported(own, wheelhouse="s3://bucket/wheels")
     (program / "requirements.txt").write_text("einops\n")
     script = {**SCRIPT, "task": {**SCRIPT["task"], "source": str(program)}}
-    assert effect not in told(own, script, **built)
+    assert effect not in reported(own, script, **built)
     for tag, is_told in {"latest": True, "gpu": True, "2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker": False}.items():
         uri = f"{stock}.us-west-2.amazonaws.com/pytorch-training:{tag}"
-        assert ("the tag names no version" in told(stock, image_uri=uri)) is is_told
+        assert ("the tag names no version" in reported(stock, image_uri=uri)) is is_told
     digest = f"{stock}.us-west-2.amazonaws.com/pytorch-training@sha256:{'0' * 64}"
-    assert "the tag names no version" not in told(stock, image_uri=digest)
+    assert "the tag names no version" not in reported(stock, image_uri=digest)
 
 
 def test_S12_6i_ids_of_a_network_are_hexadecimal() -> None:

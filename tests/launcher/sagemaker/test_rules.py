@@ -162,8 +162,8 @@ def test_all_faults_come_at_once(faults: Faults) -> None:
 
 def test_a_good_job_has_no_faults_and_no_warnings() -> None:
     plan = plan_of(TINY)
-    told = [it.partition(":")[0] for it in plan.warnings]  # of random tokens, and of when the image's patches end
-    assert set(told) <= {"task.data.format", "backend.image_version"}
+    reported = [it.partition(":")[0] for it in plan.warnings]  # of random tokens, and of when the image's patches end
+    assert set(reported) <= {"task.data.format", "backend.image_version"}
     assert plan.facts["image"].startswith("763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:")
 
 

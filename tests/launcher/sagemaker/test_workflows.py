@@ -17,7 +17,7 @@ from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
 from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.run_record import Attempt, RunRecord
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from tests.fixtures.sagemaker_double import Refusal
 from tests.launcher.sagemaker.conftest import TINY
 
@@ -68,9 +68,9 @@ def test_a_workflow_is_stored_started_and_followed_to_its_end(
     (execution,) = sagemaker_double.executions
     assert sagemaker_double.pipelines["flow"] == definition(flow).to_json()
     assert json.loads(run.home.store.get("requests/attempt-1.json") or b"") == definition(flow).to_json()
-    told = capsys.readouterr().err
-    assert "started pipeline flow in us-west-2: prepare, train" in told
-    assert f"sm-llm logs -f {run.uri}" in told
+    reported = capsys.readouterr().err
+    assert "started pipeline flow in us-west-2: prepare, train" in reported
+    assert f"sm-llm logs -f {run.uri}" in reported
     assert (run.kind, run.steps, run.state) == ("workflow", {}, RunState.RUNNING)
     assert run.native_uri == f"sagemaker://{execution}"
     with pytest.raises(SubmitError, match="is running already"):

@@ -14,26 +14,26 @@ from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher.backends.slurm import jobs, submit
 from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.paths import ClusterPaths
-from sm_llm.launcher.backends.slurm.transport import Answer, LocalTransport, NoAnswer, SshTransport
+from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, NoAnswer, SshTransport
 from sm_llm.launcher.submission import MayRun
-from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_record import Attempt, RunRecord
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import run_store_at
 from tests.launcher.slurm.conftest import TINY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
     from tests.fixtures.slurm import SlurmCluster, SlurmOverSsh
 
 
-def a_run(folder: Path, job_id: str = "4000000") -> tuple[RunHome, RunRecord]:
+def a_run(folder: Path, job_id: str = "4000000") -> tuple[RunStore, RunRecord]:
     """A run whose only attempt is this job."""
     spec = {"backend": {"name": "slurm", "shared_folder": str(folder)}, "task": {"kind": "train"}}
     attempt = Attempt(number=1, native_id=f"localhost/{job_id}", started=1.0)
     record = RunRecord(run_id="tiny-1", name="tiny", created=1.0, spec=spec, spec_digest="d", attempts=(attempt,))
-    home = home_of(folder / "tiny-1")
+    home = run_store_at(folder / "tiny-1")
     home.create(record)
     return home, record
 
@@ -50,25 +50,25 @@ def left(folder: Path, **files: str) -> None:
 class Scripted:
     """A login node whose squeue gives one answer; files are those of this machine."""
 
-    squeue: Answer
+    squeue: CommandResult
     where: str = "login"
     asked: list[Sequence[str]] = field(default_factory=list)
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         self.asked.append(argv)
         if argv[0] == "sacct":
-            return Answer(1, b"", "Slurm accounting storage is disabled")
+            return CommandResult(1, b"", "Slurm accounting storage is disabled")
         if argv[0] == "scancel":
-            return Answer(0, b"", "")
+            return CommandResult(0, b"", "")
         return self.squeue if argv[0] == "squeue" else LocalTransport().run(argv, stdin=stdin)
 
 
-def listed(state: str, reason: str = "None", restarts: int = 0) -> Answer:
+def listed(state: str, reason: str = "None", restarts: int = 0) -> CommandResult:
     fields = ("7", state, reason, str(restarts), "N/A", "node[1-2]", "", "/jobs/tiny-1/attempt-1")
-    return Answer(0, "".join(f"{it}\x1f" for it in fields).encode() + b"\n", "")
+    return CommandResult(0, "".join(f"{it}\x1f" for it in fields).encode() + b"\n", "")
 
 
-FORGOTTEN = Answer(1, b"", "slurm_load_jobs error: Invalid job id specified")
+FORGOTTEN = CommandResult(1, b"", "slurm_load_jobs error: Invalid job id specified")
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_SL18_the_newest_row_of_the_accounting_counts() -> None:
     class Accounting:
         where = "login"
 
-        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
             asked.append(argv)
-            return Answer(0, rows, "")
+            return CommandResult(0, rows, "")
 
     found = Cluster(Accounting()).accounted("7")
     assert found is not None
@@ -142,12 +142,12 @@ def test_SL18_the_newest_row_of_the_accounting_counts() -> None:
 def test_SL10_a_query_that_fails_is_no_failure_of_the_run(error: str, tmp_path: Path) -> None:
     home, record = a_run(tmp_path, "7")
     with pytest.raises(NoAnswer, match=error):
-        jobs.state_of(home, record, Cluster(Scripted(Answer(1, b"", error))))
+        jobs.state_of(home, record, Cluster(Scripted(CommandResult(1, b"", error))))
     assert home.record() == record
 
 
 def test_one_question_serves_all_jobs() -> None:
-    login = Scripted(Answer(0, listed("RUNNING").output + listed("PENDING").output.replace(b"7", b"8", 1), ""))
+    login = Scripted(CommandResult(0, listed("RUNNING").output + listed("PENDING").output.replace(b"7", b"8", 1), ""))
     cluster = Cluster(login)
     assert [cluster.job(it).state for it in ("7", "8", "7")] == ["RUNNING", "PENDING", "RUNNING"]  # type: ignore[union-attr]
     assert len(login.asked) == 1
@@ -157,7 +157,7 @@ def test_one_question_serves_all_jobs() -> None:
 class Lost(Scripted):
     """A connection that ends before sbatch has answered."""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         if argv[:2] == ["sh", "-c"] and "sbatch" in argv[2]:
             raise NoAnswer("login does not answer over ssh")
         return super().run(argv, stdin=stdin)
@@ -170,7 +170,9 @@ def test_a_lost_answer_of_sbatch_is_looked_up() -> None:
     with pytest.raises(NoAnswer):
         submitted(cluster, "/jobs/tiny-1/attempt-2", "job.sh", "/runs/tiny-1")
     with pytest.raises(MayRun, match="A job may have been submitted all the same"):
-        submitted(Cluster(Lost(Answer(1, b"", "no controller"))), "/jobs/tiny-1/attempt-1", "job.sh", "/runs/tiny-1")
+        submitted(
+            Cluster(Lost(CommandResult(1, b"", "no controller"))), "/jobs/tiny-1/attempt-1", "job.sh", "/runs/tiny-1"
+        )
 
 
 @pytest.mark.parametrize("age", [0, 10_000])
@@ -178,13 +180,13 @@ def test_SL06_a_job_that_no_launcher_recorded_is_found_by_its_folder(age: float,
     home, record = a_run(tmp_path)
     claim = record.attempts[0].model_copy(update={"native_id": "", "started": time.time() - age})
     record = home.update(lambda held: held.with_attempt(claim))
-    nothing = jobs.state_of_claim(home, record, Cluster(Scripted(Answer(0, b"", ""))))
+    nothing = jobs.state_of_claim(home, record, Cluster(Scripted(CommandResult(0, b"", ""))))
     if age:
         assert (nothing.state, nothing.detail) == (RunState.STOPPED, "its job was never submitted")
         return
     assert (nothing.state, nothing.detail) == (RunState.PENDING, "its job is being submitted")
     row = listed("RUNNING").output.replace(b"/jobs/tiny-1/attempt-1", str(jobs.attempt_folder(record, 1)).encode())
-    assert jobs.state_of_claim(home, record, Cluster(Scripted(Answer(0, row, "")))).state is RunState.RUNNING
+    assert jobs.state_of_claim(home, record, Cluster(Scripted(CommandResult(0, row, "")))).state is RunState.RUNNING
     assert home.record().attempts[0].native_id == "localhost/7"
 
 

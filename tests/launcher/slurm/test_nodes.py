@@ -21,7 +21,7 @@ from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.jobs import shell_command
 from sm_llm.launcher.backends.slurm.nodes import node_of
 from sm_llm.launcher.backends.slurm.setup import doctor
-from sm_llm.launcher.backends.slurm.transport import Answer, LocalTransport, SshTransport
+from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, SshTransport
 from sm_llm.launcher.tools import clusters
 from sm_llm.spec.backends.slurm import SlurmOptions
 from tests.launcher.slurm.test_jobs import Scripted, listed
@@ -76,8 +76,8 @@ def test_only_a_cluster_has_nodes_and_its_options_are_checked() -> None:
 def test_a_shell_is_a_step_of_the_running_job() -> None:
     @dataclass
     class Login(Scripted):
-        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
-            return Answer(0, b"n10\nn9\n", "") if argv[0] == "scontrol" else super().run(argv, stdin=stdin)
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+            return CommandResult(0, b"n10\nn9\n", "") if argv[0] == "scontrol" else super().run(argv, stdin=stdin)
 
         def interactive(self, argv: Sequence[str]) -> list[str]:
             return LocalTransport().interactive(argv)
@@ -108,15 +108,15 @@ class Doctored(Scripted):
     folders: tuple[str, ...] = ()
     gres: str = "(null)"
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         if argv[0] == "sinfo":
-            return Answer(0, f"n1\x1fidle\x1f{self.gres}\x1fgpu:0\x1fnone\x1f\n".encode(), "")
+            return CommandResult(0, f"n1\x1fidle\x1f{self.gres}\x1fgpu:0\x1fnone\x1f\n".encode(), "")
         if list(argv[:2]) == ["scontrol", "show"]:
-            return Answer(0, b"ClusterName = ml\n", "")
+            return CommandResult(0, b"ClusterName = ml\n", "")
         if argv[0] == "srun":
-            return Answer(0, self.help.encode(), "")
+            return CommandResult(0, self.help.encode(), "")
         if argv[0] == "test":
-            return Answer(0 if argv[-1] in self.folders else 1, b"", "")
+            return CommandResult(0 if argv[-1] in self.folders else 1, b"", "")
         return super().run(argv, stdin=stdin)
 
 
@@ -146,7 +146,7 @@ def test_what_a_login_node_shows() -> None:
 
 
 def test_a_controller_that_does_not_answer_is_the_only_finding() -> None:
-    silent = Scripted(Answer(1, b"", "no controller"))
+    silent = Scripted(CommandResult(1, b"", "no controller"))
     cluster = Cluster(replace(silent))
     cluster.__dict__["name"] = "ml"
     [only] = list(doctor.checks(options(), cluster, lambda text: None))

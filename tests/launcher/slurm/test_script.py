@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sm_llm.launcher.backends.slurm.script import Script, quoted
+from sm_llm.launcher.backends.slurm.batch_script import BatchScript, quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 HOSTILE = "a b'c\"d $HOME `id` $(id) \\ \\\\ é 日本 # ; & | > * ? [x] ~ {a,b} ! %j \t end\\"
-SCRIPT = Script(
+SCRIPT = BatchScript(
     run_id="run-1",
     attempt=1,
     options=[("job-name", "run-1")],
@@ -92,7 +92,7 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return spied
 
 
-def run(script: Script, folder: Path) -> subprocess.CompletedProcess[bytes]:
+def run(script: BatchScript, folder: Path) -> subprocess.CompletedProcess[bytes]:
     (folder / "job.sh").write_text(script.text(), encoding="utf-8")
     return subprocess.run(["bash", folder / "job.sh"], capture_output=True, timeout=60, check=False)
 

@@ -140,16 +140,16 @@ def test_an_environment_and_an_image_on_a_cluster(
     wheel(wheels, "tinystock", "1.1")
     tiny = Profile("tinybase==2.0\n", "tinystock==1.0\n", ("tinybase", "tinystock"))
     monkeypatch.setattr(environments, "profiles", lambda: {"tiny": tiny})
-    told: list[str] = []
+    reported: list[str] = []
     given: Any = {"shared_folder": str(tmp_path), "scratch_folder": str(tmp_path)}
 
     def create() -> str:
         return clusters.create_environment(
-            "slurm", "tiny", backend=given, python=sys.executable, wheels=str(wheels), tell=told.append
+            "slurm", "tiny", backend=given, python=sys.executable, wheels=str(wheels), tell=reported.append
         )
 
     place = create()
-    assert "4 nodes have it, digest" in told[-1]
+    assert "4 nodes have it, digest" in reported[-1]
     python = f"{place}/bin/python"
     shown = subprocess.run([python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, timeout=60)
     assert {"tinybase==2.0", "tinystock==1.0"} <= set(shown.stdout.split())

@@ -11,7 +11,7 @@ import pytest
 
 import sm_llm
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from tests.fixtures.s3_server import KEY, SECRET
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sm_llm.launcher.backends.slurm.states import STATES, JobRow, native_state
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 SLURMS = {
     *("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"),
@@ -65,7 +65,7 @@ def test_SL17_an_unknown_state_is_shown_raw() -> None:
             "requeued (waiting for its begin time, starts at 2026-11-29T07:48:02)",
         ),
         (JobRow("1", "RUNNING", nodes="node[1-2]"), RunState.RUNNING, "running on node[1-2]"),
-        (JobRow("1", "COMPLETING", nodes="node[1-2]"), RunState.RUNNING, "ending"),
+        (JobRow("1", "COMPLETING", nodes="node[1-2]"), RunState.RUNNING, "outcome"),
     ],
     ids=lambda it: it.reason or it.state if isinstance(it, JobRow) else "",
 )

@@ -14,12 +14,12 @@ from sm_llm.launcher.backends.base import NativeState
 from sm_llm.launcher.backends.slurm import workflows
 from sm_llm.launcher.backends.slurm.backend import SlurmBackend
 from sm_llm.launcher.backends.slurm.cluster import Cluster
-from sm_llm.launcher.backends.slurm.transport import Answer, LocalTransport
-from sm_llm.launcher.stage import new_record
+from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport
+from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.submission import submit_workflow
-from sm_llm.runs.run_home import home_of
 from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import run_store_at
 from sm_llm.spec.loading.load import load
 from tests.launcher.slurm.conftest import TINY, VENV
 from tests.launcher.slurm.test_slurm_end_to_end import SECONDS, job_of, spec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.run import Run
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
     from tests.fixtures.slurm import SlurmCluster
 
 PREPARE = {"kind": "prepare", "seq_length": 64, "train_tokenizer": {"vocab_size": 300}}
@@ -84,21 +84,21 @@ class Queue:
     """What each job waits for."""
     cancelled: list[str] = field(default_factory=list)
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         if argv[0] == "sh" and "sbatch" in argv[2]:
             if len(self.submitted) == self.most:
-                return Answer(1, b"", "sbatch: error: QOSMaxSubmitJobPerUserLimit")
+                return CommandResult(1, b"", "sbatch: error: QOSMaxSubmitJobPerUserLimit")
             self.submitted.append(argv[-1])
-            return Answer(0, f"{len(self.submitted)}\n".encode(), "")
+            return CommandResult(0, f"{len(self.submitted)}\n".encode(), "")
         if argv[0] == "scancel":
             self.cancelled.append(argv[1])
-        return LocalTransport().run(argv, stdin=stdin) if argv[0] in ("sh", "test") else Answer(0, b"", "")
+        return LocalTransport().run(argv, stdin=stdin) if argv[0] in ("sh", "test") else CommandResult(0, b"", "")
 
 
-def begun(folder: Path, queue: Queue, source: Any = None) -> tuple[RunHome, SlurmBackend]:
+def begun(folder: Path, queue: Queue, source: Any = None) -> tuple[RunStore, SlurmBackend]:
     """The workflow's record, and a backend whose login node is ``queue``."""
     loaded = load(source or flow(folder))
-    home = home_of(folder / "runs" / "flow-1")
+    home = run_store_at(folder / "runs" / "flow-1")
     home.create(new_record("flow-1", loaded.spec, loaded.digest, {}, [], created=1.0))
     return home, SlurmBackend(connect=lambda _: Cluster(queue))
 
@@ -146,10 +146,10 @@ def test_a_step_that_is_refused_takes_the_others_with_it(tmp_path: Path) -> None
 def test_the_state_of_a_workflow(states: list[str], state: RunState, reason: str, tmp_path: Path) -> None:
     home, target = begun(tmp_path, Queue())
     submit_workflow(target, home, 1)
-    told = dict(zip(("rows", "check", "train"), states, strict=True))
+    reported = dict(zip(("rows", "check", "train"), states, strict=True))
 
-    def describe(place: RunHome) -> NativeState:
-        return NativeState(RunState(told[place.root.name]), f"words of {place.root.name}")
+    def describe(place: RunStore) -> NativeState:
+        return NativeState(RunState(reported[place.root.name]), f"words of {place.root.name}")
 
     native = workflows.state_of(home, home.record(), describe)
     assert native.state is state

@@ -12,30 +12,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT, JobFile
-from sm_llm.launcher.backends.local import processes, rehearsal
+from sm_llm.launcher.attempt_outcome import judge, record_outcome
+from sm_llm.launcher.backends.local import emulation, processes
 from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT, PORT, clear_scratch, lay_out
+from sm_llm.launcher.backends.local.emulation import TRAINING_JOB
 from sm_llm.launcher.backends.local.evidence import evidence
-from sm_llm.launcher.backends.local.rehearsal import TRAINING_JOB
-from sm_llm.launcher.backends.local.reporting import report
-from sm_llm.launcher.outcome import judge, settle
-from sm_llm.launcher.planning.inputs import absolute_inputs, input_manifests
+from sm_llm.launcher.backends.local.store_heartbeat import store_tasks
+from sm_llm.launcher.planning.job_inputs import absolute_inputs, input_manifests
 from sm_llm.package import HOME
 from sm_llm.runs.events.events import AttemptEnded, EventWriter
-from sm_llm.runs.liveness import hold
-from sm_llm.runs.outcome import Ending, with_end
-from sm_llm.runs.replication.courier import CLOSE_SECONDS
+from sm_llm.runs.outcome import Outcome, with_end
+from sm_llm.runs.replication.periodic_task import CLOSE_SECONDS
 from sm_llm.runs.results import link_result, result_place
+from sm_llm.runs.run_lock import hold
 from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.runs.run_record import Attempt, RunRecord
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from sm_llm.runs.replication.courier import Courier
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.replication.periodic_task import PeriodicTask
+    from sm_llm.runs.run_store import RunStore
 
 GRACE_SECONDS = 5.0
 """How long the other nodes may take to notice by themselves that one has failed."""
@@ -46,14 +46,14 @@ STOP_MARGIN_SECONDS = 10.0
 
 
 def run_attempt(
-    home: RunHome,
+    home: RunStore,
     interrupts: processes.Interrupts,
     *,
     environ: Mapping[str, str] = os.environ,
     on_started: Callable[[], None] = lambda: None,
     quiet: Callable[[], AbstractContextManager[None]] = nullcontext,
     folder: Path | None = None,
-) -> Ending:
+) -> Outcome:
     """Run the attempt that ``job.json`` and its request describe, and record how it ended.
 
     ``on_started`` is called once the run's lock is held and the attempt is in the record. ``quiet`` makes this
@@ -72,11 +72,11 @@ def run_attempt(
         ended = _run_nodes(paths, job, request, interrupts, environ, [quiet, recording.quiet])
         # A stop that was asked for after a node had failed is not what ended the attempt.
         found = evidence(paths, job, ended, interrupted=interrupts.count > 0 and not ended.failed_unasked)
-        ending = judge(home, job.run_id, job.attempt, found)
+        outcome = judge(home, job.run_id, job.attempt, found)
         link_result(home, result_place(home, job.run_id))
         clear_scratch(paths, job.attempt)  # first: a full disk has no space for the record
-        recording.end(ending)
-    return ending
+        recording.end(outcome)
+    return outcome
 
 
 def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: int) -> None:
@@ -84,36 +84,36 @@ def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: in
         lay_out(paths, job, node, request["entrypoint"])
     else:
         base, options = paths.node_dir(job.attempt, node), job.spec.storage_options.model_dump()
-        rehearsal.lay_out(training_job, base, node, job.spec.compute.processes, options)
+        emulation.lay_out(training_job, base, node, job.spec.compute.processes, options)
 
 
 class Recording:
     """An attempt that is in the run's record, until ``end``."""
 
-    def __init__(self, home: RunHome, opened: Attempt, couriers: Sequence[Courier], folder: Path | None) -> None:
+    def __init__(self, home: RunStore, opened: Attempt, periodics: Sequence[PeriodicTask], folder: Path | None) -> None:
         self._home = home
         self._folder = folder
         self._opened = opened
-        self._couriers = couriers
-        self._ending: Ending | None = None
+        self._couriers = periodics
+        self._ending: Outcome | None = None
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """While this lasts no other thread of ours does anything: this process can be forked."""
         with ExitStack() as stack:
-            for courier in self._couriers:
-                stack.enter_context(courier.quiet())
+            for periodic in self._couriers:
+                stack.enter_context(periodic.quiet())
             yield
 
-    def end(self, ending: Ending) -> None:
+    def end(self, outcome: Outcome) -> None:
         """Record the end: in the event log first, so that whoever reads of it in the record finds all events."""
-        self._ending = ending
+        self._ending = outcome
         number = self._opened.number
         events = EventWriter(self._home.paths.event_file(number, "launcher"), number)
-        events.write(AttemptEnded(ending.state.value, ending.reason, ending.rank))
+        events.write(AttemptEnded(outcome.state.value, outcome.reason, outcome.rank))
         events.close()
         self.close()
-        self._record(ending)
+        self._record(outcome)
 
     def recover(self, error: Exception) -> bool:
         """Record the end once more if it was that which failed; for any other error record that as the end.
@@ -121,22 +121,22 @@ class Recording:
         Returns whether ``error`` is fixed.
         """
         if self._ending is None:
-            self.end(Ending(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
+            self.end(Outcome(RunState.FAILED, f"the launcher failed: {type(error).__name__}: {error}"))
             return False
         self._record(self._ending)
         return True
 
-    def _record(self, ending: Ending) -> None:
+    def _record(self, outcome: Outcome) -> None:
         paths = self._home.paths
-        ended = with_end(self._home.record(), paths, self._opened, ending)
+        ended = with_end(self._home.record(), paths, self._opened, outcome)
         _restore_job_file(paths, ended, self._folder)  # before anybody reads of the end
-        settle(self._home, self._opened, ending)
+        record_outcome(self._home, self._opened, outcome)
 
     def close(self) -> None:
         """Store what is left, while the run still counts as running."""
         ends = time.monotonic() + CLOSE_SECONDS
-        for courier in self._couriers:
-            courier.close(ends - time.monotonic())
+        for periodic in self._couriers:
+            periodic.close(ends - time.monotonic())
 
 
 def _restore_job_file(paths: RunPaths, record: RunRecord, folder: Path | None) -> None:
@@ -153,7 +153,7 @@ def _restore_job_file(paths: RunPaths, record: RunRecord, folder: Path | None) -
 
 @contextmanager
 def recorded(
-    home: RunHome, number: int, on_started: Callable[[], None], folder: Path | None = None
+    home: RunStore, number: int, on_started: Callable[[], None], folder: Path | None = None
 ) -> Iterator[Recording]:
     """Hold the run's lock and keep its record true around one attempt: opened here, ended by what it yields.
 
@@ -166,7 +166,7 @@ def recorded(
         home.paths.stop_file.unlink(missing_ok=True)  # it asked an earlier attempt
         home.update(lambda record: record.with_attempt(opened))
         on_started()
-        recording = Recording(home, opened, [courier.start() for courier in report(home, number)], folder)
+        recording = Recording(home, opened, [periodic.start() for periodic in store_tasks(home, number)], folder)
         try:
             yield recording
         except Exception as error:
@@ -201,7 +201,7 @@ def _run_nodes(
     is_rehearsal = TRAINING_JOB in request
     # Never written anywhere: of another user's process, nobody else can read the environment.
     secret = {STORE_SECRET_ENVIRONMENT: secrets.token_hex(16)}
-    with processes.reserved_port() as port, rehearsal.fixed_port(len(request["nodes"]) if is_rehearsal else 1):
+    with processes.reserved_port() as port, emulation.fixed_port(len(request["nodes"]) if is_rehearsal else 1):
         nodes = []
         # No other thread of this process may run while it forks the nodes (processes.start).
         with ExitStack() as stack:

@@ -14,14 +14,14 @@ from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
 from sm_llm.errors import Issue
 from sm_llm.launcher.backends.base import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
-from sm_llm.launcher.backends.local.rehearsal import is_rehearsed, rehearsal_issues
-from sm_llm.launcher.planning.inputs import rendered
+from sm_llm.launcher.backends.local.emulation import emulation_issues, is_emulated
+from sm_llm.launcher.planning.job_inputs import rendered
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import local_program_issues
 from sm_llm.optional import missing
-from sm_llm.runs.run_home import local_root
 from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
+from sm_llm.runs.run_store import local_root
 from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
 from sm_llm.spec.loading.references import sources
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.validation.runner import Checker
 
@@ -79,7 +79,7 @@ class LocalBackend:
     def plan_checks(self, plan: Plan) -> Checks:
         """Devices and threads, and what this machine cannot do: more processes than GPUs, trackers that are not
         installed, a pod's secrets."""
-        cloud, cloud_issues = _emulated(plan) if is_rehearsed(plan.job) else (None, ())
+        cloud, cloud_issues = _emulated(plan) if is_emulated(plan.job) else (None, ())
         issues = run(BACKEND_CHECKERS, Here(plan, self.machine, cloud_issues))
         return Checks(
             self._target(plan, cloud), tuple(issues), unsupported=(*_missing_packages(plan), *_missing_cores(plan))
@@ -126,10 +126,10 @@ class LocalBackend:
 
     def _rehearsal(self, plan: Plan, job: JobFile, target: LocalTarget) -> Submission:
         """What SageMaker would be sent, and the toolkit's own command for every host."""
-        from sm_llm.launcher.backends.local import rehearsal
+        from sm_llm.launcher.backends.local import emulation
         from sm_llm.launcher.backends.sagemaker.render import render
 
-        cloud = replace(plan, job=rehearsal.as_training_job(job.spec), target=target.cloud)
+        cloud = replace(plan, job=emulation.as_training_job(job.spec), target=target.cloud)
         # Local inputs become channels of the request, so the channels of a local run are left out.
         inside = job.model_copy(update={"spec": cloud.job, "channels": {}})
         sent = render(cloud, inside)
@@ -137,12 +137,12 @@ class LocalBackend:
         own = {RUN_FOLDER_ENVIRONMENT: str(paths.root), "OMP_NUM_THREADS": str(target.threads)}
         nodes = [
             {
-                "argv": rehearsal.command(PORT),
-                "env": {**own, **rehearsal.environment(sent.request, paths.node_dir(job.attempt, node))},
+                "argv": emulation.command(PORT),
+                "env": {**own, **emulation.environment(sent.request, paths.node_dir(job.attempt, node))},
             }
-            for node in range(rehearsal.host_count(sent.request))
+            for node in range(emulation.host_count(sent.request))
         ]
-        return Submission(self.name, job, {"nodes": nodes, rehearsal.TRAINING_JOB: sent.request}, sent.uploads)
+        return Submission(self.name, job, {"nodes": nodes, emulation.TRAINING_JOB: sent.request}, sent.uploads)
 
     def _devices(self, job: JobSpec, node: int) -> str | None:
         if not self.machine.gpus:
@@ -151,7 +151,7 @@ class LocalBackend:
         return ",".join(self.machine.gpus[node * count : (node + 1) * count])
 
     def starting(
-        self, home: RunHome, number: int, submission: Submission | None = None
+        self, home: RunStore, number: int, submission: Submission | None = None
     ) -> AbstractContextManager[Attempt]:
         """Hold the run's starting lock; the supervisor gives the attempt its native id."""
         from sm_llm.launcher.backends.local.local_run import starting
@@ -164,7 +164,7 @@ class LocalBackend:
 
         return start(submission)
 
-    def submit_workflow(self, home: RunHome, attempt: int) -> str:
+    def submit_workflow(self, home: RunStore, attempt: int) -> str:
         """Start one detached supervisor, which runs the steps in turn; the native id is its process id."""
         from sm_llm.launcher.backends.local.local_run import start_supervisor
 
@@ -179,24 +179,24 @@ class LocalBackend:
         places = [(step_run_id(run_id, step), join(run_uri, STEPS, step)) for step in steps]
         return [rendered(plan, *place) for plan, place in zip(plans, places, strict=True)]
 
-    def step_home(self, home: RunHome, step: str) -> RunHome:
+    def step_home(self, home: RunStore, step: str) -> RunStore:
         """A folder below the workflow's."""
         return home.below(STEPS, step)
 
-    def describe(self, home: RunHome) -> NativeState:
+    def describe(self, home: RunStore) -> NativeState:
         """The state of a local run, from its record, its lock and its final commit."""
         from sm_llm.launcher.backends.local.local_run import state as state_of
 
         state, reason = state_of(home)
         return NativeState(state, reason or "")
 
-    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first; then new ones while ``still_running``."""
         from sm_llm.launcher.observe.logs import fresh_logs
 
         return fresh_logs(home, attempt, still_running, wanted)
 
-    def stop(self, home: RunHome, attempt: Attempt, *, now: bool = False) -> None:
+    def stop(self, home: RunStore, attempt: Attempt, *, now: bool = False) -> None:
         """Signal the supervisor, which passes it on to every node; from another machine, leave a stop file."""
         from sm_llm.launcher.backends.local.local_run import stop
 
@@ -222,7 +222,7 @@ class LocalBackend:
 
 def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Issue, ...]]:
     """What SageMaker would give the job, and why it would give nothing."""
-    from sm_llm.launcher.backends.local.rehearsal import as_training_job
+    from sm_llm.launcher.backends.local.emulation import as_training_job
     from sm_llm.launcher.backends.sagemaker.decisions import decide
 
     decided = decide(replace(plan, job=as_training_job(plan.job)))
@@ -283,14 +283,14 @@ def check_devices(here: Here) -> Iterator[Issue]:
 
 def check_emulation(here: Here) -> Iterator[Issue]:
     """What an emulated training job needs on this machine, and inputs that SageMaker would not take."""
-    if is_rehearsed(here.job):
-        yield from rehearsal_issues(here.job)
+    if is_emulated(here.job):
+        yield from emulation_issues(here.job)
 
 
 def check_packages(here: Here) -> Iterator[Issue]:
     """Workers run in this very environment, so what is not installed here is known before anything starts."""
     job = here.job
-    if is_rehearsed(job):
+    if is_emulated(job):
         return
     sinks = job.task.logging.sinks if job.task.kind == "train" else None
     wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None] if sinks else []
@@ -338,7 +338,7 @@ def check_secrets(here: Here) -> Iterator[Issue]:
 def check_platform(here: Here) -> Iterator[Issue]:
     """What only a managed backend has: instances to rent and file systems to mount."""
     job = here.job
-    if job.compute.instance_type is not None and not is_rehearsed(job):
+    if job.compute.instance_type is not None and not is_emulated(job):
         path, problem = "compute.instance_type", "this machine is what it is"
         remedy = "Set it to null, and compute.processes_per_instance to what this machine can run"
         yield Issue("local-instance-type-without-effect", path, problem, job.compute.instance_type, remedy)

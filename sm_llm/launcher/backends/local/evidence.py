@@ -7,10 +7,10 @@ import signal
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.failure import Cause, Failure, cause_in, last_error_line, one_line
+from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure
 from sm_llm.launcher.observe.logs import last_lines
-from sm_llm.launcher.outcome import Evidence, failures_in_events, first_failure
 from sm_llm.runs.run_paths import ContainerPaths
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.runs.stopped import StopRecord
 
 if TYPE_CHECKING:

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.backends.local.attempt import python_path, request_file
-from sm_llm.launcher.backends.local.rehearsal import upload
+from sm_llm.launcher.backends.local.emulation import upload
 from sm_llm.launcher.observe.logs import last_lines
 from sm_llm.owned import make_folders, opener
-from sm_llm.runs import liveness
+from sm_llm.runs import run_lock
 from sm_llm.runs.heartbeat import SILENT_SECONDS
-from sm_llm.runs.liveness import is_anyone_alive, is_starting
 from sm_llm.runs.locate import assert_own_folder, launch_folder
 from sm_llm.runs.outcome import recorded_end, unstarted
 from sm_llm.runs.results import has_final
+from sm_llm.runs.run_lock import is_anyone_alive, is_starting
 from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.storage.files import write_atomically
 from sm_llm.terminal import quoted
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_store import RunStore
 
 LEAVE_SECONDS = 30.0
 """How long a supervisor may take to go once it has recorded the end of its attempt."""
@@ -63,13 +63,13 @@ def write_submission(submission: Submission) -> None:
 
 
 @contextmanager
-def starting(home: RunHome, number: int) -> Iterator[Attempt]:
+def starting(home: RunStore, number: int) -> Iterator[Attempt]:
     """Hold the run's starting lock around the start of attempt ``number``, which is given as it is to be claimed.
 
     Raises ``LaunchRefused`` if the run is alive or is just being started, here or elsewhere.
     """
     assert_own_folder(home)
-    with liveness.starting(home.root) as mine:
+    with run_lock.starting(home.root) as mine:
         record = home.record()
         if not mine or _is_alive_here(home, record) or is_alive_elsewhere(home, record):
             raise LaunchRefused(running_message(home, record))
@@ -77,7 +77,7 @@ def starting(home: RunHome, number: int) -> Iterator[Attempt]:
         yield Attempt.claim(number)
 
 
-def _is_alive_here(home: RunHome, record: RunRecord) -> bool:
+def _is_alive_here(home: RunStore, record: RunRecord) -> bool:
     """Whether a process of the run is alive on this machine; one that has recorded its end is given time to go."""
     deadline = time.monotonic() + (LEAVE_SECONDS if recorded_end(record) else 0)
     while is_anyone_alive(home.root):
@@ -87,7 +87,7 @@ def _is_alive_here(home: RunHome, record: RunRecord) -> bool:
     return False
 
 
-def is_alive_elsewhere(home: RunHome, record: RunRecord) -> bool:
+def is_alive_elsewhere(home: RunStore, record: RunRecord) -> bool:
     """Whether an attempt that another machine runs has given a sign of life lately."""
     last = record.attempts[-1] if record.attempts else None
     if last is None or last.state is not None or home.has_originals(last.number):
@@ -98,7 +98,7 @@ def is_alive_elsewhere(home: RunHome, record: RunRecord) -> bool:
     return quiet is not None and quiet < SILENT_SECONDS
 
 
-def running_message(home: RunHome, record: RunRecord) -> str:
+def running_message(home: RunStore, record: RunRecord) -> str:
     """The message for a start of a run that is running."""
     last = record.attempts[-1] if record.attempts else None
     pid = last.native_id if last is not None and last.native_id else "unknown"
@@ -110,7 +110,7 @@ def running_message(home: RunHome, record: RunRecord) -> str:
     )
 
 
-def start_supervisor(home: RunHome, attempt: int) -> str:
+def start_supervisor(home: RunStore, attempt: int) -> str:
     """Start the detached supervisor of a claimed attempt; returns its process id once it holds the run's lock.
 
     It works where this process does; the folder of relative inputs is data, nothing runs there. Raises ``SubmitError``
@@ -119,7 +119,7 @@ def start_supervisor(home: RunHome, attempt: int) -> str:
     return _spawn(home, attempt, launch_folder(home, home.record()) or Path.cwd())
 
 
-def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
+def _spawn(home: RunStore, attempt: int, folder: Path) -> str:
     log = home.paths.logs(attempt) / "supervisor.log"
     make_folders(log.parent)
     # The supervisor reports through a pipe that it holds the lock. If it dies, the pipe closes, so the read cannot
@@ -153,11 +153,11 @@ def _spawn(home: RunHome, attempt: int, folder: Path) -> str:
     return str(process.pid)
 
 
-def _options(home: RunHome) -> str:
+def _options(home: RunStore) -> str:
     return json.dumps(asdict(home.options) if home.options is not None else {})
 
 
-def state(home: RunHome) -> tuple[RunState, str | None]:
+def state(home: RunStore) -> tuple[RunState, str | None]:
     """The state of a run and its reason. A record left open by a killed supervisor is completed by what is true.
 
     An attempt that ends, or begins, between the read of the record and the search for its processes has changed the
@@ -174,7 +174,7 @@ def state(home: RunHome) -> tuple[RunState, str | None]:
     return end.state, end.reason
 
 
-def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
+def _look(home: RunStore, record: RunRecord) -> tuple[RunState, str | None]:
     """The state of a run whose record holds no end, from its processes and what it has published."""
     last = record.attempts[-1] if record.attempts else None
     if is_anyone_alive(home.root) or is_alive_elsewhere(home, record):
@@ -189,7 +189,7 @@ def _look(home: RunHome, record: RunRecord) -> tuple[RunState, str | None]:
     return RunState.INTERRUPTED, "its processes were killed"
 
 
-def signal_supervisor(home: RunHome, pid: int, number: signal.Signals = signal.SIGTERM) -> None:
+def signal_supervisor(home: RunStore, pid: int, number: signal.Signals = signal.SIGTERM) -> None:
     """Signal the supervisor of a run. Raises ``SubmitError`` if process ``pid`` is not it (any more)."""
     if not is_supervisor(home, pid):
         raise SubmitError(
@@ -198,7 +198,7 @@ def signal_supervisor(home: RunHome, pid: int, number: signal.Signals = signal.S
     os.kill(pid, number)
 
 
-def stop(home: RunHome, pid: int, *, now: bool = False) -> None:
+def stop(home: RunStore, pid: int, *, now: bool = False) -> None:
     """Ask a run to stop, or (``now``) kill it. Raises ``SubmitError`` if its supervisor is not to be found.
 
     From another machine, a stop file or object asks for it; nothing can be killed from there.
@@ -214,7 +214,7 @@ def stop(home: RunHome, pid: int, *, now: bool = False) -> None:
         signal_supervisor(home, pid, signal.SIGINT)  # after SIGTERM it kills; in either order
 
 
-def _runs_elsewhere(home: RunHome, attempt: Attempt, pid: int) -> bool:
+def _runs_elsewhere(home: RunStore, attempt: Attempt, pid: int) -> bool:
     if not home.has_originals(attempt.number):
         return True
     # Machines can share a folder, and the folder of copies.
@@ -232,6 +232,6 @@ def supervised_run(pid: int) -> str | None:
     return arguments[arguments.index(SUPERVISOR) + 1] if SUPERVISOR in arguments[:-1] else None
 
 
-def is_supervisor(home: RunHome, pid: int) -> bool:
+def is_supervisor(home: RunStore, pid: int) -> bool:
     """Whether ``pid`` is alive and supervises the run: process ids are used again."""
     return supervised_run(pid) == home.uri

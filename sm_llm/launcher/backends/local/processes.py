@@ -126,7 +126,7 @@ def wait_for_all(
     failed_at: float | None = None
     first_failed: int | None = None
     failed_unasked = False
-    told = False
+    reported = False
     while True:
         codes = [node.poll() for node in nodes]
         if first_failed is None:
@@ -142,9 +142,9 @@ def wait_for_all(
         if failed_at is None and first_failed is not None:
             failed_at = now
             kill_at = min(kill_at or math.inf, now + grace_seconds + kill_seconds)
-        if failed_at is not None and not told and now - failed_at >= grace_seconds:
+        if failed_at is not None and not reported and now - failed_at >= grace_seconds:
             send(nodes, signal.SIGTERM)
-            told = True
+            reported = True
         if kill_at is not None and now >= kill_at:
             send(nodes, signal.SIGKILL)
         sleep(POLL_SECONDS)

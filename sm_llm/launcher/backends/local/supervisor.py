@@ -20,8 +20,8 @@ from sm_llm.launcher.backends.local.attempt import run_attempt
 from sm_llm.launcher.backends.local.local_run import READY
 from sm_llm.launcher.backends.local.processes import Interrupts, adopt_orphans
 from sm_llm.owned import UMASK_ENVIRONMENT, close_to_others
-from sm_llm.runs.run_home import home_of
-from sm_llm.runs.states import EXIT_CODES
+from sm_llm.runs.run_states import EXIT_CODES
+from sm_llm.runs.run_store import run_store_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Supervise the run at ``arguments[0]``; returns the exit code of its final state."""
-    home, descriptor = home_of(arguments[0], json.loads(arguments[2])), int(arguments[1])
+    home, descriptor = run_store_at(arguments[0], json.loads(arguments[2])), int(arguments[1])
     folder = Path(arguments[3]) if len(arguments) > 3 else Path.cwd()
     # The program of a script job gets the user's own umask back for files elsewhere (docs/security.md).
     os.environ[UMASK_ENVIRONMENT] = f"{close_to_others(home.root):03o}"

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.backends.local.attempt import recorded, run_attempt
 from sm_llm.launcher.backends.local.local_run import write_submission
-from sm_llm.launcher.planning.inputs import absolute_inputs
+from sm_llm.launcher.build_submission import build_submission, new_record
+from sm_llm.launcher.planning.job_inputs import absolute_inputs
 from sm_llm.launcher.planning.plan import assert_supported
-from sm_llm.launcher.stage import new_record, stage
 from sm_llm.runs.locate import remember_launch
-from sm_llm.runs.outcome import Ending
+from sm_llm.runs.outcome import Outcome
 from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_paths import STEPS, step_run_id
-from sm_llm.runs.run_record import Asked
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_record import RequestedRun
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.job import WorkflowSpec
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.local.attempt import Recording
     from sm_llm.launcher.backends.local.processes import Interrupts
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_store import RunStore
 
 
 def run_workflow(
-    home: RunHome, interrupts: Interrupts, on_started: Callable[[], None] = lambda: None, folder: Path | None = None
-) -> Ending:
+    home: RunStore, interrupts: Interrupts, on_started: Callable[[], None] = lambda: None, folder: Path | None = None
+) -> Outcome:
     """Run every step that has no published result yet, in order; the first that does not complete ends the workflow.
 
     ``folder`` is what relative inputs are relative to, by default the working directory.
@@ -42,9 +42,9 @@ def run_workflow(
     assert isinstance(workflow, WorkflowSpec)
     with recorded(home, _attempt(record), on_started) as recording:
         interrupts.heed(home.paths.stop_file)  # another machine asks by it; a job's own workers look for it
-        ending = _run_steps(home, record.run_id, workflow, interrupts, recording, folder or Path.cwd())
-        recording.end(ending)
-    return ending
+        outcome = _run_steps(home, record.run_id, workflow, interrupts, recording, folder or Path.cwd())
+        recording.end(outcome)
+    return outcome
 
 
 def _attempt(record: RunRecord) -> int:
@@ -54,40 +54,40 @@ def _attempt(record: RunRecord) -> int:
 
 
 def _run_steps(
-    home: RunHome, run_id: str, workflow: WorkflowSpec, interrupts: Interrupts, recording: Recording, folder: Path
-) -> Ending:
+    home: RunStore, run_id: str, workflow: WorkflowSpec, interrupts: Interrupts, recording: Recording, folder: Path
+) -> Outcome:
     outputs: dict[str, str] = {}
     result = None
     for step in workflow.steps:
         place, own_id = home.below(STEPS, step), step_run_id(run_id, step)
         result = result_place(place, own_id) if place.exists() else None
         if result is None:
-            ending = _run_step(place, own_id, workflow, step, outputs, interrupts, recording, folder)
-            if not ending.state.is_completed:
-                return Ending(ending.state, f"step {step}: {ending.reason or ending.state}", ending.rank)
+            outcome = _run_step(place, own_id, workflow, step, outputs, interrupts, recording, folder)
+            if not outcome.state.is_completed:
+                return Outcome(outcome.state, f"step {step}: {outcome.reason or outcome.state}", outcome.rank)
             result = result_place(place, own_id)
         outputs[step] = str(result)
     link_result(home, result)
-    return Ending(RunState.COMPLETED)
+    return Outcome(RunState.COMPLETED)
 
 
 def _run_step(
-    home: RunHome, run_id: str, workflow: WorkflowSpec, step: str, outputs: dict[str, str], interrupts: Interrupts,
+    home: RunStore, run_id: str, workflow: WorkflowSpec, step: str, outputs: dict[str, str], interrupts: Interrupts,
     recording: Recording, folder: Path,
-) -> Ending:  # fmt: skip
+) -> Outcome:  # fmt: skip
     from sm_llm.launcher.planning.planner import plan_job
     from sm_llm.spec.job import spec_digest
     from sm_llm.spec.loading.references import resolve, workflow_job
 
     if interrupts.count:
-        return Ending(RunState.STOPPED, "asked to stop before it began")
+        return Outcome(RunState.STOPPED, "asked to stop before it began")
     try:
         job = resolve(workflow_job(workflow, step), {}, outputs)
         found = plan_job(absolute_inputs(job, folder)[0], step=step)
         assert_supported([found])
         plan = replace(found, job=job, digest=spec_digest(job))  # in the record, and compared, as it was written
     except SmLlmError as error:
-        return Ending(RunState.FAILED, str(error))
+        return Outcome(RunState.FAILED, str(error))
     if not home.exists():
         record = new_record(
             run_id, plan.job, plan.digest, {}, [plan.to_json()], created=time.time(), folder=folder
@@ -96,7 +96,7 @@ def _run_step(
         remember_launch(home, record)
     elif home.record().spec_digest != plan.digest:
         # The workflow was resumed with changes: the step's record follows.
-        asked = Asked(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=[plan.to_json()])
+        asked = RequestedRun(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=[plan.to_json()])
         home.update(lambda record: record.asking(asked))
-    write_submission(stage(plan, home, home.record(), folder=folder))
+    write_submission(build_submission(plan, home, home.record(), folder=folder))
     return run_attempt(home, interrupts, quiet=recording.quiet, folder=folder)

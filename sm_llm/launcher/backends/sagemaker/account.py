@@ -39,7 +39,7 @@ class NoSuchJob(SubmitError):
 
 
 @dataclass(frozen=True)
-class Account:
+class AwsAccount:
     """Clients of one region, made when they are first used."""
 
     region: str
@@ -63,13 +63,13 @@ class Account:
 
 
 @lru_cache
-def account(region: str) -> Account:
+def account(region: str) -> AwsAccount:
     """The clients of a region, made once: a wait polls every few seconds."""
-    return Account(region)
+    return AwsAccount(region)
 
 
 @contextmanager
-def told(action: str) -> Iterator[None]:
+def aws_errors(action: str) -> Iterator[None]:
     """Raise an error of AWS as a ``SubmitError``: what was tried, and the remedy. ``Expired`` is for credentials."""
     need_aws()
     from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -89,9 +89,9 @@ def told(action: str) -> Iterator[None]:
         raise SubmitError(f"{action}: {error}{credentials_hint(error)}") from error
 
 
-def describe(account: Account, name: str) -> dict[str, Any]:
+def describe(account: AwsAccount, name: str) -> dict[str, Any]:
     """The service's description of a training job. Raises ``NoSuchJob``, or ``SubmitError`` without an answer."""
-    with told(f"cannot describe training job {name} in {account.region}"):
+    with aws_errors(f"cannot describe training job {name} in {account.region}"):
         from botocore.exceptions import ClientError
 
         try:

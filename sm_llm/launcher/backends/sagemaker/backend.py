@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.job_file import JobFile
     from sm_llm.launcher.backends.base import NativeState, Submission
-    from sm_llm.launcher.backends.sagemaker.account import Account
+    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import WorkflowSpec
 
 _JOB_ARN = re.compile(r"arn:[\w-]+:sagemaker:(?P<region>[\w-]+):\d{12}:training-job/(?P<name>[\w-]+)")
 _EXECUTION_ARN = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:pipeline/[\w-]+/execution/\w+")
 
 
-def _account(region: str) -> Account:
+def _account(region: str) -> AwsAccount:
     """The account's clients, loaded when the first call is made."""
     from sm_llm.launcher.backends.sagemaker.account import account
 
@@ -40,7 +40,7 @@ class SageMakerBackend:
     """Renders and runs training jobs."""
 
     name: str = "sagemaker"
-    connect: Callable[[str], Account] = _account
+    connect: Callable[[str], AwsAccount] = _account
     """Region -> the account's clients; injected in tests."""
     shell_needs: ClassVar[str] = "the AWS CLI and its session-manager-plugin"
 
@@ -53,7 +53,7 @@ class SageMakerBackend:
         return render(plan, job)
 
     @contextmanager
-    def starting(self, home: RunHome, number: int, submission: Submission | None = None) -> Iterator[Attempt]:
+    def starting(self, home: RunStore, number: int, submission: Submission | None = None) -> Iterator[Attempt]:
         """Nothing is held: a claim in S3 is exclusive by itself. A job has its name, and its role is checked."""
         from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, native_id
         from sm_llm.launcher.submission import assert_ended
@@ -77,7 +77,7 @@ class SageMakerBackend:
 
         return create_job(submission, job_home(submission.job), self.connect(region_of(submission)))
 
-    def submit_workflow(self, home: RunHome, attempt: int) -> str:
+    def submit_workflow(self, home: RunStore, attempt: int) -> str:
         """Store the workflow's pipeline and start it; the native id is the execution's ARN."""
         from sm_llm.launcher.backends.sagemaker.pipelines.workflows import start
 
@@ -92,13 +92,13 @@ class SageMakerBackend:
         del run_id, run_uri
         return submissions(workflow, plans)
 
-    def step_home(self, home: RunHome, step: str) -> RunHome:
+    def step_home(self, home: RunStore, step: str) -> RunStore:
         """Where the pipeline's definition places the step's run."""
         from sm_llm.launcher.backends.sagemaker.pipelines.workflows import step_home
 
         return step_home(home, step)
 
-    def describe(self, home: RunHome) -> NativeState:
+    def describe(self, home: RunStore) -> NativeState:
         """The state of the run's newest training job, or of a workflow's newest execution."""
         from sm_llm.launcher.backends.sagemaker.jobs import jobs
         from sm_llm.launcher.backends.sagemaker.pipelines import workflows
@@ -110,13 +110,13 @@ class SageMakerBackend:
             return workflows.state_of(home, record, self.connect)
         return jobs.state_of(home, record, self.connect)
 
-    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all hosts, rank 0's first; then new ones while ``still_running``."""
         from sm_llm.launcher.backends.sagemaker.jobs.jobs import logs_of
 
         return logs_of(home, attempt, wanted, still_running, self.connect)
 
-    def stop(self, home: RunHome, attempt: Attempt, *, now: bool = False) -> None:
+    def stop(self, home: RunStore, attempt: Attempt, *, now: bool = False) -> None:
         """Ask the job, or a workflow's execution, to stop; SageMaker gives a job 120 s."""
         from sm_llm.launcher.backends.sagemaker.jobs.jobs import stop_job
         from sm_llm.launcher.backends.sagemaker.pipelines import workflows
@@ -126,9 +126,9 @@ class SageMakerBackend:
         else:
             stop_job(home, attempt, now=now, connect=self.connect)
 
-    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
+    def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
         """A session of AWS Systems Manager in the container of a node, where the job allows it."""
-        from sm_llm.launcher.backends.sagemaker.jobs.remote import session_command
+        from sm_llm.launcher.backends.sagemaker.jobs.remote_shell import session_command
         from sm_llm.launcher.backends.sagemaker.pipelines.workflows import assert_job
 
         assert_job(home, native_id, "a container")

@@ -9,7 +9,7 @@ from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.request.capacity import TimeLimit, time_limit
 from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
 from sm_llm.launcher.backends.sagemaker.request.request import training_job
-from sm_llm.launcher.backends.sagemaker.request.settings import Settings, setting_issues, settings
+from sm_llm.launcher.backends.sagemaker.request.settings import JobSettings, setting_issues, settings
 from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
 from sm_llm.launcher.bundle import local_source
 from sm_llm.launcher.images import images
@@ -36,7 +36,7 @@ class Decisions:
     assumed: SageMakerTarget | None
     """The same with stand-ins for what cannot be decided, so that the rest of a request is checked all the same; None
     where the defaults of the SDK cannot be read."""
-    settings: Settings | None
+    settings: JobSettings | None
     limit: TimeLimit | None
     program: SourceTree | None
     issues: tuple[Issue, ...]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.image_packages import REQUIREMENTS
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.sagemaker.decisions import decide
-from sm_llm.launcher.backends.sagemaker.request.addresses import address_warnings, place_issues, place_warnings
 from sm_llm.launcher.backends.sagemaker.request.capacity import (
     QUOTA_SECONDS,
     network_warnings,
@@ -19,8 +18,9 @@ from sm_llm.launcher.backends.sagemaker.request.capacity import (
     volume_warnings,
 )
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, request_issues
-from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, placed
-from sm_llm.launcher.backends.sagemaker.request.rules import (
+from sm_llm.launcher.backends.sagemaker.request.request import RunLocation, placed
+from sm_llm.launcher.backends.sagemaker.request.request_addresses import address_warnings, place_issues, place_warnings
+from sm_llm.launcher.backends.sagemaker.request.request_rules import (
     account_issues,
     job_issues,
     job_warnings,
@@ -177,12 +177,12 @@ def _whence(issue: Issue, origins: Mapping[str, str]) -> Issue:
     return replace(issue, origin=origin)
 
 
-def _stand_in(job: JobSpec) -> RunPlace:
+def _stand_in(job: JobSpec) -> RunLocation:
     """The place of a run, with an id and a digest that only the launch knows."""
     run_id = f"{job.name}{_STAND_IN_RUN}"
     run_uri = f"{job.storage.rstrip('/')}/{run_id}"
     code = f"{job.storage.rstrip('/')}/bundles/{'0' * 64}/sourcedir.tar.gz"
-    return RunPlace(run_id, run_uri, 1, code, f"{run_uri}/job/attempt-1/")
+    return RunLocation(run_id, run_uri, 1, code, f"{run_uri}/job/attempt-1/")
 
 
 def _request_warnings(job: JobSpec, target: SageMakerTarget) -> Iterator[Issue]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.launcher.backends.base import Submission
-from sm_llm.launcher.backends.sagemaker.request.request import RunPlace, mounted, placed, seen_from_inside
+from sm_llm.launcher.backends.sagemaker.request.request import RunLocation, mounted, placed, seen_from_inside
 from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
 from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.launcher.images.images import line_of, lock_text
@@ -34,7 +34,7 @@ def render(plan: Plan, job: JobFile) -> Submission:
             "channels": {name: input_place(value) for name, value in mounted(spec).items()},
         }
     )
-    given = RunPlace(
+    given = RunLocation(
         run_id=job.run_id,
         run_uri=job.run_uri,
         attempt=job.attempt,

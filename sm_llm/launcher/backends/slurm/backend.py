@@ -12,7 +12,7 @@ from sm_llm.launcher.backends.slurm.paths import HERE, SEPARATOR, native_id
 from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
 from sm_llm.runs.run_paths import STEPS, RunPaths
 from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.slurm import SlurmAccess, SlurmOptions
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.slurm.cluster import Cluster
     from sm_llm.launcher.observe.logs import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import WorkflowSpec
     from sm_llm.spec.loading.overrides import Override
 
@@ -58,7 +58,7 @@ class SlurmBackend:
         return render(plan, job)
 
     @contextmanager
-    def starting(self, home: RunHome, number: int, submission: Submission | None) -> Iterator[Attempt]:
+    def starting(self, home: RunStore, number: int, submission: Submission | None) -> Iterator[Attempt]:
         """The cluster is asked whether it can run the job, and an earlier attempt whether it has ended."""
         from sm_llm.launcher.backends.slurm.submit import check_cluster
         from sm_llm.launcher.submission import assert_ended
@@ -80,7 +80,7 @@ class SlurmBackend:
         announce(submission.job, job_id, cluster)
         return native_id(options.ssh_host, job_id)
 
-    def submit_workflow(self, home: RunHome, attempt: int) -> str:
+    def submit_workflow(self, home: RunStore, attempt: int) -> str:
         """Submit all steps, each behind those that it reads from; the native id is ``PLACE/JOB,JOB``."""
         from sm_llm.launcher.backends.slurm.workflows import start
 
@@ -95,11 +95,11 @@ class SlurmBackend:
 
         return submissions(workflow, plans, run_id, run_uri)
 
-    def step_home(self, home: RunHome, step: str) -> RunHome:
+    def step_home(self, home: RunStore, step: str) -> RunStore:
         """A folder below the workflow's."""
         return home.below(STEPS, step)
 
-    def describe(self, home: RunHome) -> NativeState:
+    def describe(self, home: RunStore) -> NativeState:
         """The state of the run's newest job. One that has ended is settled in the run's record."""
         from sm_llm.launcher.backends.slurm import jobs
 
@@ -115,14 +115,14 @@ class SlurmBackend:
         is_claim = record.attempts[-1].is_claim
         return (jobs.state_of_claim if is_claim else jobs.state_of)(home, record, self._cluster_of(record))
 
-    def logs(self, home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first, over all restarts; then new ones while ``still_running``."""
         from sm_llm.launcher.backends.slurm.jobs import logs_of
 
         record = home.record()
         return logs_of(home, record, attempt, wanted, still_running, self._cluster_of(record))
 
-    def stop(self, home: RunHome, attempt: Attempt, *, now: bool = False) -> None:
+    def stop(self, home: RunStore, attempt: Attempt, *, now: bool = False) -> None:
         """Ask the job to save and stop; one that waits, or with ``now`` any, is cancelled."""
         from sm_llm.launcher.backends.slurm.jobs import stop_job
 
@@ -173,7 +173,7 @@ class SlurmBackend:
         options = backend_settings(SlurmOptions, overrides, fields)
         return import_image(image, options, self.connect(options.ssh_host), tell)
 
-    def shell_command(self, home: RunHome, native_id: str, node: int) -> list[str]:
+    def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
         """A step of its own on a node of the job; with pyxis it is on the node itself, not in the container."""
         from sm_llm.launcher.backends.slurm.jobs import shell_command
 

@@ -7,16 +7,16 @@ import time
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
+from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, judge, record_outcome, stopped
 from sm_llm.launcher.backends.base import NativeState
 from sm_llm.launcher.backends.slurm.paths import SEPARATOR, ClusterPaths, native_id
 from sm_llm.launcher.backends.slurm.states import native_state
 from sm_llm.launcher.backends.slurm.transport import NoAnswer
 from sm_llm.launcher.observe.logs import read_logs
-from sm_llm.launcher.outcome import Evidence, failures_in_events, first_failure, judge, settle, stopped
 from sm_llm.owned import make_folders, opener
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.results import link_result, result_place
-from sm_llm.runs.states import EXIT_CODES, RunState
+from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
 from sm_llm.terminal import say
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.slurm.cluster import Cluster, Ends
     from sm_llm.launcher.observe.logs import LogFilter
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
+    from sm_llm.runs.run_store import RunStore
 
 LOOK_SECONDS = 2.0
 """Between two reads of the logs of a job that runs."""
@@ -51,7 +51,7 @@ def attempt_folder(record: RunRecord, number: int) -> str:
     return ClusterPaths(str(record.spec["backend"]["shared_folder"])).attempt(record.run_id, number)
 
 
-def state_of(home: RunHome, record: RunRecord, cluster: Cluster) -> NativeState:
+def state_of(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
     """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all.
 
     Slurm itself is asked, then its accounting database, then what the job left. What none of them knows is unknown.
@@ -74,13 +74,13 @@ def state_of(home: RunHome, record: RunRecord, cluster: Cluster) -> NativeState:
     # The events hold the cause, so they are brought here before the attempt is judged.
     home.refresh(f"events/attempt-{last.number}-")
     found = _evidence(home.paths, last.number, native, ends)
-    ending = judge(home, record.run_id, last.number, found)
-    if ending.state.is_completed and not home.is_remote:
+    outcome = judge(home, record.run_id, last.number, found)
+    if outcome.state.is_completed and not home.is_remote:
         link_result(home, result_place(home, record.run_id))
-    return NativeState.of(settle(home, last, ending))
+    return NativeState.of(record_outcome(home, last, outcome))
 
 
-def state_of_claim(home: RunHome, record: RunRecord, cluster: Cluster) -> NativeState:
+def state_of_claim(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
     """The state of an attempt whose launcher has not recorded its job: the job is found by its folder."""
     last = record.attempts[-1]
     row = cluster.job_in(attempt_folder(record, last.number))
@@ -91,7 +91,7 @@ def state_of_claim(home: RunHome, record: RunRecord, cluster: Cluster) -> Native
         return native_state(row)
     if abs(time.time() - last.started) < SUBMIT_SECONDS:
         return NativeState(RunState.PENDING, "its job is being submitted")
-    return NativeState.of(settle(home, last, stopped(home, record.run_id, "its job was never submitted")))
+    return NativeState.of(record_outcome(home, last, stopped(home, record.run_id, "its job was never submitted")))
 
 
 def _evidence(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> Evidence:
@@ -139,7 +139,7 @@ def shell_command(native: str, node: int, cluster: Cluster) -> list[str]:
 
 
 def logs_of(
-    home: RunHome, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
+    home: RunStore, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
     cluster: Cluster,
 ) -> Iterator[str]:  # fmt: skip
     """Wanted lines of an attempt's nodes, rank 0's first; then new ones while ``still_running``, over all restarts."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
 from sm_llm.launcher.backends.base import Submission
+from sm_llm.launcher.backends.slurm.batch_script import BatchScript, Option
 from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER, ClusterPaths
-from sm_llm.launcher.backends.slurm.script import Option, Script
 from sm_llm.launcher.backends.slurm.target import SlurmTarget
 from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.launcher.images.images import line_of, lock_text
-from sm_llm.runs.states import EXIT_CODES, RunState
+from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ def _seen_by_nodes(job: JobSpec, code: str, *, has_program: bool) -> JobSpec:
 
 def _script(
     job: JobFile, options: SlurmOptions, target: SlurmTarget, paths: ClusterPaths, bundle: str, code: str
-) -> Script:
+) -> BatchScript:
     environment = _environment(job, target, paths, code)
     is_container = options.container_image is not None
-    return Script(
+    return BatchScript(
         run_id=job.run_id,
         attempt=job.attempt,
         options=_options(job, options, target, paths),

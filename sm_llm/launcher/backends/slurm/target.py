@@ -70,7 +70,7 @@ def plan_checks(plan: Plan) -> Checks:
     job = plan.job
     options = SlurmOptions.of(job)
     program = local_source(job.task.source) if isinstance(job.task, ScriptTask) else None
-    issues = run(BACKEND_CHECKERS, Asked(job, options, program))
+    issues = run(BACKEND_CHECKERS, ClusterRequest(job, options, program))
     return Checks(None if errors_of(issues) else _decide(job, options, program), tuple(issues))
 
 
@@ -144,7 +144,7 @@ def _folders(job: JobSpec) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClusterRequest:
     """A job, and what it asks of the cluster."""
 
     job: JobSpec
@@ -153,7 +153,7 @@ class Asked:
     """The files of the user's program, where they are on this machine."""
 
 
-def check_environment(asked: Asked) -> Iterator[Issue]:
+def check_environment(asked: ClusterRequest) -> Iterator[Issue]:
     """Either an image or a virtual environment."""
     options = asked.options
     if (options.container_image is None) == (options.virtual_environment is None):
@@ -163,7 +163,7 @@ def check_environment(asked: Asked) -> Iterator[Issue]:
         yield Issue("environment-not-one", "backend.container_image", problem, options.container_image, remedy)
 
 
-def check_limits(asked: Asked) -> Iterator[Issue]:
+def check_limits(asked: ClusterRequest) -> Iterator[Issue]:
     """A signal that leaves no time to train."""
     options = asked.options
     limit, signal = options.time_limit_minutes, options.signal_seconds or SIGNAL_SECONDS
@@ -173,7 +173,7 @@ def check_limits(asked: Asked) -> Iterator[Issue]:
         yield Issue("signal-too-early", "backend.signal_seconds", problem, signal, "Raise backend.time_limit_minutes")
 
 
-def check_effects(asked: Asked) -> Iterator[Issue]:
+def check_effects(asked: ClusterRequest) -> Iterator[Issue]:
     """Options that are set and have no effect beside others."""
     options = asked.options
     found = {
@@ -188,7 +188,7 @@ def check_effects(asked: Asked) -> Iterator[Issue]:
             yield Issue("slurm-option-without-effect", f"backend.{name}", problem, value, "Leave it out, or set both")
 
 
-def check_places(asked: Asked) -> Iterator[Issue]:
+def check_places(asked: ClusterRequest) -> Iterator[Issue]:
     """Places that the nodes do not see, or that pyxis cannot mount."""
     job, options = asked.job, asked.options
     storage = parse(fill(job.storage, run_name=job.name)).path
@@ -220,7 +220,7 @@ def _mount_issues(places: Mapping[str, str]) -> Iterator[Issue]:
             yield Issue("place-not-mountable", path, problem, place, remedy)
 
 
-def check_secrets(asked: Asked) -> Iterator[Issue]:
+def check_secrets(asked: ClusterRequest) -> Iterator[Issue]:
     """Secrets of the environment that submits the job, which it does not get."""
     job = asked.job
     for name, reference in job.secrets.items():
@@ -234,7 +234,7 @@ def _is_of_this_machine(place: str) -> bool:
     return "://" not in place and not place.startswith(("/", "builtin:", "steps.", "inputs."))
 
 
-def check_use(asked: Asked) -> Iterator[Issue]:
+def check_use(asked: ClusterRequest) -> Iterator[Issue]:
     """What works, but is probably not meant."""
     job, options = asked.job, asked.options
     if options.retry == "auto-resume" and options.gpus_per_node is not None:
@@ -248,19 +248,19 @@ def check_use(asked: Asked) -> Iterator[Issue]:
         yield warning("one-process-of-a-node", "compute.processes_per_instance", message)
 
 
-def check_program(asked: Asked) -> Iterator[Issue]:
+def check_program(asked: ClusterRequest) -> Iterator[Issue]:
     """The user's program: its entry, requirements and files."""
     yield from (*source_issues(asked.job), *program_issues(asked.job, asked.program, None))
 
 
-def check_imports(asked: Asked) -> Iterator[Issue]:
+def check_imports(asked: ClusterRequest) -> Iterator[Issue]:
     """Modules that the program imports and that are not there."""
     task, program = asked.job.task, asked.program
     if program is not None and isinstance(task, ScriptTask):
         yield from (*import_warnings(program, None, task.entry), *module_warnings(task.entry, program))
 
 
-BACKEND_CHECKERS: tuple[Checker[Asked], ...] = (
+BACKEND_CHECKERS: tuple[Checker[ClusterRequest], ...] = (
     check_environment,
     check_limits,
     check_effects,

@@ -26,7 +26,7 @@ class NoAnswer(SubmitError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """What a command printed, and its exit code."""
 
     code: int
@@ -50,7 +50,7 @@ class Transport(Protocol):
     def where(self) -> str:
         """In words, for messages."""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         """Run one program. Raises ``NoAnswer`` where it cannot be started or does not end in time."""
 
     def interactive(self, argv: Sequence[str]) -> list[str]:
@@ -63,7 +63,7 @@ class LocalTransport:
 
     where: str = "this machine"
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         """Run one program."""
         try:
             return _run(argv, stdin)
@@ -91,7 +91,7 @@ class SshTransport:
     def where(self) -> str:
         return self.host
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> Answer:
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         """Run one program. The first call opens the connection, the others share it."""
         command = [self.program, *self._options(), "--", self.host, shlex.join(argv)]
         try:
@@ -127,9 +127,9 @@ class SshTransport:
         return f"Check that this works without a question: ssh {self.host} true"
 
 
-def _run(argv: Sequence[str], stdin: bytes) -> Answer:
+def _run(argv: Sequence[str], stdin: bytes) -> CommandResult:
     found = subprocess.run(list(argv), input=stdin, capture_output=True, timeout=COMMAND_SECONDS, check=False)
-    return Answer(found.returncode, found.stdout, found.stderr.decode("utf-8", "replace"))
+    return CommandResult(found.returncode, found.stdout, found.stderr.decode("utf-8", "replace"))
 
 
 def transport(ssh_host: str | None) -> Transport:

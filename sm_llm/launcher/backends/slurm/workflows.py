@@ -11,22 +11,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
+from sm_llm.launcher.attempt_outcome import record_outcome
 from sm_llm.launcher.backends.base import NativeState
 from sm_llm.launcher.backends.slurm.jobs import SUBMIT_SECONDS, stop_job
 from sm_llm.launcher.backends.slurm.paths import SEPARATOR, native_id
 from sm_llm.launcher.backends.slurm.submit import check_cluster, submit
-from sm_llm.launcher.outcome import settle
-from sm_llm.launcher.planning.inputs import rendered
+from sm_llm.launcher.build_submission import build_submission, new_record, recorded_workflow
+from sm_llm.launcher.planning.job_inputs import rendered
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.launcher.planning.planner import plan_workflow
-from sm_llm.launcher.stage import new_record, recorded_workflow, stage
 from sm_llm.launcher.submission import claimed
 from sm_llm.runs.locate import launch_folder, remember_launch
-from sm_llm.runs.outcome import Ending
+from sm_llm.runs.outcome import Outcome
 from sm_llm.runs.results import has_final, link_result, result_place
 from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
-from sm_llm.runs.run_record import Asked, Attempt
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_record import Attempt, RequestedRun
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.spec.job import spec_digest
 from sm_llm.spec.loading.references import resolve, workflow_job
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import WorkflowSpec
 
 _WORST = (RunState.FAILED, RunState.INTERRUPTED, RunState.COMPLETED_UNPUBLISHED, RunState.STOPPED)
@@ -72,7 +72,7 @@ def _resolved(workflow: WorkflowSpec, plan: Plan, run_uri: str) -> Plan:
     return replace(plan, job=job, digest=spec_digest(job))
 
 
-def start(home: RunHome, connect: Callable[[str | None], Cluster]) -> str:
+def start(home: RunStore, connect: Callable[[str | None], Cluster]) -> str:
     """Submit every step of the workflow recorded in ``home`` that has no result yet; returns the native id.
 
     Raises ``SubmitError``; then no job of it is left.
@@ -110,7 +110,7 @@ def start(home: RunHome, connect: Callable[[str | None], Cluster]) -> str:
 
 
 def _start_step(
-    home: RunHome, above: RunRecord, plan: Plan, after: Sequence[str], cluster: Cluster, folder: Path | None
+    home: RunStore, above: RunRecord, plan: Plan, after: Sequence[str], cluster: Cluster, folder: Path | None
 ) -> str:
     """Submit the next attempt of a step's own run at ``home``, behind the jobs ``after``; returns the job's id.
 
@@ -125,9 +125,9 @@ def _start_step(
         remember_launch(home, record)
     elif home.record().spec_digest != plan.digest:
         # The workflow was resumed with changes: the step's record follows.
-        asked = Asked(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=summary)
+        asked = RequestedRun(spec=plan.job.model_dump(mode="json"), spec_digest=plan.digest, plan=summary)
         home.update(lambda held: held.asking(asked))
-    submission = _after(stage(plan, home, home.record(), folder=folder), after)
+    submission = _after(build_submission(plan, home, home.record(), folder=folder), after)
     number = submission.job.attempt
     attempt = Attempt.claim(number, request=RunPaths.request_key(number))
     with claimed(home, attempt):
@@ -137,7 +137,7 @@ def _start_step(
     return job_id
 
 
-def steps_of(home: RunHome, record: RunRecord) -> Iterator[tuple[str, RunHome]]:
+def steps_of(home: RunStore, record: RunRecord) -> Iterator[tuple[str, RunStore]]:
     """The steps of the workflow in ``record`` that have been submitted, in order, with the homes of their runs."""
     for step in record.spec["steps"]:
         place = home.below(STEPS, step)
@@ -145,7 +145,7 @@ def steps_of(home: RunHome, record: RunRecord) -> Iterator[tuple[str, RunHome]]:
             yield step, place
 
 
-def state_of(home: RunHome, record: RunRecord, describe: Callable[[RunHome], NativeState]) -> NativeState:
+def state_of(home: RunStore, record: RunRecord, describe: Callable[[RunStore], NativeState]) -> NativeState:
     """The state of the newest attempt in a workflow's ``record``, from its steps' jobs; settled once all have ended.
 
     ``describe`` gives that of one step. Raises ``NoAnswer``: nothing is known, and nothing was changed.
@@ -159,21 +159,21 @@ def state_of(home: RunHome, record: RunRecord, describe: Callable[[RunHome], Nat
         return NativeState(state, "; ".join(going))
     if last.is_claim and abs(time.time() - last.started) < SUBMIT_SECONDS:
         return NativeState(RunState.PENDING, "its jobs are being submitted")
-    ending = _ending(record, found)
-    if ending.state is RunState.COMPLETED and not home.is_remote:
+    outcome = _ending(record, found)
+    if outcome.state is RunState.COMPLETED and not home.is_remote:
         step, place = list(steps_of(home, record))[-1]
         link_result(home, result_place(place, step_run_id(record.run_id, step)))
-    return NativeState.of(settle(home, last, ending))
+    return NativeState.of(record_outcome(home, last, outcome))
 
 
-def _ending(record: RunRecord, found: Mapping[str, NativeState]) -> Ending:
+def _ending(record: RunRecord, found: Mapping[str, NativeState]) -> Outcome:
     for state in _WORST:
         for step, it in found.items():
             if it.state is state:
-                return Ending(state, f"step {step}: {_words(it)}")
+                return Outcome(state, f"step {step}: {_words(it)}")
     if missing := [step for step in record.spec["steps"] if step not in found]:
-        return Ending(RunState.STOPPED, f"step {missing[0]}: its job was never submitted")
-    return Ending(RunState.COMPLETED)
+        return Outcome(RunState.STOPPED, f"step {missing[0]}: its job was never submitted")
+    return Outcome(RunState.COMPLETED)
 
 
 def _words(native: NativeState) -> str:
@@ -181,7 +181,7 @@ def _words(native: NativeState) -> str:
 
 
 def stop(
-    home: RunHome, record: RunRecord, cluster: Cluster, describe: Callable[[RunHome], NativeState], *, now: bool
+    home: RunStore, record: RunRecord, cluster: Cluster, describe: Callable[[RunStore], NativeState], *, now: bool
 ) -> None:
     """Cancel the jobs that wait and ask those that run to stop; with ``now`` cancel all of them."""
     # The last first: a job that waits must not start once the one before it has ended.

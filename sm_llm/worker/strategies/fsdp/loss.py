@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from sm_llm.worker.training.loss import IGNORED
+from sm_llm.worker.training.token_loss import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from sm_llm.worker.objects import restrict_object_collectives
+from sm_llm.worker.object_collectives import restrict_object_collectives
 
 if TYPE_CHECKING:
     import torch
 
     from sm_llm.spec.parallelism.base import Layout
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.process_info import ProcessInfo
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def make_meshes(device_type: str, layout: Layout) -> Meshes:
     return Meshes(parameters, sequences["context"])
 
 
-def start_process_group(device: torch.device, place: Place) -> bool:
+def start_process_group(device: torch.device, place: ProcessInfo) -> bool:
     """Unless the program has done so; returns whether it was done here."""
     if dist.is_initialized():
         return False

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from sm_llm.errors import RunFailed
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.worker.strategies.compiled import CompiledLayers
 from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
@@ -26,7 +26,7 @@ from sm_llm.worker.strategies.master import MasterWeights
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise, named_parameters, outer_modules
 from sm_llm.worker.strategies.packed import PackedWeights, unpacked
 from sm_llm.worker.strategies.passes import forward_loss, run_passes
-from sm_llm.worker.training.finite import flag_of
+from sm_llm.worker.training.nonfinite_policy import flag_of
 from sm_llm.worker.training.optim import MOMENTS, build_adamw
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.parallelism.fsdp import FsdpSpec
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.checkpoint.weights import WeightReader
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.strategies.device import Device
 
 
@@ -50,7 +50,7 @@ class FsdpStrategy:
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, task: TrainTask, place: Place, device: Device) -> None:
+    def __init__(self, task: TrainTask, place: ProcessInfo, device: Device) -> None:
         self.device = device
         self._task = task
         self._spec = cast("FsdpSpec", task.parallelism)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.process_info import ProcessInfo
 
 _NAMES = {"trn1": "Trainium", "trn2": "Trainium2"}
 
@@ -84,7 +84,7 @@ class NeuronDevice:
         return [ProfilerActivity.CPU]
 
 
-def neuron_core(place: Place) -> NeuronDevice:
+def neuron_core(place: ProcessInfo) -> NeuronDevice:
     """The NeuronCore of this process. Raises ``RunFailed`` where the image is not one that trains."""
     library.check_release()
     return NeuronDevice()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from sm_llm.errors import RunFailed
 from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
-from sm_llm.worker.objects import restrict_object_collectives
+from sm_llm.worker.object_collectives import restrict_object_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

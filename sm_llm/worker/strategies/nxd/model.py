@@ -1,8 +1,8 @@
 """Llama in the layers of neuronx-distributed, built from a Hugging Face config.
 
-Names are those of NxD's own shards, which ``sm_llm convert`` writes and ``convert.rules`` derives. Activations are
-[sequence, batch, hidden] with sequence parallelism, each tensor-parallel rank with its part of the sequence between
-the matrices, and [batch, sequence, hidden] without.
+Names are those of NxD's own shards, which ``sm_llm convert`` writes and ``convert.mapping_rules`` derives. Activations
+are [sequence, batch, hidden] with sequence parallelism, each tensor-parallel rank with its part of the sequence
+between the matrices, and [batch, sequence, hidden] without.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from sm_llm.models.config import both_spellings
 from sm_llm.models.parallel import kv_copies, kv_heads
 from sm_llm.worker.strategies.nxd import library
-from sm_llm.worker.training.finite import poisoned
-from sm_llm.worker.training.loss import IGNORED
+from sm_llm.worker.training.nonfinite_policy import poisoned
+from sm_llm.worker.training.token_loss import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -240,7 +240,7 @@ class Decoder(torch.nn.Module):
         return normed
 
 
-class Llama(torch.nn.Module):
+class NxdLlama(torch.nn.Module):
     """The causal language model. Written so that NxD can trace it and cut it between its layers."""
 
     def __init__(self, shape: Shape, config: Mapping[str, Any], *, tied: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from sm_llm.worker.training.finite import flag_of
+from sm_llm.worker.training.nonfinite_policy import flag_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

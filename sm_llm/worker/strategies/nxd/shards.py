@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from sm_llm.convert.layout import Degrees
-from sm_llm.convert.rules import HEAD, ShardPlan, parts_by_source, primary_and_copies
+from sm_llm.convert.layout import NxdDegrees
+from sm_llm.convert.mapping_rules import HEAD, ShardPlan, parts_by_source, primary_and_copies
 from sm_llm.errors import CheckpointError
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.models.parallel import kv_copies, kv_heads
 from sm_llm.worker.training.optim import is_decayed
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Literal
 
-    from sm_llm.convert.rules import Part, ShardTensor
+    from sm_llm.convert.mapping_rules import Part, ShardTensor
     from sm_llm.spec.parallelism.nxd import NxdSpec
     from sm_llm.spec.training import OptimSpec
     from sm_llm.worker.checkpoint.weights import WeightReader
@@ -34,7 +34,7 @@ class RankShards:
     ) -> None:
         self._copies = kv_copies(kv_heads(config), spec.tensor_parallel_degree)
         form: Literal["fused", "linear"] = "fused" if spec.fuse_qkv else "linear"
-        degrees = Degrees(
+        degrees = NxdDegrees(
             spec.tensor_parallel_degree,
             spec.pipeline_parallel_degree,
             spec.virtual_pipeline_degree,

@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 
 from sm_llm.errors import CheckpointError
-from sm_llm.worker.names import with_plain_names
+from sm_llm.worker.parameter_names import with_plain_names
 from sm_llm.worker.strategies.device import DTYPES
 from sm_llm.worker.strategies.nxd import library
-from sm_llm.worker.strategies.nxd.model import CoreAttention, DecoderLayer, Llama, LossSum, Mlp, RmsNorm, shape_of
+from sm_llm.worker.strategies.nxd.model import CoreAttention, DecoderLayer, LossSum, Mlp, NxdLlama, RmsNorm, shape_of
 from sm_llm.worker.strategies.nxd.optimizer import ShardedAdamW
 from sm_llm.worker.strategies.nxd.shards import RankShards
-from sm_llm.worker.training.loss import IGNORED, next_tokens
 from sm_llm.worker.training.optim import MOMENTS, set_learning_rate
+from sm_llm.worker.training.token_loss import IGNORED, next_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.parallelism.nxd import NxdSpec
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.checkpoint.weights import WeightReader
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.strategies.device import Device
 
 _LONG_SEQUENCE = 8192
@@ -44,7 +44,7 @@ class NxdStrategy:
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, task: TrainTask, place: Place, device: Device) -> None:
+    def __init__(self, task: TrainTask, place: ProcessInfo, device: Device) -> None:
         self.device = device
         self._task = task
         self._nxd = cast("NxdSpec", task.parallelism)
@@ -156,7 +156,7 @@ class NxdStrategy:
         )
 
         def make() -> torch.nn.Module:
-            model = Llama(shape, config, tied=bool(config.get("tie_word_embeddings")))
+            model = NxdLlama(shape, config, tied=bool(config.get("tie_word_embeddings")))
             if not self._nxd.meta_device_initialization:
                 for module in model.modules():
                     self._fill_module(module, torch.device("cpu"))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sm_llm.errors import Issue, RunFailed, SpecError
-from sm_llm.worker.objects import restrict_object_collectives
+from sm_llm.worker.object_collectives import restrict_object_collectives
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

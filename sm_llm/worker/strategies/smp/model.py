@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from sm_llm.models.config import both_spellings
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.worker.strategies.smp import library
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp._runtime_utils import _reshard
 
-from sm_llm.worker.names import with_plain_names
+from sm_llm.worker.parameter_names import with_plain_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterSlice:
     """Elements ``begin`` to ``end`` of a parameter of this ``shape``, flattened; both 0 where the process has none."""
 
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return with_plain_names(model.named_parameters())
 
 
-def pieces(model: FSDP) -> dict[str, Piece]:
+def pieces(model: FSDP) -> dict[str, ParameterSlice]:
     """What this process holds of every parameter of a model that was wrapped with ``use_orig_params``.
 
     Reads what FSDP notes about its flat parameters (torch 2.5.1: ``FlatParameter._shard_param_infos``).
@@ -46,12 +46,14 @@ def pieces(model: FSDP) -> dict[str, Piece]:
         for parameter, shape, info in zip(flat._params or (), flat._shapes, flat._shard_param_infos, strict=True):
             first, last = info.intra_param_start_idx, info.intra_param_end_idx  # None for what is in other shards
             begin, end = (0, 0) if first is None or last is None else (first, last + 1)
-            found[names[id(parameter)]] = Piece(tuple(shape), begin, end)
+            found[names[id(parameter)]] = ParameterSlice(tuple(shape), begin, end)
     return found
 
 
 @torch.no_grad()
-def fill(parameters: Mapping[str, torch.nn.Parameter], held: Mapping[str, Piece], weights: WeightReader) -> None:
+def fill(
+    parameters: Mapping[str, torch.nn.Parameter], held: Mapping[str, ParameterSlice], weights: WeightReader
+) -> None:
     """Give every parameter its values: each process reads only the rows that its own elements are in."""
     for name, parameter in parameters.items():
         piece = held[name]
@@ -59,7 +61,7 @@ def fill(parameters: Mapping[str, torch.nn.Parameter], held: Mapping[str, Piece]
             parameter.view(-1).copy_(read_elements(weights, name, piece))
 
 
-def read_elements(weights: WeightReader, name: str, piece: Piece) -> torch.Tensor:
+def read_elements(weights: WeightReader, name: str, piece: ParameterSlice) -> torch.Tensor:
     """The elements of a piece, flat."""
     rest = piece.shape[1:]
     row = 1

@@ -14,19 +14,19 @@ from torch.distributed.fsdp import MixedPrecision
 
 from sm_llm.errors import CheckpointError
 from sm_llm.models.families.family import Tensor
-from sm_llm.models.families.registry import family
+from sm_llm.models.families.table import family
 from sm_llm.spec.parallelism.smp import FP8_UNIT
 from sm_llm.worker.checkpoint.weights import InitialWeights
-from sm_llm.worker.names import with_plain_names
+from sm_llm.worker.parameter_names import with_plain_names
 from sm_llm.worker.strategies.chunks import chunk_positions
 from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.passes import forward_loss, run_passes
 from sm_llm.worker.strategies.smp import library
 from sm_llm.worker.strategies.smp import model as smp_model
-from sm_llm.worker.strategies.smp.shards import Piece, fill, named_parameters, pieces, reshard
-from sm_llm.worker.training.finite import flag_of
-from sm_llm.worker.training.loss import token_loss_sum
+from sm_llm.worker.strategies.smp.shards import ParameterSlice, fill, named_parameters, pieces, reshard
+from sm_llm.worker.training.nonfinite_policy import flag_of
 from sm_llm.worker.training.optim import MOMENTS, build_adamw, set_learning_rate
+from sm_llm.worker.training.token_loss import token_loss_sum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from sm_llm.spec.parallelism.smp import SmpSpec
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.worker.checkpoint.weights import WeightReader
-    from sm_llm.worker.place import Place
+    from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.strategies.device import Device
 
 _KEPT = ("shard_degree", "tensor_parallel_degree", "expert_parallel_degree")
@@ -56,7 +56,7 @@ class SmpStrategy:
 
     optimizer: torch.optim.Optimizer
 
-    def __init__(self, task: TrainTask, place: Place, device: Device) -> None:
+    def __init__(self, task: TrainTask, place: ProcessInfo, device: Device) -> None:
         self.device = device
         self._task = task
         self._smp = cast("SmpSpec", task.parallelism)
@@ -120,7 +120,7 @@ class SmpStrategy:
         reduce = DTYPES[self._task.precision.reduce]
         return MixedPrecision(param_dtype=self._compute, reduce_dtype=reduce, buffer_dtype=torch.float32)
 
-    def _facts(self, held: Mapping[str, Piece]) -> dict[str, Tensor]:
+    def _facts(self, held: Mapping[str, ParameterSlice]) -> dict[str, Tensor]:
         """What weight decay asks of every parameter; the library's own are recognised by their number of dimensions."""
         facts = {}
         for name, piece in held.items():

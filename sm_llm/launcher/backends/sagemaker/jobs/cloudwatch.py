@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from sm_llm.launcher.backends.sagemaker.account import Account, told
+from sm_llm.launcher.backends.sagemaker.account import AwsAccount, aws_errors
 from sm_llm.owned import make_folders, opener
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ _HOST = re.compile(r"/algo-(\d+)(?:-|$)")
 
 
 @dataclass
-class LogMirror:
+class CloudWatchCache:
     """Copies the streams of one job to ``<folder>/node-<i>.log``; host algo-1, which runs rank 0, is node 0.
 
     Each mirror puts files of its own in the place of what was copied before: who reads that, or writes it, is not
     disturbed.
     """
 
-    account: Account
+    account: AwsAccount
     job: str
     folder: Path
     _tokens: dict[str, str] = field(default_factory=dict)
@@ -54,7 +54,10 @@ class LogMirror:
 
         Raises ``SubmitError`` if CloudWatch does not answer, ``Expired`` if the credentials have expired.
         """
-        with told(f"cannot read the logs of {self.job}"), TemporaryDirectory(prefix=".new-", dir=self.folder) as new:
+        with (
+            aws_errors(f"cannot read the logs of {self.job}"),
+            TemporaryDirectory(prefix=".new-", dir=self.folder) as new,
+        ):
             for stream in self._streams():
                 log = self._log(node_of(stream), Path(new))
                 log.writelines(f"{line}\n".encode() for line in self._new_lines(stream))

@@ -8,29 +8,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
+from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, judge, record_outcome, stopped
 from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.backends.sagemaker.account import Expired, NoSuchJob, describe, split_native, told
-from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import LogMirror
+from sm_llm.launcher.backends.sagemaker.account import Expired, NoSuchJob, aws_errors, describe, split_native
+from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import CloudWatchCache
 from sm_llm.launcher.backends.sagemaker.jobs.no_logs import NoStream
 from sm_llm.launcher.backends.sagemaker.jobs.states import billable_seconds, native_state, seconds, used_seconds
 from sm_llm.launcher.backends.sagemaker.request.distribution import TEE
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.observe.logs import read_logs
-from sm_llm.launcher.outcome import Evidence, failures_in_events, first_failure, judge, settle, stopped
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.outcome import STARTING_SECONDS, recorded_end, unstarted
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.storage.uri import flattened
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sm_llm.launcher.backends.sagemaker.account import Account
+    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
     from sm_llm.launcher.observe.logs import LogFilter
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
+    from sm_llm.runs.run_store import RunStore
 
 LOOK_SECONDS = 5.0
 """Between two reads of the logs of a job that runs."""
@@ -45,7 +45,7 @@ def known_state(record: RunRecord) -> NativeState | None:
     return None
 
 
-def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]) -> NativeState:
+def state_of(home: RunStore, record: RunRecord, connect: Callable[[str], AwsAccount]) -> NativeState:
     """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all."""
     last = record.attempts[-1]
     region, name = split_native(last.native_id)
@@ -62,7 +62,7 @@ def state_of(home: RunHome, record: RunRecord, connect: Callable[[str], Account]
 
 
 @contextmanager
-def leaving_alone(home: RunHome) -> Iterator[None]:
+def leaving_alone(home: RunStore) -> Iterator[None]:
     """Expired credentials are the client's trouble, not the job's: print how to come back."""
     try:
         yield
@@ -72,16 +72,16 @@ def leaving_alone(home: RunHome) -> Iterator[None]:
         ) from error
 
 
-def _gone(home: RunHome, run_id: str, attempt: Attempt) -> NativeState:
-    return NativeState.of(settle(home, attempt, stopped(home, run_id, "its training job was never created")))
+def _gone(home: RunStore, run_id: str, attempt: Attempt) -> NativeState:
+    return NativeState.of(record_outcome(home, attempt, stopped(home, run_id, "its training job was never created")))
 
 
-def _settle(home: RunHome, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
+def _settle(home: RunStore, run_id: str, attempt: Attempt, native: NativeState, job: Mapping[str, Any]) -> NativeState:
     # First the events, which hold the cause; a store that does not answer leaves the attempt unsettled.
     home.refresh(f"events/attempt-{attempt.number}-")
     found = _evidence(home.paths, attempt.number, native, seconds(job["CreationTime"]))
     bill = {"billable_seconds": billable_seconds(job), "used_seconds": used_seconds(job)}
-    return NativeState.of(settle(home, attempt, judge(home, run_id, attempt.number, found), **bill))
+    return NativeState.of(record_outcome(home, attempt, judge(home, run_id, attempt.number, found), **bill))
 
 
 def _evidence(paths: RunPaths, number: int, native: NativeState, created: float) -> Evidence:
@@ -93,7 +93,7 @@ def _evidence(paths: RunPaths, number: int, native: NativeState, created: float)
     return Evidence(native.state, native.detail, None, first_failure(failures), stop, since=created)
 
 
-def stop_job(home: RunHome, attempt: Attempt, *, now: bool, connect: Callable[[str], Account]) -> None:
+def stop_job(home: RunStore, attempt: Attempt, *, now: bool, connect: Callable[[str], AwsAccount]) -> None:
     """Ask the processes to stop through the run's storage, and SageMaker to end the job in its 120 s.
 
     The training toolkit passes no signal on, so the first is what they heed; ``now`` leaves it out.
@@ -101,18 +101,18 @@ def stop_job(home: RunHome, attempt: Attempt, *, now: bool, connect: Callable[[s
     region, name = split_native(attempt.native_id)
     if not now:
         home.request_stop(attempt.number)
-    with leaving_alone(home), told(f"cannot stop training job {name}"):
+    with leaving_alone(home), aws_errors(f"cannot stop training job {name}"):
         connect(region).client("sagemaker").stop_training_job(TrainingJobName=name)
 
 
 def logs_of(
-    home: RunHome, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
-    connect: Callable[[str], Account],
+    home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
+    connect: Callable[[str], AwsAccount],
 ) -> Iterator[str]:  # fmt: skip
     """Wanted lines of an attempt's hosts, rank 0's first; then new ones while ``still_running``."""
     native_id = next(it.native_id for it in home.record().attempts if it.number == attempt)
     region, name = split_native(native_id)
-    mirror = LogMirror(connect(region), name, home.paths.logs(attempt))
+    cache = CloudWatchCache(connect(region), name, home.paths.logs(attempt))
     if wanted.prefix:
         with leaving_alone(home):
             wanted = _as_printed(wanted, describe(connect(region), name))
@@ -122,8 +122,8 @@ def logs_of(
     def look() -> bool:
         alive = still_running()  # asked before the rest, so that the last lines are never missed
         with leaving_alone(home):
-            mirror.pull()
-            if not mirror.has_streams:
+            cache.pull()
+            if not cache.has_streams:
                 absence.note()
         return alive
 
@@ -135,7 +135,7 @@ def _as_printed(wanted: LogFilter, job: Mapping[str, Any]) -> LogFilter:
     return wanted if TEE in job.get("Environment", {}) else replace(wanted, prefix="")
 
 
-def run_of(native: str, connect: Callable[[str], Account]) -> str | None:
+def run_of(native: str, connect: Callable[[str], AwsAccount]) -> str | None:
     """The address of the run that a training job is an attempt of, by its tag; None for a job that is not ours."""
     region, name = split_native(native)
     account = connect(region)
@@ -143,7 +143,7 @@ def run_of(native: str, connect: Callable[[str], Account]) -> str | None:
         arn = describe(account, name)["TrainingJobArn"]
     except NoSuchJob:
         return None
-    with told(f"cannot read the tags of training job {name}"):
+    with aws_errors(f"cannot read the tags of training job {name}"):
         pages = account.client("sagemaker").get_paginator("list_tags").paginate(ResourceArn=arn)
         tags = {tag["Key"]: tag["Value"] for page in pages for tag in page["Tags"]}
     return flattened(tags[RUN_TAG]) if RUN_TAG in tags else None

@@ -14,7 +14,7 @@ from sm_llm.terminal import quoted, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.launcher.backends.sagemaker.account import Account
+    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
 
 PATIENCE_SECONDS = 30.0
 """A container's first line is in CloudWatch a few seconds after it was printed."""
@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 30.0
 class NoStream:
     """The look for the logs of one job, as long as there are none."""
 
-    account: Account
+    account: AwsAccount
     job: str
     run_uri: str
     clock: Callable[[], float] = time.monotonic

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.backends.base import NativeState
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.terminal import duration
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.backends.sagemaker.account import Account, NoSuchJob, console_line, describe, told
+from sm_llm.launcher.backends.sagemaker.account import AwsAccount, NoSuchJob, aws_errors, console_line, describe
 from sm_llm.launcher.submission import MayRun
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.s3.s3_client import code_of, status_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sm_llm.launcher.backends.base import Submission
-    from sm_llm.runs.run_home import RunHome
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.storage.base import Store
 
 
@@ -26,7 +26,7 @@ def native_id(submission: Submission, region: str) -> str:
     return f"{region}/{submission.request['TrainingJobName']}"
 
 
-def create_job(submission: Submission, home: RunHome, account: Account) -> str:
+def create_job(submission: Submission, home: RunStore, account: AwsAccount) -> str:
     """Upload and create the job of a claimed attempt; returns ``REGION/JOB``.
 
     Raises ``SubmitError``; then no job was created, or (``MayRun``) the error states that a job may exist.
@@ -40,19 +40,19 @@ def create_job(submission: Submission, home: RunHome, account: Account) -> str:
     return native_id(submission, account.region)
 
 
-def keep_request(home: RunHome, attempt: int, request: Mapping[str, Any]) -> None:
+def keep_request(home: RunStore, attempt: int, request: Mapping[str, Any]) -> None:
     """Store what is sent for an attempt, in place of what a try that was refused has left."""
     put_anew(home.store, RunPaths.request_key(attempt), (json.dumps(request, indent=2) + "\n").encode())
 
 
-def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
+def _create(request: Mapping[str, Any], uri: str, account: AwsAccount) -> None:
     """Create the job, also where SageMaker created it and its answer was lost, or Ctrl-C came before the answer.
 
     Raises ``SubmitError`` if there is no job, and ``MayRun`` if that is unknown.
     """
     name = request["TrainingJobName"]
     try:
-        with told(f"SageMaker did not take training job {name}"):
+        with aws_errors(f"SageMaker did not take training job {name}"):
             account.client("sagemaker").create_training_job(**request)
     except BaseException as error:
         # The handler above keeps the error of botocore as the cause.
@@ -63,7 +63,7 @@ def _create(request: Mapping[str, Any], uri: str, account: Account) -> None:
             raise MayRun(f"interrupted, but job {name} was created. Stop it with: sm-llm stop {quoted(uri)}") from error
 
 
-def _exists(account: Account, request: Mapping[str, Any], uri: str, error: BaseException) -> bool:
+def _exists(account: AwsAccount, request: Mapping[str, Any], uri: str, error: BaseException) -> bool:
     """Whether the job is there after an ``error`` without an answer. Raises ``MayRun`` without one."""
     name = request["TrainingJobName"]
     try:
@@ -82,7 +82,7 @@ def _is_refusal(error: BaseException | None) -> bool:
     return 400 <= status_of(error) < 500 and code_of(error) != "ResourceInUse"
 
 
-def upload(submission: Submission, home: RunHome | None = None) -> dict[str, int]:
+def upload(submission: Submission, home: RunStore | None = None) -> dict[str, int]:
     """Store what a submission needs in S3, leaving out what is there already; returns what was sent, in bytes.
 
     The caller has claimed the attempt: its files take the place of those of a try that was refused.
@@ -109,7 +109,7 @@ def put_anew(store: Store, key: str, body: bytes, *, is_content_named: bool = Fa
     return store.put_if_absent(key, body)
 
 
-def check_role(account: Account, role: str) -> None:
+def check_role(account: AwsAccount, role: str) -> None:
     """Raise ``SubmitError`` for a role that does not exist; who may not read roles is not stopped."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -122,7 +122,7 @@ def check_role(account: Account, role: str) -> None:
         return
 
 
-def submitted_lines(submission: Submission, account: Account, sent: Mapping[str, int]) -> list[str]:
+def submitted_lines(submission: Submission, account: AwsAccount, sent: Mapping[str, int]) -> list[str]:
     """What was submitted, where its output will be, and how to follow it."""
     request, uri = submission.request, submission.job.run_uri
     name, resources = request["TrainingJobName"], request["ResourceConfig"]

@@ -25,7 +25,7 @@ from sm_llm.spec.job import StepSpec, spec_digest
 from sm_llm.spec.loading.references import references, resolve, step_dependencies, workflow_job
 from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.tasks import RegisterTask
-from sm_llm.spec.validation.tasks import check_registration
+from sm_llm.spec.validation.task_checks import check_registration
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.storage.uri import fill, join
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_llm.errors import Issue, PlanError, SubmitError
-from sm_llm.launcher.backends.sagemaker.account import Account, is_missing, told
+from sm_llm.launcher.backends.sagemaker.account import AwsAccount, aws_errors, is_missing
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, spelt, value_issues
 
@@ -89,14 +89,14 @@ def upsert(
     variables: Mapping[str, str] | None = None,
     register: Register | None = None,
     cache_days: int | None = 30,
-    connect: Any = Account,
+    connect: Any = AwsAccount,
 ) -> str:
     """Store code and job files, and create or update the pipeline; returns its ARN. Raises ``SubmitError``, too."""
     found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
     return store(found, connect=connect).arn
 
 
-class Stored(NamedTuple):
+class StoredPipeline(NamedTuple):
     """A pipeline as it was stored."""
 
     arn: str
@@ -104,19 +104,19 @@ class Stored(NamedTuple):
     """Which of the pipeline's definitions it is; None where the service does not return it, as for the first."""
 
 
-def store(found: PipelineDefinition, *, connect: Any = Account) -> Stored:
+def store(found: PipelineDefinition, *, connect: Any = AwsAccount) -> StoredPipeline:
     """``upsert`` for a definition that was rendered already."""
     _store(found)
     client = connect(found.region).client("sagemaker")
     body = {"PipelineName": found.name, "PipelineDefinition": json.dumps(found.to_json()), "RoleArn": found.role}
-    with told(f"pipeline {found.name} was not stored"):
+    with aws_errors(f"pipeline {found.name} was not stored"):
         try:
             answer = client.update_pipeline(**body)
         except Exception as error:  # of botocore, which is loaded by now
             if not is_missing(error):
                 raise
             answer = client.create_pipeline(ClientRequestToken=_token(f"sm-llm-{found.name}"), **body)
-    return Stored(str(answer["PipelineArn"]), answer.get("PipelineVersionId"))
+    return StoredPipeline(str(answer["PipelineArn"]), answer.get("PipelineVersionId"))
 
 
 def _store(found: PipelineDefinition) -> None:
@@ -136,7 +136,7 @@ def start(
     region: str | None = None,
     version: int | None = None,
     token: str | None = None,
-    connect: Any = Account,
+    connect: Any = AwsAccount,
 ) -> str:
     """Start an execution of a pipeline with values for its variables; returns the execution's ARN.
 
@@ -156,7 +156,7 @@ def start(
     if values:
         _check_values(client, name, values, chosen)
     parameters = [{"Name": key, "Value": spelt(value)} for key, value in (values or {}).items()]
-    with told(f"pipeline {name} was not started"):
+    with aws_errors(f"pipeline {name} was not started"):
         if token is not None:
             chosen["ClientRequestToken"] = _token(token)
         answer = client.start_pipeline_execution(PipelineName=name, PipelineParameters=parameters, **chosen)
@@ -165,7 +165,7 @@ def start(
 
 def _check_values(client: Any, name: str, values: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:
     """Raise ``PlanError`` for values that the stored pipeline cannot take."""
-    with told(f"pipeline {name} was not started: its definition cannot be read (sagemaker:DescribePipeline)"):
+    with aws_errors(f"pipeline {name} was not started: its definition cannot be read (sagemaker:DescribePipeline)"):
         text = client.describe_pipeline(PipelineName=name, **chosen)["PipelineDefinition"]
     if issues := list(value_issues(json.loads(text), values, job_in)):
         raise PlanError(issues)
@@ -182,10 +182,10 @@ class StepState:
     reason: str | None = None
 
 
-def status(execution: str, *, connect: Any = Account) -> tuple[str, list[StepState]]:
+def status(execution: str, *, connect: Any = AwsAccount) -> tuple[str, list[StepState]]:
     """The state of an execution, and its steps' in the order they began. Raises ``SubmitError``."""
     client = connect(_region_of(execution)).client("sagemaker")
-    with told(f"cannot describe {execution}"):
+    with aws_errors(f"cannot describe {execution}"):
         state = client.describe_pipeline_execution(PipelineExecutionArn=execution)["PipelineExecutionStatus"]
         pages = client.get_paginator("list_pipeline_execution_steps").paginate(
             PipelineExecutionArn=execution, SortOrder="Ascending"
@@ -203,7 +203,7 @@ def status(execution: str, *, connect: Any = Account) -> tuple[str, list[StepSta
     ]
 
 
-def logs(execution: str, step: str | None = None, *, connect: Any = Account) -> Iterator[str]:
+def logs(execution: str, step: str | None = None, *, connect: Any = AwsAccount) -> Iterator[str]:
     """What the training jobs of an execution printed, step by step; ``step`` picks one."""
     from sm_llm.launcher.find_runs import attach
 
@@ -214,10 +214,10 @@ def logs(execution: str, step: str | None = None, *, connect: Any = Account) -> 
             yield from (f"[{it.name}] {line}" for line in run.logs())
 
 
-def stop(execution: str, *, connect: Any = Account) -> None:
+def stop(execution: str, *, connect: Any = AwsAccount) -> None:
     """Ask an execution to stop. Raises ``SubmitError``."""
     client = connect(_region_of(execution)).client("sagemaker")
-    with told(f"cannot stop {execution}"):
+    with aws_errors(f"cannot stop {execution}"):
         client.stop_pipeline_execution(PipelineExecutionArn=execution)
 
 

@@ -7,31 +7,31 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import StorageError, SubmitError
+from sm_llm.launcher.attempt_outcome import record_outcome
 from sm_llm.launcher.backends.base import NativeState, Submission
 from sm_llm.launcher.backends.sagemaker.jobs.jobs import leaving_alone
 from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, keep_request
 from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, render
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
-from sm_llm.launcher.outcome import settle
+from sm_llm.launcher.build_submission import recorded_workflow
 from sm_llm.launcher.run_handle import RunHandle
-from sm_llm.launcher.stage import recorded_workflow
-from sm_llm.runs.outcome import Ending
-from sm_llm.runs.run_home import home_of
+from sm_llm.runs.outcome import Outcome
 from sm_llm.runs.run_paths import STEPS, STOP_FILE
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_store import run_store_at
 from sm_llm.terminal import quoted, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm_llm.launcher.backends.sagemaker.account import Account
+    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.runs.run_home import RunHome
     from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import WorkflowSpec
 
-    Connect = Callable[[str], Account]
+    Connect = Callable[[str], AwsAccount]
 
 _ENDS = {"Succeeded": RunState.COMPLETED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
 
@@ -47,7 +47,7 @@ def submissions(workflow: WorkflowSpec, plans: Sequence[Plan]) -> list[Submissio
     return [Submission("sagemaker", it.job, it.arguments, it.uploads) for it in steps]
 
 
-def start(home: RunHome, attempt: int, connect: Connect) -> str:
+def start(home: RunStore, attempt: int, connect: Connect) -> str:
     """Store the pipeline of the workflow recorded in ``home`` and start it; returns the execution's ARN.
 
     Raises ``SubmitError``; then nothing runs.
@@ -75,7 +75,7 @@ def _started_lines(found: PipelineDefinition, uri: str, execution: str) -> list[
     ]
 
 
-def step_home(home: RunHome, step: str) -> RunHome:
+def step_home(home: RunStore, step: str) -> RunStore:
     """Where a step of the newest attempt has its run: what the pipeline's definition holds, which equal steps share."""
     record = home.record()
     kept = record.attempts[-1].request if record.attempts else None
@@ -90,26 +90,26 @@ def step_home(home: RunHome, step: str) -> RunHome:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{home.uri}/{kept}: cannot be used ({type(error).__name__}: {error})") from error
     # Reached as the workflow is: neither its record nor a definition in its storage chooses where requests go.
-    return home.below(STEPS, step) if uri is None else home_of(uri, home.options)
+    return home.below(STEPS, step) if uri is None else run_store_at(uri, home.options)
 
 
-def state_of(home: RunHome, record: RunRecord, connect: Connect) -> NativeState:
+def state_of(home: RunStore, record: RunRecord, connect: Connect) -> NativeState:
     """The state of the newest attempt in a workflow's ``record``. An execution that has ended is settled there."""
     last = record.attempts[-1]
     with leaving_alone(home):
-        told, steps = pipelines.status(last.native_id, connect=connect)
-    if (state := _ENDS.get(told)) is None:
+        reported, steps = pipelines.status(last.native_id, connect=connect)
+    if (state := _ENDS.get(reported)) is None:
         going = ", ".join(it.name for it in steps if it.state in ("Starting", "Executing"))
-        return NativeState(RunState.RUNNING, "stopping" if told == "Stopping" else f"step {going}" if going else "")
-    return NativeState.of(settle(home, last, Ending(state, _reason(told, steps))))
+        return NativeState(RunState.RUNNING, "stopping" if reported == "Stopping" else f"step {going}" if going else "")
+    return NativeState.of(record_outcome(home, last, Outcome(state, _reason(reported, steps))))
 
 
-def _reason(told: str, steps: list[pipelines.StepState]) -> str | None:
+def _reason(reported: str, steps: list[pipelines.StepState]) -> str | None:
     failed = [f"step {it.name}: {it.reason or 'no reason was given'}" for it in steps if it.state == "Failed"]
-    return "; ".join(failed) or {"Stopped": "stopped on request", "Failed": "no reason was given"}.get(told)
+    return "; ".join(failed) or {"Stopped": "stopped on request", "Failed": "no reason was given"}.get(reported)
 
 
-def stop(home: RunHome, execution: str, *, now: bool, connect: Connect) -> None:
+def stop(home: RunStore, execution: str, *, now: bool, connect: Connect) -> None:
     """Ask the running steps' processes to stop through their storage (``now`` leaves it out), then the execution."""
     for step in () if now else RunHandle(home).steps.values():
         if not step.state.is_final:
@@ -118,7 +118,7 @@ def stop(home: RunHome, execution: str, *, now: bool, connect: Connect) -> None:
         pipelines.stop(execution, connect=connect)
 
 
-def assert_job(home: RunHome, native_id: str, what: str) -> None:
+def assert_job(home: RunStore, native_id: str, what: str) -> None:
     """Raise ``SubmitError`` where only a job has what is asked for."""
     if is_execution(native_id):
         known = ", ".join(step.uri for step in RunHandle(home).steps.values()) or "none has begun"

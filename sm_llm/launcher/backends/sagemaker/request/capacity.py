@@ -17,7 +17,7 @@ from sm_llm.terminal import counted, duration, quoted, size
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.launcher.backends.sagemaker.request.settings import Settings
+    from sm_llm.launcher.backends.sagemaker.request.settings import JobSettings
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec
 
@@ -84,7 +84,7 @@ def _remedy(path: str, most: int) -> str:
     return f"Use at least {needed}" if own else f"Use more nodes, or a type with {needed:,} GB"
 
 
-def network_warnings(plan: Plan, found: Settings, *, has_requirements: bool) -> Iterator[Issue]:
+def network_warnings(plan: Plan, found: JobSettings, *, has_requirements: bool) -> Iterator[Issue]:
     """Packages that a job in a private network could not get."""
     options = SageMakerOptions.of(plan.job)
     if not found.subnets or options.wheelhouse is not None:

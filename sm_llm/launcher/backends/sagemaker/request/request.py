@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.backends.sagemaker.request.capacity import TimeLimit
-    from sm_llm.launcher.backends.sagemaker.request.settings import Settings
+    from sm_llm.launcher.backends.sagemaker.request.settings import JobSettings
     from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
     from sm_llm.spec.job import JobSpec
 
@@ -178,7 +178,7 @@ _LOG_LEVEL = 20
 
 
 @dataclass(frozen=True)
-class RunPlace:
+class RunLocation:
     """What only the launch of a run knows of its request."""
 
     run_id: str
@@ -205,7 +205,7 @@ def training_job(job: JobSpec, target: SageMakerTarget) -> dict[str, Any]:
     return request | ({"Environment": variables} if variables else {}) | _switches(options, settings)
 
 
-def placed(job: JobSpec, target: SageMakerTarget, given: RunPlace) -> dict[str, Any]:
+def placed(job: JobSpec, target: SageMakerTarget, given: RunLocation) -> dict[str, Any]:
     """The whole request of an attempt. Equal inputs give equal requests; nothing is decided here.
 
     ``job`` is that of ``target``, with the places of its inputs as they are known by now.
@@ -236,7 +236,7 @@ def _algorithm(options: SageMakerOptions, target: SageMakerTarget) -> dict[str, 
     return algorithm
 
 
-def _output(given: RunPlace, settings: Settings) -> dict[str, str]:
+def _output(given: RunLocation, settings: JobSettings) -> dict[str, str]:
     """Where SageMaker puts what is left in its own folders; nothing large is: the worker publishes by itself."""
     # What is left there is small, so compressing it gains nothing.
     output = {"S3OutputPath": f"{given.run_uri}/sagemaker", "CompressionType": "NONE"}
@@ -244,7 +244,7 @@ def _output(given: RunPlace, settings: Settings) -> dict[str, str]:
     return output | ({"KmsKeyId": key} if key else {})
 
 
-def _resources(job: JobSpec, options: SageMakerOptions, settings: Settings) -> dict[str, Any]:
+def _resources(job: JobSpec, options: SageMakerOptions, settings: JobSettings) -> dict[str, Any]:
     compute = job.compute
     resources: dict[str, Any] = {"VolumeSizeInGB": volume_size_gb(job)}
     if options.instance_groups:
@@ -268,7 +268,7 @@ def _stopping(limit: TimeLimit) -> dict[str, int]:
     return stopping | ({"MaxWaitTimeInSeconds": limit.max_wait} if limit.max_wait is not None else {})
 
 
-def _hyperparameters(job: JobSpec, target: SageMakerTarget, given: RunPlace, name: str) -> dict[str, str]:
+def _hyperparameters(job: JobSpec, target: SageMakerTarget, given: RunLocation, name: str) -> dict[str, str]:
     """What the training toolkit reads, each as JSON; the job itself is in job.json, whatever its size."""
     values = {
         "sagemaker_submit_directory": given.code_uri,
@@ -289,7 +289,7 @@ def _launch_parameters(job: JobSpec, target: SageMakerTarget) -> dict[str, Any]:
     return parameters
 
 
-def _tags(job: JobSpec, options: SageMakerOptions, settings: Settings, given: RunPlace) -> list[dict[str, str]]:
+def _tags(job: JobSpec, options: SageMakerOptions, settings: JobSettings, given: RunLocation) -> list[dict[str, str]]:
     """The user's tags, then ours: how a job is found again, and names as they were given."""
     ours = {RUN_TAG: given.run_uri, ATTEMPT_TAG: str(given.attempt)}
     base = options.base_job_name or job.name
@@ -298,7 +298,7 @@ def _tags(job: JobSpec, options: SageMakerOptions, settings: Settings, given: Ru
     return [{"Key": key, "Value": value} for key, value in {**settings.tags, **ours}.items()]
 
 
-def _switches(options: SageMakerOptions, settings: Settings) -> dict[str, Any]:
+def _switches(options: SageMakerOptions, settings: JobSettings) -> dict[str, Any]:
     """Parts of the request that are there only when they are wanted."""
     switches: dict[str, Any] = {}
     if settings.subnets:

@@ -196,7 +196,7 @@ _BORROWED = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class JobSettings:
     """What a job takes from its specification or else from the SDK's defaults; ``origins`` holds which is which."""
 
     role: str | None
@@ -213,7 +213,7 @@ class Settings:
     origins: dict[str, str] = field(default_factory=dict)
 
 
-def settings(job: JobSpec, environ: Mapping[str, str] = os.environ) -> Settings:
+def settings(job: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSettings:
     """The settings of a job. Raises ``PlanError`` if the SDK's defaults cannot be read."""
     options = SageMakerOptions.of(job)
     defaults = read_sdk_defaults(environ)
@@ -243,7 +243,7 @@ def settings(job: JobSpec, environ: Mapping[str, str] = os.environ) -> Settings:
     isolation = bool(defaults.get("EnableNetworkIsolation"))
     if isolation:
         origins["network_isolation"] = defaults.origins["EnableNetworkIsolation"]
-    return Settings(
+    return JobSettings(
         region=options.region or region_of(environ), tags={**tags, **options.tags}, environment=environment,
         network_isolation=isolation, origins=origins, **values,
     )  # fmt: skip
@@ -260,7 +260,7 @@ def region_of(environ: Mapping[str, str]) -> str | None:
     return found
 
 
-def setting_issues(found: Settings) -> list[Issue]:
+def setting_issues(found: JobSettings) -> list[Issue]:
     """What is missing, or cannot be."""
     issues = []
     if found.role is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.sagemaker.request.capacity import TimeLimit
     from sm_llm.launcher.backends.sagemaker.request.distribution import Distribution
-    from sm_llm.launcher.backends.sagemaker.request.settings import Settings
+    from sm_llm.launcher.backends.sagemaker.request.settings import JobSettings
     from sm_llm.launcher.source_tree import SourceTree
 
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SageMakerTarget:
     """Everything that a request takes from outside the job's own fields."""
 
-    settings: Settings
+    settings: JobSettings
     image_uri: str
     image: images.Image | None
     """The row of the table of images; None where the specification names an address."""

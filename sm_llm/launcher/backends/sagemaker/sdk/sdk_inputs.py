@@ -10,7 +10,7 @@ from sm_llm.errors import Issue
 from sm_llm.launcher.backends.sagemaker.request.limits import value_issues
 from sm_llm.launcher.backends.sagemaker.request.request import read_channels
 from sm_llm.spec.tasks import ScriptTask, TrainTask
-from sm_llm.spec.validation.addresses import check_input_variables
+from sm_llm.spec.validation.address_checks import check_input_variables
 from sm_llm.storage.uri import is_s3
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue
-from sm_llm.launcher.backends.sagemaker.request.addresses import DEFAULT_BUCKET
+from sm_llm.launcher.backends.sagemaker.request.request_addresses import DEFAULT_BUCKET
 from sm_llm.launcher.backends.sagemaker.request.settings import session_defaults
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import is_variable, shown
 
@@ -81,10 +81,10 @@ def region_issues(session: Any, region: str) -> Iterator[Issue]:
 
 def was_created(session: Any, name: str, output_path: str) -> bool:
     """Whether SageMaker has training job ``name``, that of ``output_path``; true where it does not answer that."""
-    from sm_llm.launcher.backends.sagemaker.account import Account, NoSuchJob, describe
+    from sm_llm.launcher.backends.sagemaker.account import AwsAccount, NoSuchJob, describe
 
     try:
-        found = describe(Account(session.boto_region_name, {"sagemaker": session.sagemaker_client}), name)
+        found = describe(AwsAccount(session.boto_region_name, {"sagemaker": session.sagemaker_client}), name)
     except NoSuchJob:
         return False
     except Exception:

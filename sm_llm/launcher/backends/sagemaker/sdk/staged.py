@@ -53,15 +53,15 @@ class Staged:
     @classmethod
     def named(cls, run_id: str, loaded: Loaded, plan: Plan, *, in_pipeline: bool = False) -> Staged:
         """The run of that id."""
-        from sm_llm.launcher.stage import new_record, stage
-        from sm_llm.runs.run_home import home_of
+        from sm_llm.launcher.build_submission import build_submission, new_record
+        from sm_llm.runs.run_store import run_store_at
         from sm_llm.storage.uri import join
 
         spec = loaded.spec
-        home = home_of(join(storage_root(spec), run_id), spec.storage_options.model_dump())
+        home = run_store_at(join(storage_root(spec), run_id), spec.storage_options.model_dump())
         record = new_record(run_id, spec, loaded.digest, loaded.origins, [plan.to_json()], created=time.time())
         record = record.model_copy(update={"in_pipeline": in_pipeline})
-        return cls(loaded, plan, record, stage(plan, home, record))
+        return cls(loaded, plan, record, build_submission(plan, home, record))
 
     def again(self) -> Staged:
         """Another run of the same job, planned anew: the program's files may have changed."""
@@ -124,7 +124,7 @@ class Staged:
         """Record that the training job was not created, so that nobody waits for it; nothing where it was."""
         from sm_llm.contract.job_file import job_home
         from sm_llm.runs.run_record import Attempt
-        from sm_llm.runs.states import RunState
+        from sm_llm.runs.run_states import RunState
 
         refused = isinstance(error, Exception)  # else Ctrl-C
         why = " ".join(str(error).split()) if refused else "interrupted"

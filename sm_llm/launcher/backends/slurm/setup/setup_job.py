@@ -8,16 +8,16 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.backends.slurm.script import option_lines, quoted
+from sm_llm.launcher.backends.slurm.batch_script import option_lines, quoted
 from sm_llm.launcher.backends.slurm.states import native_state
 from sm_llm.launcher.backends.slurm.transport import NoAnswer
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from sm_llm.launcher.backends.slurm.batch_script import Option
     from sm_llm.launcher.backends.slurm.cluster import Cluster
-    from sm_llm.launcher.backends.slurm.script import Option
     from sm_llm.spec.backends.slurm import SlurmOptions
 
 LOOK_SECONDS = 1.0

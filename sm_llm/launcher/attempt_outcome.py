@@ -1,0 +1,106 @@
+"""How an attempt ended, by one rule for every backend, and the change of its run's record that settles it.
+
+What was published decides first, then what the processes report, then what their platform saw: exit codes and job
+states lose whose fault it was.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.contract.failure import Cause, Failure
+from sm_llm.runs.events.events import event_files, read_file
+from sm_llm.runs.events.failures import Failed
+from sm_llm.runs.outcome import Outcome, with_end
+from sm_llm.runs.results import has_checkpoint, has_final
+from sm_llm.runs.run_states import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from sm_llm.runs.run_paths import RunPaths
+    from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.run_store import RunStore
+
+_FAILURE_LOG = re.compile(r"rank[0-9]+-failure")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an attempt that has ended, beside what it has published."""
+
+    state: RunState
+    """What its platform saw: completed (its processes ended without an error), failed, stopped, or
+    interrupted-resumable for a limit of time."""
+    detail: str = ""
+    """The platform's words for it."""
+    rank: int | None = None
+    """The failing rank, where the platform knows it."""
+    failure: Failure | None = None
+    """The first failure that a process reported."""
+    stop: str | None = None
+    """Why its processes reported to stop, if they did."""
+    since: float = 0.0
+    """Seconds since the epoch: events from before are those of an earlier job of the same attempt."""
+
+
+def judge(home: RunStore, run_id: str, number: int, found: Evidence) -> Outcome:
+    """How attempt ``number`` ended. Raises ``StorageError`` if the run's storage does not answer."""
+    # The result is what a run is for: no exit code, signal or job state from after its publication undoes it.
+    if has_final(home, run_id):
+        return completed(home.paths, number, found.since)
+    if found.state is RunState.COMPLETED:
+        return Outcome(RunState.COMPLETED_UNPUBLISHED, "ended without an error, but published no result")
+    if found.state is RunState.FAILED:
+        # A rank that only lost its peer does not know why: the platform's words may name a killed process.
+        if found.failure is not None and not found.failure.cause.is_consequence:
+            return Outcome(RunState.FAILED, found.failure.headline, found.failure.rank)
+        if found.stop is None:
+            return Outcome(RunState.FAILED, found.detail, found.rank)
+    # A platform calls a stop by its signal a failure: then the processes' own words are the better ones.
+    reason = found.stop if found.state is RunState.FAILED else found.detail
+    return stopped(home, run_id, reason or "")
+
+
+def stopped(home: RunStore, run_id: str, reason: str = "") -> Outcome:
+    """An attempt that ended on request, or that its platform ended: resumable where there is a checkpoint."""
+    resumable = has_checkpoint(home, run_id)
+    usual = "asked to stop; the newest checkpoint is safe" if resumable else "asked to stop before the first checkpoint"
+    return Outcome(RunState.stopped(resumable=resumable), reason or usual)
+
+
+def completed(paths: RunPaths, attempt: int, since: float = 0.0) -> Outcome:
+    """How an attempt ended whose run has a result: by its work, or without any, where the result was there before."""
+    # Only rank 0's log: whether there was anything to do is decided once for all processes.
+    log = paths.event_file(attempt, "rank0")
+    events = (event for _, event in read_file(log)) if log.is_file() else iter(())
+    found = next((it for it in events if it["kind"] == "nothing_done" and it["time"] >= since), None)
+    return Outcome(RunState.COMPLETED) if found is None else Outcome(RunState.UNCHANGED, str(found["reason"]))
+
+
+def record_outcome(home: RunStore, attempt: Attempt, outcome: Outcome, **bill: int | None) -> Outcome:
+    """Write how an attempt ended into the record, once and for all; returns ``ending``.
+
+    Nothing is written where it has an end already, or where another attempt, or job, has taken its place meanwhile.
+    """
+    home.update(lambda held: with_end(held, home.paths, attempt, outcome, bill))
+    return outcome
+
+
+def first_failure(found: Iterable[tuple[float, Failure]]) -> Failure | None:
+    """Of failures with their times the one to report: a cause comes before a consequence, then whoever was first."""
+    ranked = [(failure.cause.is_consequence, at, failure) for at, failure in found]
+    # Failures have no order of their own, so the key leaves them out.
+    return min(ranked, key=lambda item: item[:2])[2] if ranked else None
+
+
+def failures_in_events(paths: RunPaths, attempt: int) -> Iterator[tuple[float, Failure]]:
+    """Every failure that a process of an attempt has logged as an event, with its time in seconds since the epoch."""
+    for number, writer, log in event_files(paths.events):
+        if number == attempt and _FAILURE_LOG.fullmatch(writer):
+            for event in (it for _, it in read_file(log) if it["kind"] == Failed.kind):
+                # The event of another release may name a cause that this one does not know.
+                cause = Cause(event["cause"]) if event["cause"] in list(Cause) else Cause.OTHER
+                yield event["time"], Failure(cause, event["message"], event["rank"], event["node"])

@@ -1,0 +1,298 @@
+"""How much memory of a GPU or NeuronCore a training takes at its peak, from the specification alone: an estimate.
+
+Parameters, gradients and AdamW's moments after ZeRO (Rajbhandari et al. 2020, section 3): each divided over the shards.
+What the backward pass needs of a layer is counted tensor by tensor in transformers' layers (``Family.layer_widths``),
+as Korthikanti et al. (2022, section 4) did for Megatron's; attention never writes its scores (FlashAttention). The
+parts of a step do not have their peaks together: three moments are computed, and the largest is the estimate.
+``tests/launcher/test_memory.py`` compares it with what was allocated on GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sm_llm.errors import Issue, warning
+from sm_llm.models.families.table import family
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sm_llm.models.families.family import Config
+    from sm_llm.spec.derive import Derived
+    from sm_llm.spec.machines.hardware import Instance
+    from sm_llm.spec.parallelism.base import Layout, MemoryTerms
+    from sm_llm.spec.tasks import PrecisionSpec, TrainTask
+
+GIB = 2**30
+RESERVED_BYTES = 1.5 * GIB
+"""For the CUDA context and NCCL's buffers, which no tensor shows."""
+SLACK = 1.06
+"""What torch's allocator has held on one H200 over what was allocated: 1 to 6% (docs/benchmarks.md)."""
+LOGITS_SHARE = 1 / 32
+"""Of a GPU's memory, for the logits of one chunk (``worker.strategies.fsdp.loss.logit_bytes``)."""
+_FP32 = 4
+_SIZES = {"fp32": 4, "bf16": 2, "fp8": 2}
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on one GPU or NeuronCore at the peak of a step, as they are divided in that moment."""
+
+    states: float
+    """Parameters, AdamW's two moments, and the gradients that there are."""
+    working: float
+    """Parameters gathered for the layers at work, and their gradients before they are reduced."""
+    activations: float
+    """What the backward pass still needs of the layers, and of the one that is computed again."""
+    logits: float
+    """Logits, those of one chunk where the loss is computed in chunks, and the gradients made of them."""
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return self.states + self.working + self.activations + self.logits
+
+    def describe(self, card: Instance) -> str:
+        """``about 31 of 40 GiB: states 12.6, …``."""
+        parts = ("states", "working", "activations", "logits")
+        listed = ", ".join(f"{name} {getattr(self, name) / GIB:.1f}" for name in parts)
+        return f"about {self.total / GIB:.1f} of {card.accelerator_gib:g} GiB: {listed}"
+
+    def warnings(self, card: Instance) -> Iterator[Issue]:
+        """Where it probably does not fit."""
+        if self.total * SLACK + RESERVED_BYTES <= card.accelerator_gib * GIB:
+            return
+        takes = "the runtime takes" if card.is_neuron else "CUDA and NCCL take"
+        message = (
+            f"this training probably runs out of memory: {self.describe(card)}; the allocator loses {SLACK - 1:.0%}, "
+            f"{takes} {RESERVED_BYTES / GIB:g} GiB"
+        )
+        remedy = "Lower task.micro_batch_size, set activation_checkpointing to full, or shard over more GPUs"
+        if card.is_neuron:
+            remedy = "Set activation_checkpointing to full, or raise the tensor- or pipeline-parallel degree"
+        yield warning("memory-probably-short", "task.micro_batch_size", message, remedy=remedy)
+
+
+def memory_estimate(
+    config: Config, task: TrainTask, derived: Derived, node_size: int, card: Instance
+) -> MemoryEstimate:
+    """The peak of one GPU or core of ``card`` in training a canonical ``config``, ``node_size`` of them a node.
+
+    The degrees were checked before.
+    """
+    terms = task.parallelism.memory()
+    arranged = task.parallelism.layout(derived.world_size, node_size)
+    if terms.zero1 is not None:
+        return _of_a_stage(config, task, terms, arranged, derived)
+    step = _Step.of(config, task, terms, arranged, derived)
+    if not terms.fuses_loss:
+        return _together(step, tokens_of(derived, arranged))
+    loss = _loss_bytes(config, step, tokens_of(derived, arranged), card)
+    return max((_at_the_loss(step, loss), _into_the_backward(step), _at_the_end(step)), key=lambda it: it.total)
+
+
+def tokens_of(derived: Derived, arranged: Layout) -> int:
+    """Tokens of a micro-batch that one process computes."""
+    return derived.micro_batch_size * derived.seq_length // arranged.context
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """Numbers of parameters that a GPU computes with, after tensor and expert parallelism."""
+
+    all: float
+    root: float
+    """Token table, output head and the last norm."""
+    layer: float
+    head: float
+    """What is gathered with the output head: the head, or the table that is its weight as well."""
+
+    @classmethod
+    def of(cls, config: Config, arranged: Layout) -> _Parameters:
+        layers, root = 0.0, 0.0
+        for name, tensor in family(config).tensors(config).items():
+            if ".layers." not in name:
+                root += tensor.size / arranged.tensor
+            else:
+                # Expert parallelism divides the experts, tensor parallelism everything else.
+                layers += tensor.size / (arranged.expert if ".experts." in name else arranged.tensor)
+        table = family(config).vocab_size(config) * int(config["hidden_size"]) / arranged.tensor
+        # With less than two tables outside the layers, the head is the token table itself.
+        head = root - table if root >= 2 * table else root
+        return cls(layers + root, root, layers / int(config["num_hidden_layers"]), head)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What every moment of a step is made of, in bytes of one GPU."""
+
+    parts: _Parameters
+    compute: int
+    """Of an element of activations and gathered parameters."""
+    reduce: int
+    """Of an element of gradients that are summed over processes."""
+    lasting: float
+    """Parameters and AdamW's moments, rounded copies, and what earlier micro-batches have left of gradients."""
+    gradients: float
+    """What the last micro-batch adds to them."""
+    gathers: bool
+    """Parameters are sharded: they are gathered for each layer, and gradients reduced."""
+    kept_gathered: float
+    """Parameters, in elements, that stay gathered after the forward pass."""
+    kept: float
+    """What all layers keep for the backward pass."""
+    whole: float
+    """What one layer keeps where nothing is computed again."""
+    computes_again: bool
+    vocabulary: float
+    """Entries whose logits this GPU computes."""
+
+    @classmethod
+    def of(cls, config: Config, task: TrainTask, terms: MemoryTerms, arranged: Layout, derived: Derived) -> _Step:
+        precision, parts = task.precision, _Parameters.of(config, arranged)
+        compute = _SIZES["bf16" if precision.compute == "auto" else precision.compute]
+        master, shard = _SIZES[precision.master], parts.all / arranged.shard
+        alone = arranged.world_size == 1 and not terms.offloads_states
+        accumulates = derived.accumulation_steps > 1
+        # One process keeps rounded copies of its masters, and the last micro-batch's gradients in their format.
+        copies = compute if alone and compute != master else 0
+        # Sums over shards wait for the last micro-batch before copies add them up.
+        delayed = terms.delays_copies and arranged.replicate > arranged.expert and accumulates
+        earlier = _SIZES[precision.reduce] if delayed else master if accumulates else 0
+        own = copies or (master if delayed or not accumulates else 0)
+        if terms.offloads_states:
+            lasting, gradients = shard * earlier if delayed else 0.0, 0.0
+        else:
+            lasting, gradients = shard * (3 * master + copies + earlier), shard * own
+        kept_gathered = 0.0
+        # Gathered parameters are kept whole after the forward pass, or divided over that many processes.
+        if terms.resharded is False:
+            kept_gathered = parts.all
+        elif terms.resharded is not True:
+            kept_gathered = parts.all / terms.resharded
+        tokens = tokens_of(derived, arranged)
+        kept, whole = activation_bytes(config, terms, arranged, task.precision)
+        again = terms.recomputes not in ("none", "budget")
+        return cls(
+            parts, compute, _SIZES[precision.reduce], lasting, gradients, not alone, kept_gathered,
+            tokens * kept, tokens * whole, again, family(config).vocab_size(config) / arranged.tensor,
+        )  # fmt: skip
+
+    def gathered(self, elements: float) -> float:
+        """Bytes of parameters gathered while ``elements`` of them are at work."""
+        if not self.gathers:
+            return 0.0
+        return self.compute * min(self.parts.all, max(self.kept_gathered, elements + self.kept_gathered))
+
+    def unreduced(self, elements: float) -> float:
+        """Bytes of gradients of ``elements`` parameters on their way to the shards: as computed, and as summed."""
+        return (self.compute + self.reduce) * elements if self.gathers else 0.0
+
+
+def _at_the_loss(step: _Step, loss: float) -> MemoryEstimate:
+    """All activations are there, and no gradient yet but the output head's."""
+    working = step.gathered(step.parts.head + step.parts.layer)  # the layer before is not freed yet
+    return MemoryEstimate(step.lasting, working, step.kept, loss)
+
+
+def _into_the_backward(step: _Step) -> MemoryEstimate:
+    """The gradient of the head is reduced while the last layer's backward pass runs, and the one before is gathered."""
+    layers = 2 * step.parts.layer
+    working = step.gathered(layers) + step.unreduced(step.parts.head) + step.unreduced(step.parts.layer)
+    again = step.whole if step.computes_again else 0.0
+    head = 0.0 if step.gathers else step.compute * step.parts.head
+    return MemoryEstimate(step.lasting, working, step.kept + again, head)
+
+
+def _at_the_end(step: _Step) -> MemoryEstimate:
+    """All gradients are there, and the activations of one layer."""
+    ends = max(step.parts.root - step.parts.head, step.parts.layer)
+    working = step.gathered(2 * step.parts.layer) + step.unreduced(ends)
+    return MemoryEstimate(step.lasting + step.gradients, working, step.whole, 0.0)
+
+
+def _together(step: _Step, tokens: int) -> MemoryEstimate:
+    """An engine with whole logits in fp32: nearly all parts have their peak where the backward pass begins."""
+    gathered = step.compute * (step.parts.root + 2 * step.parts.layer)
+    largest = max(step.parts.root, 2 * step.parts.layer)
+    unreduced = step.compute * (step.parts.root + step.parts.layer) + step.reduce * largest
+    again = step.whole if step.computes_again else 0.0
+    logits = tokens * step.vocabulary * (step.compute + 2 * _FP32)
+    states = step.lasting + step.gradients
+    return MemoryEstimate(states, gathered + unreduced if step.gathers else 0.0, step.kept + again, logits)
+
+
+def _of_a_stage(
+    config: Config, task: TrainTask, terms: MemoryTerms, arranged: Layout, derived: Derived
+) -> MemoryEstimate:
+    """The peak of a core of an engine that shards nothing but the optimiser state, of the stage that holds most.
+
+    The last one has the output head and the layers that the division leaves over; the first keeps the activations of
+    as many micro-batches as there are stages (one forward, one backward in turn: Narayanan et al. 2021, section 2.2).
+    Of what goes into the matrices a core keeps its own part of the sequence, and gathers the rest once more.
+    """
+    kind, stages, tensor = family(config), arranged.pipeline, arranged.tensor
+    compute = _SIZES["bf16" if task.precision.compute == "auto" else task.precision.compute]
+    parts, widths = _Parameters.of(config, arranged), kind.layer_widths(config)
+    # Rounded up: the estimate is that of the fullest stage.
+    layers = -(-int(config["num_hidden_layers"]) // stages)
+    held = parts.layer * layers + (parts.root if stages == 1 else parts.head)
+    masters = _FP32 if terms.zero1 else 0
+    gradients = _SIZES[task.precision.reduce] if terms.zero1 else compute
+    around = tensor if terms.splits_sequence else 1
+    outside = (_FP32 * widths.in_fp32 + compute * (widths.around + widths.inputs)) / around
+    whole = outside + compute * widths.inside / tensor
+    kept = layers * compute * widths.hidden / around + whole if terms.recomputes == "full" else layers * whole
+    tokens = tokens_of(derived, arranged)
+    scored = {"none": 0, "one": 1, "all": layers}[terms.scores]
+    scores = int(config["num_attention_heads"]) / tensor * derived.seq_length * (2 * compute + _FP32) * scored
+    waiting = min(stages, derived.accumulation_steps)
+    return MemoryEstimate(
+        states=held * (compute + (masters + 2 * _FP32) / (arranged.data if terms.zero1 else 1)),
+        working=held * gradients,
+        activations=tokens * (waiting * kept + scores),
+        logits=tokens * kind.vocab_size(config) / tensor * (compute + 3 * _FP32),
+    )
+
+
+def _loss_bytes(config: Config, step: _Step, tokens: int, card: Instance) -> float:
+    """Logits of one chunk, the gradient of the head's weight, the head's inputs and their gradient.
+
+    The sizes of chunks are those of ``worker.strategies.fsdp.loss``.
+    """
+    row = step.compute * step.vocabulary
+    # As many chunks as keep the logits of one below their share of the memory.
+    chunks = math.ceil(tokens * row / (card.accelerator_gib * GIB * LOGITS_SHARE))
+    weight = (step.compute if chunks <= 1 else _FP32) * step.parts.head
+    return tokens * row / max(1, chunks) + weight + 2 * tokens * step.compute * int(config["hidden_size"])
+
+
+def activation_bytes(
+    config: Config, terms: MemoryTerms, arranged: Layout, precision: PrecisionSpec
+) -> tuple[float, float]:
+    """Per token of one process: what all layers keep for the backward pass, and one where nothing is computed again."""
+    compute = _SIZES["bf16" if precision.compute == "auto" else precision.compute]
+    widths, layers = family(config).layer_widths(config), int(config["num_hidden_layers"])
+    around = arranged.tensor if terms.splits_sequence else 1
+    boundary = compute * widths.hidden / around
+    if precision.compile:
+        # What norms and the activation give is computed again from what they take, where products are in fp8.
+        again = widths.cheap if precision.compute == "fp8" else 0
+        whole = float(compute * (widths.compiled - again))
+    else:
+        outside = (_FP32 * widths.in_fp32 + compute * widths.around) / around
+        whole = outside + compute * (widths.inputs + widths.inside / arranged.tensor)
+    if terms.recomputes == "none":
+        return layers * whole, whole
+    if terms.recomputes == "budget":
+        return layers * min(whole, boundary + terms.budget * (compute * widths.compiled - boundary)), whole
+    if terms.recomputes == "selective":
+        # A compiled layer leaves out the last product, which is the next layer's input.
+        outer = 0.0 if precision.compile else widths.products_around / around
+        kept = boundary + compute * (outer + widths.products / arranged.tensor)
+    else:
+        kept = 0.0 if terms.offloads_activations else boundary
+    recomputed = -(-layers // terms.recomputed_every) if terms.recomputes == "every_nth" else layers
+    return (layers - recomputed) * whole + recomputed * kept, whole

@@ -1,0 +1,216 @@
+"""A job's part of the cache of compiled graphs: brought to each node before training, brought back after it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.compile_cache import CACHE_URL, DESCRIPTION, CachePart, graphs, part_of, stale_locks
+from sm_llm.errors import RunFailed, StorageError
+from sm_llm.runs.events.events import GraphsCompiled
+from sm_llm.spec.machines.neuron_releases import installed_sdk
+from sm_llm.spec.parallelism.nxd import COMPILE_CACHE
+from sm_llm.storage.base import Copy
+from sm_llm.storage.checksum import crc64_file
+from sm_llm.storage.transfer import default_transfer
+from sm_llm.storage.uri import is_s3, join, open_store
+from sm_llm.worker.inputs.stage_inputs import once_per_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+
+    from sm_llm.contract.compile_cache import CachedGraph
+    from sm_llm.spec.tasks import TrainTask
+    from sm_llm.storage.base import Store, StoredObject
+    from sm_llm.worker.context import WorkerContext
+
+EXTRACTION = "NEURON_EXTRACT_GRAPHS_ONLY"
+"""Set by ``neuron_parallel_compile`` for the program whose graphs it takes: nothing is computed then."""
+_LISTED = 3
+
+
+def extracts_graphs(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is run for its graphs alone, and every number in it is invalid."""
+    return environ.get(EXTRACTION, "0") not in ("", "0")
+
+
+def open_cache(
+    context: WorkerContext,
+    training: TrainTask,
+    config: Mapping[str, Any],
+    environ: MutableMapping[str, str] = os.environ,
+) -> CompileCache | None:
+    """The cache of ``training``, restored, with Neuron's variable pointing at it; None for what compiles no graphs.
+
+    Every process calls it, before a graph is compiled. Raises ``StorageError`` where the cache cannot be read.
+    """
+    place = environ.get(CACHE_URL)
+    # A program that is run for its graphs has its cache from the one that runs it.
+    if place is None or not training.parallelism.can.compiles_ahead or extracts_graphs(environ):
+        return None
+    if "--cache_dir" in environ.get("NEURON_CC_FLAGS", ""):
+        raise RunFailed(
+            f"NEURON_CC_FLAGS names --cache_dir, which Neuron prefers to {CACHE_URL}, so the cache would be neither "
+            "restored nor saved. Name the place in task.parallelism.compile_cache"
+        )
+    sdk = installed_sdk() or "unknown"
+    cache = CompileCache(context, place, part_of(context.job.spec, training, config, sdk, environ))
+    cache.restore()
+    environ[CACHE_URL] = str(cache.folder)
+    return cache
+
+
+class CompileCache:
+    """One node's cache of one job. A cache in S3 has a copy on the node; one in a shared folder is used in place.
+
+    The copy needs no locks between nodes, and its graphs are downloaded at once, not one by one while devices wait.
+    """
+
+    def __init__(self, context: WorkerContext, place: str, part: CachePart) -> None:
+        self._context = context
+        self._options = context.job.spec.storage_options.model_dump()
+        self._place, self._part = place, part
+        self.uri = join(place, part.name)
+        self._is_copy = is_s3(place)
+        self.folder = context.scratch / COMPILE_CACHE / part.name if self._is_copy else Path(self.uri)
+        self._held: frozenset[str] = frozenset()
+
+    def restore(self) -> None:
+        """Bring what is compiled to this node; delete failed graphs and stale locks, which later compilers heed."""
+        once_per_node(self._context, f"compile cache {self.uri}", self._restore)
+        self._held = frozenset(it.graph for it in self._compiled())
+
+    def _restore(self) -> str:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._is_copy:
+            shared = open_store(self.uri, self._options)
+            # Nobody else uses the copy: whatever an attempt that was killed has locked there is free.
+            _clean(open_store(self.folder), older_than_minutes=0.0)
+            self._context.agent.call(download_graphs, shared, self.folder)
+        else:
+            shared = open_store(self.folder)
+        if self._context.place.is_leader:
+            failed, locks = _clean(shared)
+            if failed or locks:
+                self._context.notice(
+                    f"compile cache {self.uri}: deleted {failed} graphs that failed and {locks} stale locks"
+                )
+            self._describe(shared)
+        return ""
+
+    def _describe(self, shared: Store) -> None:
+        """Report what the cache has for this job; where it has nothing, how the nearest other part differs."""
+        found = len(self._compiled())
+        self._context.notice(f"compile cache {self.uri}: {found} graphs are compiled already")
+        shared.put_if_absent(DESCRIPTION, self._part.to_json().encode())
+        if found or not (others := self._differences()):
+            return
+        nearest = min(others, key=len)
+        more = f" and {len(nearest) - _LISTED} more" if len(nearest) > _LISTED else ""
+        self._context.notice(
+            f"the nearest compiled graphs are of another job: {', '.join(nearest[:_LISTED])}{more}", "warning"
+        )
+
+    def _differences(self) -> list[list[str]]:
+        """Of every other part with compiled graphs, in what it differs from this one."""
+        root = open_store(self._place, self._options)
+        parts = {it.part for it in graphs(root) if it.part not in ("", self._part.name) and it.state == "compiled"}
+        texts = [root.get(f"{part}/{DESCRIPTION}") for part in sorted(parts)]
+        return [found for text in texts if text is not None and (found := self._part.differences(text))]
+
+    def _compiled(self) -> list[CachedGraph]:
+        return [it for it in graphs(open_store(self.folder)) if it.is_whole]
+
+    def report(self) -> None:
+        """Emit how many graphs there were and how many this job has compiled (``GraphsCompiled``)."""
+        known = graphs(open_store(self.folder))
+        new = len({it.graph for it in known if it.is_whole} - self._held)
+        failed = sum(it.state == "failed" for it in known)
+        used = len(self._held) + new + failed
+        rate = len(self._held) / used if used else None
+        self._context.emit(GraphsCompiled(self.uri, len(self._held), new, failed, rate))
+        if rate is not None:
+            hits = f"{len(self._held)} from the cache ({100 * rate:.0f}%)"
+            self._context.say(f"compiled graphs: {hits}, {new} new, {failed} failed")
+
+    def save(self) -> None:
+        """Bring new graphs to the shared cache, by the node's first process. A store that fails is reported."""
+        if not self._is_copy or not self._context.place.is_node_leader:
+            return
+        try:
+            count = self._context.agent.call(upload_graphs, open_store(self.uri, self._options), self.folder)
+        except StorageError as error:
+            # The training is worth more than its graphs, which the next job can compile again.
+            self._context.notice(f"compiled graphs were not saved: {error}", "warning")
+            return
+        if count:
+            self._context.notice(f"compile cache {self.uri}: saved {count} graphs")
+
+    def failures(self) -> list[tuple[str, str]]:
+        """(graph, the compiler's last words) of every graph that failed on this node."""
+        found = [it for it in graphs(open_store(self.folder)) if it.state == "failed"]
+        return [(it.graph, _last_words(self.folder, it)) for it in found]
+
+
+def _last_words(folder: Path, graph: CachedGraph) -> str:
+    (log,) = [it for it in graph.files if it.endswith("/model.log")]
+    with suppress(OSError):
+        lines = (folder / log).read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((it.strip() for it in reversed(lines) if it.strip()), "no reason was logged")
+    return "no reason was logged"
+
+
+def _clean(store: Store, older_than_minutes: float | None = None) -> tuple[int, int]:
+    """Delete failed graphs and stale locks; returns how many of both."""
+    failed = [it for it in graphs(store) if it.state == "failed"]
+    locks = stale_locks(store) if older_than_minutes is None else stale_locks(store, older_than_minutes)
+    if keys := [*(key for it in failed for key in it.files), *(it.key for it in locks)]:
+        store.delete(keys)
+    return len(failed), len(locks)
+
+
+def download_graphs(store: Store, folder: Path, *, progress: Callable[[int], None]) -> int:
+    """Fetch every compiled graph that ``folder`` does not have; returns their number."""
+    held = {it.graph for it in graphs(open_store(folder)) if it.is_whole}
+    wanted = [it for it in graphs(store) if it.is_whole and it.graph not in held]
+    sizes = {it.key: it for it in store.list("")} if wanted else {}
+    files, marks = [], []
+    for it in wanted:
+        *names, mark = _done_last(it)
+        files += [_copy(sizes[key], folder) for key in names]
+        marks.append(_copy(sizes[mark], folder))
+    # As in ``upload_graphs``: whatever has its mark is whole.
+    for copies in (files, marks):
+        reported = default_transfer(store).download(store, copies, progress) if copies else {}
+        for copy in copies:
+            if (wanted_sum := reported.get(copy.key) or copy.crc64nvme) and crc64_file(copy.path) != wanted_sum:
+                raise StorageError(f"{store.uri}: {copy.key!r} did not arrive as it is stored. Try again")
+    return len(wanted)
+
+
+def _copy(it: StoredObject, folder: Path) -> Copy:
+    path = folder / it.key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Copy(it.key, path, it.size, it.crc64nvme or "")
+
+
+def upload_graphs(store: Store, folder: Path, *, progress: Callable[[int], None]) -> int:
+    """Store every compiled graph of ``folder`` that the store does not have whole; returns their number."""
+    held = {it.graph for it in graphs(store) if it.is_whole}
+    wanted = [it for it in graphs(open_store(folder)) if it.is_whole and it.graph not in held]
+    transfer = default_transfer(store)
+    for it in wanted:
+        paths = [(key, folder / key) for key in _done_last(it)]
+        copies = [Copy(key, path, path.stat().st_size, crc64_file(path)) for key, path in paths]
+        # The mark of a whole graph comes last: a job that is killed in between leaves one that nobody takes.
+        transfer.upload(store, copies[:-1], progress)
+        transfer.upload(store, copies[-1:], progress)
+    return len(wanted)
+
+
+def _done_last(graph: CachedGraph) -> Sequence[str]:
+    """Its files without locks, ``model.done`` last."""
+    keys = [it for it in graph.files if not it.endswith(".lock")]
+    return sorted(keys, key=lambda it: it.endswith("/model.done"))

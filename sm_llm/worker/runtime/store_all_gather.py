@@ -1,0 +1,59 @@
+"""All-gather between processes that have no process group of torch's: over the notes that torchrun keeps."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.errors import RunFailed
+from sm_llm.worker.runtime.failure_report import FAILED
+from sm_llm.worker.runtime.message import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sm_llm.worker.runtime.key_value_store import KeyValueStore
+
+TIMEOUT_SECONDS = 2 * 3600.0
+_LOOK_SECONDS = 0.1
+
+
+class StoreAllGather:
+    """A ``Gather`` among ``count`` processes, of which this is number ``index``; without a board there is but one.
+
+    Every process calls it equally often, from one thread. Threads need gatherings of different names. Waiting ends
+    with ``RunFailed`` once a process of the job has failed, or after ``timeout`` seconds.
+    """
+
+    def __init__(
+        self, kv_store: KeyValueStore | None, name: str, index: int, count: int, *, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
+        self._kv_store = kv_store
+        self._name = name
+        self._index = index
+        self._count = count
+        self._timeout = timeout
+        self._round = 0
+
+    def __call__(self, value: Any, while_waiting: Callable[[], None] = lambda: None) -> list[Any]:
+        """Every process's value, by number. A value is one that ``message.encode`` takes."""
+        if self._kv_store is None or self._count == 1:
+            return [value]
+        # All processes call equally often, so the number names the same exchange everywhere.
+        self._round += 1
+        prefix = f"gather/{self._name}/{self._round}"
+        self._kv_store.put(f"{prefix}/{self._index}", encode(value))
+        return [self._await(f"{prefix}/{number}", while_waiting) for number in range(self._count)]
+
+    def _await(self, note: str, while_waiting: Callable[[], None]) -> Any:
+        assert self._kv_store is not None
+        deadline = time.monotonic() + self._timeout
+        while (text := self._kv_store.get(note)) is None:
+            # Asked in every turn: the note that is waited for may never come from a process that has failed.
+            if self._kv_store.get(FAILED) is not None:
+                raise RunFailed("another process is gone")
+            if time.monotonic() > deadline:
+                raise RunFailed(f"another process did not come within {self._timeout:.0f} s ({note})")
+            while_waiting()
+            time.sleep(_LOOK_SECONDS)
+        return decode(text)
