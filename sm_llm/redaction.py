@@ -42,16 +42,16 @@ _IN_ADDRESSES = (
     re.compile(rf"(?<![\w/:])({_SLASHES})[^\s/\\?#\"<>@:]{{0,250}}:[^\s/\\?#\"<>]{{1,1000}}(?=@)"),
     re.compile(r"(https?:(?:\\?/){2})[^\s/\\?#\"<>@:]{8,1000}(?=@)"),
     re.compile(r"(%(?:25)?2F%(?:25)?2F)[^\s%]{0,250}%(?:25)?3A[^\s&]{1,1000}?(?=%(?:25)?40)", re.IGNORECASE),
-    re.compile(r"(hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]+"),
+    re.compile(r"(hooks\.slack(?:-gov)?\.com/)(?:services|workflows|triggers)/[\w/-]+"),
     re.compile(r"(/api/(?:v[0-9]+/)?webhooks/)[0-9]+/[\w-]+"),
     re.compile(r"(\.webhook\.office\.com/|outlook\.office\.com/webhook/|hooks\.zapier\.com/hooks/)[\w@/-]+"),
-    re.compile(r"(api\.telegram\.org/bot)[\w:-]+"),
+    re.compile(r"(api\.telegram\.org/bot|/open-apis/bot/v[0-9]+/hook/|maker\.ifttt\.com/\S{1,200}?/with/key/)[\w:-]+"),
     # Headers: a scheme stays, and so does code that makes one.
     re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:digest|aws4-[a-z0-9-]+) )[^\r\n]+", re.IGNORECASE),
     re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?[a-z]+ )[^\s'\"]+", re.IGNORECASE),
     re.compile(r"(authorization['\"]?:\s*['\"]?)(?=[^\s'\"]*[0-9])[\w.~+/=-]{8,}", re.IGNORECASE),
     re.compile(
-        r"(\bx-(?:api-key|auth-token|vault-token|amz-security-token)['\"]?:\s*['\"]?)(?=[^\s'\"]*[0-9])[\w.~+/=-]{8,}",
+        r"(\b(?:x-)?(?:api-key|auth-token|vault-token|amz-security-token)['\"]?:\s*['\"]?)(?=[^\s'\"]*[0-9])[\w.~+/=-]{8,}",
         re.IGNORECASE,
     ),
     re.compile(r"(\b(?:set-)?cookie['\"]?:\s*['\"]?[\w.-]{1,80}=)[^\r\n'\"]+", re.IGNORECASE),
@@ -59,7 +59,7 @@ _IN_ADDRESSES = (
     # Query parameters that grant access (OAuth, AWS, Azure, Google), of addresses and of fragments.
     re.compile(
         r"([?&;#](?:amp;)?(?:[\w.-]{0,80}(?:token|secret|passwo?r?d|pwd|pass|auth|signature|credential|jwt|apikey|accesskey|sessionid|bearer|assertion)"
-        r"|(?:[\w.-]{0,80}[_-])?(?:key|sig|session|ticket)|code|AWSAccessKeyId)=)[^&\s#'\"<>;]+",
+        r"|(?:[\w.-]{0,80}[_-])?(?:key|sig|session|ticket|pw|otp)|code|AWSAccessKeyId)=)[^&\s#'\"<>;]+",
         re.IGNORECASE,
     ),
 )
@@ -213,7 +213,8 @@ def _forms(part: str) -> set[str]:
     forms |= {_ENCODED.sub(lambda it: it[0].lower(), it) for it in urls}
     forms |= {repr(part)[1:-1], ascii(part)[1:-1], repr(raw)[2:-1], html.escape(part), html.escape(part, quote=False)}
     forms |= {part.replace("'", "'\"'\"'"), part.replace("'", r"'\''")}
-    return forms | {raw.hex(), raw.hex().upper()} | _as_base64(raw)
+    every = "".join(f"%{byte:02X}" for byte in raw)
+    return forms | {raw.hex(), raw.hex().upper(), every, every.lower()} | _as_base64(raw)
 
 
 def _as_base64(raw: bytes) -> set[str]:

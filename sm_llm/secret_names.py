@@ -9,7 +9,7 @@ _SECRET = frozenset(
     {
         "token", "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pass", "pwd", "pw", "auth",
         "authorization", "credential", "credentials", "cred", "creds", "pat", "webhook", "dsn", "cookie", "jwt",
-        "apikey", "bearer", "otp", "sas", "passwort", "kennwort",
+        "apikey", "bearer", "otp", "sas", "passwort", "kennwort", "passcode", "mnemonic",
     }
 )  # fmt: skip
 _KEYS = frozenset({"key", "keys"})
@@ -22,8 +22,8 @@ _OF_KEYS = frozenset(
 """Words that make a secret of the ``key`` behind them: most keys are names of entries."""
 _AFTERWARDS = frozenset(
     {
-        "backup", "default", "dev", "env", "hash", "header", "json", "new", "old", "prod", "production", "stage",
-        "staging", "string", "test", "url", "value", "values",
+        "backup", "base", "default", "dev", "env", "hash", "header", "json", "new", "old", "pem", "prod",
+        "production", "stage", "staging", "string", "test", "url", "value", "values",
     }
 )  # fmt: skip
 """Words behind that change nothing: ``DB_PASSWORD_OLD``."""
@@ -38,10 +38,10 @@ _OF_DATA = frozenset({"backward", "by", "first", "forward", "second", "single"})
 _OF_TOKENS = frozenset({"access", "api", "auth", "bearer", "github", "hf", "hub", "refresh"})
 _JOINED = re.compile(
     r"\w*(?:password|passwd|passphrase|apikey)s?|\w{2,}(?:token|secret|pwd)|(?:admin|db|ftp|my|pg|root|ssh|user)pass"
-    r"|(?:admin|db|ldap|root|user)pw|(?:access|account|priv|private|secret|storage)keys?|connectionstring"
+    r"|(?:admin|db|ldap|root|user)pw|(?:access|account|priv|private|secret|storage)keys?|connectionstring|(?:gh|github|gitlab)pat"
 )
 """Words that are written without a separator: ``PGPASSWORD``, ``HFTOKEN``."""
-_PAIRS = frozenset({("connection", "string"), ("conn", "string"), ("conn", "str")})
+_PAIRS = frozenset({("connection", "string"), ("conn", "string"), ("conn", "str"), ("seed", "phrase")})
 _ENCODED = re.compile(r"[_-]?(?:b|base)64$", re.IGNORECASE)
 
 

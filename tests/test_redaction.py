@@ -161,7 +161,9 @@ WORD = "plan" + "ted1"
         f"//user:{WORD}@host", rf"http:\/\/user:{WORD}@host", f"http%3A%2F%2Fuser%3A{WORD}%40host",
         *(f"https://host/?{it}={WORD}" for it in ("pass", "auth", "code", "sas_token", "x-api-key", "access_key")),
         f"https://host/#access_token={WORD}", f"https://host/?a=b;token={WORD}", f"https://host/?a=b&amp;token={WORD}",
-        f"https://hooks.slack.com/triggers/T/{WORD}", f"https://discordapp.com/api/v10/webhooks/123/{WORD}",
+        f"https://hooks.slack.com/triggers/T/{WORD}", f"https://hooks.slack-gov.com/services/T/{WORD}",
+        f"https://open.feishu.cn/open-apis/bot/v2/hook/{WORD}", f"https://maker.ifttt.com/trigger/x/with/key/{WORD}",
+        f"api-key: {WORD}", f"https://host/?otp={WORD}", f"https://host/?a=b&db_pw={WORD}", f"https://discordapp.com/api/v10/webhooks/123/{WORD}",
         f"Authorization: Bearer {WORD}", f'"authorization": "Basic {WORD}"', f"bearer {WORD}{WORD}",
         f"Authorization: {WORD}", f'Authorization: Digest username="x", response="{WORD}"', f"X-Api-Key: {WORD}",
         f"Authorization: AWS4-HMAC-SHA256 Credential=A/b, SignedHeaders=host, Signature={WORD}",
@@ -262,7 +264,8 @@ SECRET_NAMES = (
     "PGPASSWORD SSHPASS DBPASSWORD DB_PW LDAP_BIND_PW HFTOKEN GITHUBTOKEN API_KEYS TOKENS DB_PASSWORD_OLD "
     "MY_TOKEN_PROD SECRETS SECRET_VALUE AUTH_HEADER dbPassword GOOGLE_CREDS JWT AZURE_STORAGE_CONNECTION_STRING GH_PAT "
     "x-api-key SECRETKEY PRIVKEY DBPWD USERPW ROOTPW CRED BEARER AZURE_SAS ACCESSKEY MY_OTP CONNECTIONSTRING CONN_STR "
-    "PASSWORD_HASH PASSWORD_BASE64 TOKEN_B64 SECRETS_JSON MY_SECRET_STRING session_key FERNET_KEY tls.key"
+    "PASSWORD_HASH PASSWORD_BASE64 TOKEN_B64 SECRETS_JSON MY_SECRET_STRING session_key FERNET_KEY tls.key "
+    "SECRET_KEY_BASE PRIVATE_KEY_PEM GHPAT DB_PASSCODE SEED_PHRASE WALLET_MNEMONIC"
 )
 WAYS = (
     "{name}={value}", "{name}: {value}", "export {name}='{value}'", '"{name}": "{value}",', "--{name}={value}",
@@ -312,6 +315,7 @@ def test_s07_code_and_references_stay_in_a_diff(line: str) -> None:
         ("ab/cd/ef", r"ab\/cd\/ef"), ("p\xe4ssword", repr("p\xe4ssword".encode())),
         ("p\xe4ssword", ascii("p\xe4ssword")),
         ('ab"cd<ef', "ab&quot;cd&lt;ef"), ("it's$ecret1", "'it'\"'\"'s$ecret1'"), ("abcdef12", b"abcdef12".hex()),
+        ("abcdef12", "%61%62%63%64%65%66%31%32"),
         (json.dumps({"pin": 12345678}), "12345678"), (json.dumps({"k": json.dumps({"p": WORD})}), WORD),
         (f"A=1\nPASSWORD='{WORD}'\n", f"pw {WORD}"), (f"user: x\npassword: {WORD}\n", f"pw {WORD}"),
     ],

@@ -85,6 +85,9 @@ def text_fault(body: bytes, root: str) -> str:
     except (ElementTree.ParseError, ValueError, LookupError) as error:
         begin = redact(body[: 16 * _SHOWN].decode("utf-8", "replace"))[:_SHOWN]
         return f"it is not XML ({error}), and begins with {begin!r}" if body.strip() else "it is empty"
+    # Keys inside a comment would be hidden, and a text of parts reads otherwise than it stands there.
+    if b"<!" in body or body.find(b"<?", 1) > 0:
+        return "it holds a comment, an instruction or a type of document, which no such answer has"
     namespace, _, name = tree.tag.rpartition("}")
     if name != root or not _NAMESPACE.fullmatch(namespace.removeprefix("{")):
         return f"it is a {tree.tag!r}, expected a {root}"
