@@ -155,6 +155,10 @@ class LaunchRefused(SubmitError):
     """What was asked for does not fit the run as it is; nothing was started or written."""
 
 
+class QueryError(SubmitError):
+    """A platform did not answer: nothing is known of its jobs, and nothing was changed."""
+
+
 class RunNotFound(SubmitError):
     """No run has the name, id or address that was given; the message lists the places that were searched."""
 

@@ -11,6 +11,7 @@ EXTRAS = {
     "datasets": "stream",
     "torchao": "fp8",
     "sagemaker": "sagemaker",
+    "kubernetes": "kubernetes",
     "tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb",
 }  # fmt: skip
 """Module -> the extra of ``setup.cfg`` with the package that holds it."""

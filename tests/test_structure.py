@@ -44,6 +44,8 @@ CHOSEN = {
     "SageMakerOptions",
     "SlurmBackend",
     "SlurmOptions",
+    "KubeflowBackend",
+    "KubeflowOptions",
     "S3Store",
     "FolderStore",
     "S3RunStore",

@@ -63,7 +63,10 @@ def fit(
         check_places(plans)
         for it in plans:  # standard output is for what would be sent
             say("\n".join([f"{it.job.name}:", *it.start_lines()]), err=True)
-        print_json([it.to_json() for it in submissions])
+        if as_json or not all(it.document for it in submissions):
+            print_json([it.to_json() for it in submissions])
+        else:
+            say("".join(it.document for it in submissions).rstrip("\n"))
         leave_if_unsupported(plans)
         return
     run = launched(lambda new: launch(spec, *overrides or (), new=new), new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import LaunchRefused, StorageError, SubmitError
 from sm_llm.launcher.backends.base import workflows_of
+from sm_llm.runs.run_paths import RunPaths
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
@@ -69,6 +71,15 @@ def _start(home: RunStore, attempt: Attempt, change: Change, submit: Callable[[]
         native_id = submit()
     _record(home, attempt, native_id)
     return native_id
+
+
+def keep_request(submission: Submission) -> None:
+    """Store what is sent in the run's own storage, in place of what a try that was refused has left."""
+    store, key = job_home(submission.job).store, RunPaths.request_key(submission.job.attempt)
+    body = (json.dumps(submission.request, indent=2) + "\n").encode()
+    if not store.put_if_absent(key, body) and store.get(key) != body:
+        store.delete([key])
+        store.put_if_absent(key, body)
 
 
 @contextmanager

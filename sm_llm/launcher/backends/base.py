@@ -40,6 +40,8 @@ class Submission:
     request: dict[str, Any]
     uploads: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """What has to lie in S3 before the request is sent: address -> contents."""
+    document: str = field(default="", repr=False)
+    """The request in the platform's own format, which a dry run prints in place of JSON; empty where there is none."""
 
     def to_json(self) -> dict[str, Any]:
         """The submission as JSON values: what a dry run prints."""

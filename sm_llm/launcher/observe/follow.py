@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import StorageError
+from sm_llm.errors import QueryError, StorageError
 from sm_llm.launcher.observe.retry_policy import RetryPolicy
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.outcome import NEVER_STARTED
@@ -46,19 +46,20 @@ def follow(
 ) -> Iterator[tuple[RunHandle, Mapping[str, Any]] | None]:
     """Every event of the newest attempt with the job it belongs to, until the run has ended; None between polls.
 
-    A store that does not answer for a while is reported as a notice.
+    A store or platform that does not answer for a while is reported as a notice.
     """
     tails: dict[str, tuple[RunHandle, EventTail]] = {}
     pause, retries = run.home.poll_seconds, RetryPolicy(run.home)
     for look in itertools.count():
         # Asked before reading, so that the last events are never missed; and seldom, for it reads the whole record.
         asks = look % max(1, round(STATE_SECONDS / pause)) == 0
-        ended, issue = False, None
+        ended = False
+        issue: StorageError | QueryError | None = None
         try:
             ended = asks and run.state.is_final
             if asks:
                 _begin_tails(run, tails)
-        except StorageError as error:
+        except (StorageError, QueryError) as error:
             issue = error
         try:  # all the same: of a run on this machine the events are here, its alarms too
             for job, tail in tails.values():
@@ -110,7 +111,7 @@ def final_state(run: RunHandle, pause: float, sleep: Callable[[float], None]) ->
     while True:
         try:
             state, reason = run.describe()
-        except StorageError as issue:
+        except (StorageError, QueryError) as issue:
             retries.bear(issue)
         else:
             retries.settle()

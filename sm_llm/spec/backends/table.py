@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from sm_llm.spec.backends.kubeflow import KubeflowOptions
 from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.backends.slurm import SlurmOptions
@@ -30,6 +31,7 @@ BACKENDS = {
     "local": BackendEntry(LocalOptions, "sm_llm.launcher.backends.local.backend:LocalBackend"),
     "sagemaker": BackendEntry(SageMakerOptions, "sm_llm.launcher.backends.sagemaker.backend:SageMakerBackend"),
     "slurm": BackendEntry(SlurmOptions, "sm_llm.launcher.backends.slurm.backend:SlurmBackend"),
+    "kubeflow": BackendEntry(KubeflowOptions, "sm_llm.launcher.backends.kubeflow.backend:KubeflowBackend"),
 }
 """Name -> row. The first is the default."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
-from sm_llm.contract.job_file import job_home
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.slurm.paths import ClusterPaths
 from sm_llm.launcher.backends.slurm.transport import NoAnswer
-from sm_llm.launcher.submission import MayRun
-from sm_llm.runs.run_paths import RunPaths
+from sm_llm.launcher.submission import MayRun, keep_request
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.terminal import quoted, say
 
@@ -45,15 +42,6 @@ def check_cluster(options: SlurmOptions, cluster: Cluster) -> None:
         )
 
 
-def _keep_request(submission: Submission) -> None:
-    """Store what is sent in the run's own storage, in place of what a try that was refused has left."""
-    store, key = job_home(submission.job).store, RunPaths.request_key(submission.job.attempt)
-    body = (json.dumps(submission.request, indent=2) + "\n").encode()
-    if not store.put_if_absent(key, body) and store.get(key) != body:
-        store.delete([key])
-        store.put_if_absent(key, body)
-
-
 def _submitted(cluster: Cluster, folder: str, script: str, uri: str, after: Sequence[str] = ()) -> str:
     """Submit the script once, also where the answer is lost. Raises ``MayRun`` if nobody knows whether it was."""
     try:
@@ -82,7 +70,7 @@ def submit(submission: Submission, cluster: Cluster) -> str:
             cluster.unpack(body, submission.request["bundle"], path)
         else:
             cluster.put(path, body)
-    _keep_request(submission)
+    keep_request(submission)
     script = paths.script(job.run_id, job.attempt)
     cluster.put(script, submission.request["script"].encode())
     after = submission.request.get("after", [])  # a step of a workflow has it

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sm_llm.errors import SubmitError
+from sm_llm.errors import QueryError
 from sm_llm.owned import temporary_folder
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _LONGEST_SOCKET = 100
 """A Unix socket's path has 107 characters at most, and ssh adds some while it makes one."""
 
 
-class NoAnswer(SubmitError):
+class NoAnswer(QueryError):
     """The login node did not answer: nothing is known of the jobs, and nothing has happened to them."""
 
 

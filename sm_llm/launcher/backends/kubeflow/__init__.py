@@ -1,0 +1,1 @@
+"""The Kubernetes backend: PyTorchJobs of Kubeflow's training operator, or HyperPodPyTorchJobs of HyperPod's."""

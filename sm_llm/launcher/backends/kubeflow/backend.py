@@ -1,0 +1,135 @@
+"""The Kubernetes backend: one custom resource per attempt, on HyperPod or any cluster with a training operator."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sm_llm.launcher.backends.base import NativeJob, NativeState
+from sm_llm.launcher.backends.kubeflow import names
+from sm_llm.runs.outcome import recorded_end, unstarted
+from sm_llm.runs.run_paths import RunPaths
+from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.run_states import RunState
+from sm_llm.spec.backends.kubeflow import KubeflowOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backends.kubeflow.cluster import Cluster
+    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.planning.plan import Checks, Plan
+    from sm_llm.runs.run_store import RunStore
+
+
+def _cluster(context: str | None) -> Cluster:
+    from sm_llm.launcher.backends.kubeflow.cluster import cluster
+
+    return cluster(context)
+
+
+@dataclass(frozen=True)
+class KubeflowBackend:
+    """Renders and runs jobs of Kubernetes."""
+
+    name: str = "kubeflow"
+    shell_needs: ClassVar[str] = "kubectl"
+    connect: Callable[[str | None], Cluster] = _cluster
+    """Context -> its cluster; injected in tests."""
+
+    def plan_checks(self, plan: Plan) -> Checks:
+        """Pods, devices, volumes and restarts, and every fault of them."""
+        from sm_llm.launcher.backends.kubeflow.target import plan_checks
+
+        return plan_checks(plan)
+
+    def render(self, plan: Plan, job: JobFile) -> Submission:
+        """The manifests, the code bundle and job.json."""
+        from sm_llm.launcher.backends.kubeflow.render import render
+
+        return render(plan, job)
+
+    @contextmanager
+    def starting(self, home: RunStore, number: int, submission: Submission | None) -> Iterator[Attempt]:
+        """The cluster is asked whether it can run the job, and an earlier attempt whether it has ended."""
+        from sm_llm.launcher.backends.kubeflow.submit import check_cluster
+        from sm_llm.launcher.submission import assert_ended
+
+        assert_ended(self, home)
+        assert submission is not None
+        options = KubeflowOptions.of(submission.job.spec)
+        cluster = self.connect(options.context)
+        check_cluster(submission, cluster)
+        # Known before the job: a launcher that dies in between leaves an attempt that leads to the job.
+        name = names.object_name(submission.job.run_id)
+        native_id = names.native_id(cluster.name, options.namespace, name)
+        yield Attempt.claim(number, native_id, RunPaths.request_key(number))
+
+    def submit(self, submission: Submission) -> str:
+        """Upload the code and create the job; the native id is ``CONTEXT/NAMESPACE/NAME``."""
+        from sm_llm.launcher.backends.kubeflow.submit import submit
+
+        options = KubeflowOptions.of(submission.job.spec)
+        cluster = self.connect(options.context)
+        submit(submission, cluster)
+        return names.native_id(cluster.name, options.namespace, names.object_name(submission.job.run_id))
+
+    def describe(self, home: RunStore) -> NativeState:
+        """The state of the run's newest job. One that has ended is settled in the run's record."""
+        from sm_llm.launcher.backends.kubeflow.jobs import state_of
+
+        record = home.record()
+        if (end := recorded_end(record)) is not None:
+            return NativeState.of(end)
+        if not record.attempts or record.attempts[-1].is_claim:
+            return NativeState(RunState.PENDING, unstarted(record, time.time()))
+        return state_of(home, record, self._cluster_of(record.attempts[-1].native_id))
+
+    def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
+        """Wanted lines of all pods, rank 0's first, over all restarts; then new ones while ``still_running``."""
+        from sm_llm.launcher.backends.kubeflow.jobs import logs_of
+
+        record = home.record()
+        native_id = record.attempts[-1].native_id
+        return logs_of(home, record, attempt, wanted, still_running, lambda: self._cluster_of(native_id))
+
+    def stop(self, home: RunStore, attempt: Attempt, *, now: bool = False) -> None:
+        """Ask the job to save and stop; one that waits, or with ``now`` any, is deleted."""
+        from sm_llm.launcher.backends.kubeflow.jobs import stop_job
+
+        stop_job(home, home.record(), attempt, self._cluster_of(attempt.native_id), now=now)
+
+    def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
+        """kubectl's command that opens a shell in a pod."""
+        from sm_llm.launcher.backends.kubeflow.jobs import shell_command
+
+        return shell_command(home, native_id, node, self._cluster_of(native_id))
+
+    def parse_native(self, text: str) -> NativeJob | None:
+        """``kubeflow://CONTEXT/NAMESPACE/NAME``."""
+        scheme, separator, native = text.partition("://")
+        found = names.split_native(native)
+        if not separator or scheme != self.name or found is None:
+            return None
+        _, namespace, name = found
+
+        def find_run() -> str | None:
+            from sm_llm.launcher.backends.kubeflow.manifest import KINDS
+
+            cluster = self._cluster_of(native)
+            jobs = (cluster.job(kind, namespace, name) for kind in KINDS if cluster.has_kind(kind, namespace))
+            job = next((it for it in jobs if it is not None), None)
+            place = str(((job or {}).get("metadata") or {}).get("annotations", {}).get(names.RUN_ANNOTATION, ""))
+            # An annotation may hold anything; only what has the form of a run's address is taken for one.
+            return place if place.startswith(("/", "s3://")) else None
+
+        return NativeJob(text, find_run)
+
+    def _cluster_of(self, native_id: str) -> Cluster:
+        from sm_llm.launcher.backends.kubeflow.jobs import parts
+
+        return self.connect(parts(native_id)[0])

@@ -1,0 +1,165 @@
+"""Checks a manifest before it is sent: closed schema, the rules of the operators' webhooks, and those of pods.
+
+The API server takes most mistakes: unknown fields are dropped, other values reach an operator that does nothing.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from sm_llm.errors import Issue
+from sm_llm.launcher.backends.kubeflow.names import CONTAINER
+from sm_llm.launcher.backends.kubeflow.schema import (
+    ConfigMap,
+    HyperPodPyTorchJob,
+    PodSpec,
+    PyTorchJob,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_MODELS: dict[str, type[BaseModel]] = {
+    "PyTorchJob": PyTorchJob,
+    "HyperPodPyTorchJob": HyperPodPyTorchJob,
+    "ConfigMap": ConfigMap,
+}
+_MOST_BYTES = 1 << 20
+"""Of a ConfigMap's data."""
+_EXTENDED = "/"
+"""In the name of a resource that is a device."""
+
+
+def manifest_issues(manifest: Mapping[str, Any]) -> list[Issue]:
+    """Everything that is wrong with a ConfigMap, a PyTorchJob or a HyperPodPyTorchJob, each with its dotted path."""
+    kind = manifest.get("kind")
+    model = _MODELS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        remedy = f"Use {', '.join(_MODELS)}"
+        return [Issue("manifest-kind-unknown", "kind", "is not a kind of ours", kind, remedy)]
+    try:
+        found = model.model_validate(manifest)
+    except ValidationError as error:
+        return [_issue(model, it) for it in error.errors()]
+    if isinstance(found, PyTorchJob):
+        return list(_job_issues(found))
+    if isinstance(found, HyperPodPyTorchJob):
+        return list(_hyperpod_issues(found))
+    assert isinstance(found, ConfigMap)
+    return list(_map_issues(found))
+
+
+def _issue(model: type[BaseModel], error: Any) -> Issue:
+    """One error of pydantic; an unknown field with the nearest known one."""
+    path = ".".join(str(it) for it in error["loc"])
+    if error["type"] == "extra_forbidden":
+        close = get_close_matches(str(error["loc"][-1]), _fields_at(model, error["loc"][:-1]), n=1)
+        remedy = f"Did you mean {close[0]}?" if close else "Leave it out"
+        return Issue("manifest-field-unknown", path, "is not a documented field", error["input"], remedy)
+    if error["type"] == "missing":
+        return Issue("manifest-field-missing", path, "is missing", None, "Add it")
+    return Issue("manifest-value-invalid", path, f"is not valid: {error['msg']}", error["input"], "Correct it")
+
+
+def _fields_at(model: Any, location: tuple[int | str, ...]) -> list[str]:
+    """The fields of the model at a place of another; empty where it is not one."""
+    for part in location:
+        if isinstance(model, type) and issubclass(model, BaseModel) and part in model.model_fields:
+            model = _inner(model.model_fields[str(part)].annotation)
+        # A key of a mapping, or an index of a list, leads to no other model.
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _inner(annotation: Any) -> Any:
+    """The model inside a list, a mapping or an optional value."""
+    arguments = getattr(annotation, "__args__", ())
+    inner = (_inner(it) for it in arguments)
+    models = (it for it in inner if isinstance(it, type) and issubclass(it, BaseModel))
+    return annotation if isinstance(annotation, type) and not arguments else next(models, None)
+
+
+def _job_issues(job: PyTorchJob) -> Iterator[Issue]:
+    """The rules of the training operator's webhook."""
+    replicas = job.spec.pytorchReplicaSpecs
+    place = "spec.pytorchReplicaSpecs"
+    for name in replicas:
+        if name not in ("Master", "Worker"):
+            remedy = "Use Master, Worker or both"
+            yield Issue("manifest-replica-type", f"{place}.{name}", "is not a replica type", name, remedy)
+    if not replicas:
+        yield Issue("manifest-replica-type", place, "is empty", None, "Add Master, Worker or both")
+    master, worker = replicas.get("Master"), replicas.get("Worker")
+    if master is not None and master.replicas != 1:
+        yield Issue("manifest-replicas", f"{place}.Master.replicas", "must be 1", master.replicas, "Use workers")
+    if worker is not None and worker.replicas < 1:
+        remedy = "Leave Worker out, or raise it"
+        yield Issue("manifest-replicas", f"{place}.Worker.replicas", "must be at least 1", worker.replicas, remedy)
+    yield from _elastic_issues(job)
+    for name, it in replicas.items():
+        yield from _pod_issues(it.template.spec, f"{place}.{name}.template.spec")
+
+
+def _elastic_issues(job: PyTorchJob) -> Iterator[Issue]:
+    elastic = job.spec.elasticPolicy
+    if elastic is None:
+        return
+    if "Worker" not in job.spec.pytorchReplicaSpecs:
+        yield Issue("manifest-elastic", "spec.elasticPolicy", "needs workers", None, "Add Worker")
+    if elastic.nProcPerNode is not None and job.spec.nprocPerNode is not None:
+        path, problem = "spec.elasticPolicy.nProcPerNode", "cannot be set beside spec.nprocPerNode"
+        yield Issue("manifest-elastic", path, problem, elastic.nProcPerNode, "Use spec.nprocPerNode alone")
+    low, high = elastic.minReplicas, elastic.maxReplicas
+    if low is not None and high is not None and low > high:
+        problem = f"must be at least minReplicas, which is {low}"
+        yield Issue("manifest-elastic", "spec.elasticPolicy.maxReplicas", problem, high, "Raise it")
+
+
+def _hyperpod_issues(job: HyperPodPyTorchJob) -> Iterator[Issue]:
+    for index, it in enumerate(job.spec.replicaSpecs):
+        place = f"spec.replicaSpecs.{index}"
+        if it.maxReplicas is not None and it.maxReplicas < it.replicas:
+            problem = f"must be at least replicas, which is {it.replicas}"
+            yield Issue("manifest-replicas-beyond-maximum", f"{place}.maxReplicas", problem, it.maxReplicas, "Raise it")
+        yield from _pod_issues(it.template.spec, f"{place}.template.spec")
+
+
+def _pod_issues(pod: PodSpec, place: str) -> Iterator[Issue]:
+    """What the webhook and the API server demand of pods, and devices that would be refused later."""
+    if not any(it.name == CONTAINER for it in pod.containers):
+        listed = ", ".join(it.name for it in pod.containers)
+        remedy = f"Name one of them {CONTAINER}"
+        yield Issue("manifest-container-name", f"{place}.containers", f"has no container {CONTAINER}", listed, remedy)
+    volumes = {it.name for it in pod.volumes}
+    for group, containers in (("containers", pod.containers), ("initContainers", pod.initContainers)):
+        for index, it in enumerate(containers):
+            at = f"{place}.{group}.{index}"
+            yield from _resource_issues(it.resources.requests, it.resources.limits, f"{at}.resources")
+            for number, mount in enumerate(it.volumeMounts):
+                if mount.name not in volumes:
+                    remedy = "Add the volume, or correct the name"
+                    path = f"{at}.volumeMounts.{number}.name"
+                    yield Issue("manifest-volume-missing", path, "names no volume of the pod", mount.name, remedy)
+    for index, volume in enumerate(pod.volumes):
+        sources = sorted(volume.model_fields_set - {"name"})
+        if len(sources) != 1:
+            problem = "must have exactly one source"
+            yield Issue("manifest-volume-source", f"{place}.volumes.{index}", problem, sources, "Keep one")
+
+
+def _resource_issues(requests: Mapping[str, Any], limits: Mapping[str, Any], place: str) -> Iterator[Issue]:
+    for name in sorted({*requests, *limits}):
+        asked, limit = requests.get(name), limits.get(name)
+        # Of a device without a request Kubernetes takes the limit; every other difference it refuses, or evicts by.
+        if str(asked) != str(limit) and not (asked is None and _EXTENDED in name):
+            problem = f"must be equal to the request, which is {asked}"
+            yield Issue("manifest-resources-differ", f"{place}.limits.{name}", problem, limit, "Give both one value")
+
+
+def _map_issues(found: ConfigMap) -> Iterator[Issue]:
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in found.data.items())
+    if size > _MOST_BYTES:
+        problem = f"holds more than {_MOST_BYTES:,} bytes"
+        yield Issue("manifest-too-large", "data", problem, size, "Make the specification smaller")

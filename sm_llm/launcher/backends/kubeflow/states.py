@@ -1,0 +1,171 @@
+"""The state of a job in our words, from its conditions, its pods and what controllers report of them.
+
+A job's own conditions state too little: an image that cannot be pulled, pods that fit on no node and containers that
+fail again and again leave a job "Created" or "Running".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backends.kubeflow.names import CONTAINER
+from sm_llm.runs.run_states import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+CONDITIONS = {
+    "Created": RunState.PENDING,
+    "Suspended": RunState.PENDING,
+    "Running": RunState.RUNNING,
+    "Restarting": RunState.RESTARTING,
+    "Succeeded": RunState.COMPLETED,
+    "Failed": RunState.FAILED,
+}
+"""Types of a job's conditions; what is not here is shown raw."""
+_HYPERPOD = {"Completed": "Succeeded", "Complete": "Succeeded", "Starting": "Created", "Pending": "Created"}
+"""HyperPod's operator has names of its own for some."""
+_DEADLINE = re.compile(r"DeadlineExceeded|active longer than specified deadline")
+
+WAITS = {
+    "ErrImagePull": "its image cannot be pulled",
+    "ImagePullBackOff": "its image cannot be pulled",
+    "InvalidImageName": "the name of its image is not valid",
+    "ImageInspectError": "its image cannot be read",
+    "ErrImageNeverPull": "its image is not on the node",
+    "CreateContainerConfigError": "its container cannot be configured",
+    "CreateContainerError": "its container cannot be created",
+    "RunContainerError": "its container cannot be started",
+}
+"""Reasons for which a container waits, and that a person has to do something about."""
+_RESTARTS = "CrashLoopBackOff"
+_REMEDY = {
+    "ErrImagePull": "Check backend.image and backend.image_pull_secrets",
+    "ImagePullBackOff": "Check backend.image and backend.image_pull_secrets",
+    "InvalidImageName": "Check backend.image",
+    "CreateContainerConfigError": "Check backend.volumes and the secrets that the job names",
+}
+_POD = re.compile(r"-(?P<kind>[a-z]+)-(?P<number>[0-9]+)$")
+
+
+def condition_of(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The condition that holds: the last one with status True. None before the operator has seen the job."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return next((it for it in reversed(conditions) if it.get("status") == "True"), None)
+
+
+def node_of(pod: Mapping[str, Any]) -> int | None:
+    """The node that a pod is in our counting: the master, or the first pod, is 0. None for a name that is not ours."""
+    match = _POD.search(str(pod["metadata"]["name"]))
+    return None if match is None else int(match["number"]) + (1 if match["kind"] == "worker" else 0)
+
+
+def native_state(
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], events: Callable[[], Sequence[Mapping[str, Any]]]
+) -> NativeState:
+    """The state of a job and why. ``events`` asks for those of the job, where nothing else explains why it waits."""
+    condition = condition_of(job)
+    if condition is None:
+        return NativeState(RunState.PENDING, "the operator has not seen the job yet")
+    name = _HYPERPOD.get(str(condition.get("type")), str(condition.get("type")))
+    words = str(condition.get("message") or condition.get("reason") or "")
+    if name not in CONDITIONS:
+        return NativeState(RunState.UNKNOWN, f"{name}: {words}" if words else name)
+    state = CONDITIONS[name]
+    if name == "Suspended" or (state is RunState.PENDING and _is_suspended(job)):
+        return NativeState(RunState.PENDING, _quota(events()))
+    if name == "Failed":
+        return _failed(condition, words, pods)
+    if name == "Succeeded":
+        return NativeState(state, "")
+    found = [it for it in map(_trouble, sorted(pods, key=_order)) if it is not None]
+    if found:
+        return min(found, key=lambda it: it.state is not RunState.PENDING)
+    if state is RunState.PENDING and not pods:
+        return NativeState(state, f"its pods are being created{_last(events())}")
+    return NativeState(_by_pods(state, pods), _counts(pods) if state is not RunState.RESTARTING else words)
+
+
+def _by_pods(state: RunState, pods: Sequence[Mapping[str, Any]]) -> RunState:
+    """The operator calls a job running as soon as one pod is."""
+    waits = any((it.get("status") or {}).get("phase") == "Pending" for it in pods)
+    return RunState.PENDING if state is RunState.RUNNING and waits else state
+
+
+def _order(pod: Mapping[str, Any]) -> int:
+    return node_of(pod) or 0
+
+
+def _is_suspended(job: Mapping[str, Any]) -> bool:
+    policy = (job.get("spec") or {}).get("runPolicy") or {}
+    return policy.get("suspend") is True
+
+
+def _quota(events: Sequence[Mapping[str, Any]]) -> str:
+    return f"waiting for quota: the queue has not admitted the job{_last(events)}"
+
+
+def _last(events: Sequence[Mapping[str, Any]]) -> str:
+    words = next((str(it.get("message")) for it in reversed(events) if it.get("message")), "")
+    return f" ({words})" if words else ""
+
+
+def _counts(pods: Sequence[Mapping[str, Any]]) -> str:
+    phases = [str((it.get("status") or {}).get("phase") or "Pending") for it in pods]
+    if len(set(phases)) == 1:
+        return f"{len(pods)} pods {phases[0].lower()}" if phases[0] != "Running" else f"running in {len(pods)} pods"
+    listed = (f"{phases.count(it)} {it.lower()}" for it in dict.fromkeys(phases))
+    return f"of {len(pods)} pods " + ", ".join(listed)
+
+
+def _trouble(pod: Mapping[str, Any]) -> NativeState | None:
+    """Why a pod does not run, and what a person can do about it; None where nothing is wrong with it."""
+    status, name = pod.get("status") or {}, str(pod["metadata"]["name"])
+    unscheduled: Mapping[str, Any] = next(
+        (it for it in status.get("conditions") or () if it.get("type") == "PodScheduled"), {}
+    )
+    if unscheduled.get("status") == "False":
+        return NativeState(RunState.PENDING, f"waiting for nodes: {name}: {unscheduled.get('message')}")
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = str(waiting.get("reason"))
+        if reason in WAITS:
+            words = f" ({waiting['message']})" if waiting.get("message") else ""
+            remedy = f". {_REMEDY[reason]}" if reason in _REMEDY else ""
+            return NativeState(RunState.PENDING, f"{name}: {WAITS[reason]}: {reason}{words}{remedy}")
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        ended = (container.get("state") or {}).get("terminated") or {}
+        if reason == _RESTARTS or (ended.get("exitCode") and not waiting):
+            count = container.get("restartCount", 0)
+            return NativeState(
+                RunState.RESTARTING, f"{name}: {termination(ended or last)}; started again {count} times"
+            )
+    return None
+
+
+def termination(found: Mapping[str, Any]) -> str:
+    """Why a container has ended: the last line that it left, or Kubernetes' reason and the exit code."""
+    lines = str(found.get("message") or "").strip().splitlines()
+    if found.get("reason") == "OOMKilled":
+        return "its memory was used up (OOMKilled). Raise backend.memory_gib_per_pod"
+    code = f"exit code {found.get('exitCode')}"
+    return f"{code}: {lines[-1]}" if lines else code
+
+
+def _failed(condition: Mapping[str, Any], words: str, pods: Sequence[Mapping[str, Any]]) -> NativeState:
+    if _DEADLINE.search(f"{condition.get('reason')} {words}"):
+        return NativeState(RunState.INTERRUPTED, "the time limit backend.time_limit_minutes was reached")
+    ended = []
+    for pod in sorted(pods, key=_order):
+        for it in (pod.get("status") or {}).get("containerStatuses") or ():
+            # A container that is started again shows its end in its last state.
+            found = (it.get("state") or {}).get("terminated") or (it.get("lastState") or {}).get("terminated") or {}
+            if it.get("name") == CONTAINER and found.get("exitCode"):
+                ended.append((str(found.get("finishedAt") or ""), f"{pod['metadata']['name']}: {termination(found)}"))
+    running = [str(it["metadata"]["name"]) for it in pods if (it.get("status") or {}).get("phase") == "Running"]
+    # The first to end is the cause: the others have lost it.
+    first = min(ended)[1] if ended else words
+    still = f"; still there: {', '.join(running[:5])}" if running else ""
+    return NativeState(RunState.FAILED, f"{first}{still}")

@@ -1,0 +1,132 @@
+"""Submits an attempt: the code goes to the run's storage, then the cluster gets the ConfigMap and the job."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.contract.job_file import job_home
+from sm_llm.errors import PlanError, QueryError, SubmitError
+from sm_llm.launcher.backends.kubeflow.cluster import INSTALL, Refused, dropped_fields
+from sm_llm.launcher.backends.kubeflow.jobs import is_of, remove_earlier
+from sm_llm.launcher.backends.kubeflow.manifest import secret_names
+from sm_llm.launcher.backends.kubeflow.manifest_check import manifest_issues
+from sm_llm.launcher.submission import MayRun, keep_request
+from sm_llm.spec.backends.kubeflow import KubeflowOptions
+from sm_llm.storage.uri import open_store
+from sm_llm.terminal import quoted, say, size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backends.kubeflow.cluster import Cluster
+
+_PROBE = "-check"
+
+
+def check_cluster(submission: Submission, cluster: Cluster) -> None:
+    """Raise ``SubmitError`` for what the cluster lacks: operator, claims, service account, secrets.
+
+    The job is created as a dry run, so that the operator's webhook and quotas have their say, and compared with what
+    the cluster would hold of it: unknown fields are dropped without a word.
+    """
+    options = KubeflowOptions.of(submission.job.spec)
+    _, job = submission.request["manifests"]
+    if issues := [it for manifest in submission.request["manifests"] for it in manifest_issues(manifest)]:
+        raise PlanError(issues)
+    if not cluster.has_kind(options.resource, options.namespace):
+        raise SubmitError(
+            f"backend.resource: the cluster {cluster.name} has no {options.resource}. Install its operator: "
+            f"{INSTALL[options.resource]}"
+        )
+    if absent := _absent(submission, cluster):
+        raise SubmitError("; ".join(absent))
+    # An earlier attempt's job may still have the name.
+    probe = copy.deepcopy(dict(job))
+    probe["metadata"]["name"] += _PROBE
+    held = cluster.create_job(probe, dry_run=True)
+    if dropped := dropped_fields(probe["spec"], held.get("spec"), "spec"):
+        raise SubmitError(
+            f"the cluster {cluster.name} would drop {', '.join(dropped[:10])} of the {options.resource}: its operator "
+            f"is too old, or too new. Install another: {INSTALL[options.resource]}"
+        )
+
+
+def _absent(submission: Submission, cluster: Cluster) -> list[str]:
+    """What the pods would wait for for ever."""
+    options = KubeflowOptions.of(submission.job.spec)
+    place = f"/api/v1/namespaces/{options.namespace}"
+    queues = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{options.namespace}/localqueues"
+    wanted = [
+        *(("backend.volumes", "persistent volume claim", f"{place}/persistentvolumeclaims/{it.claim}")
+          for it in options.volumes),
+        *(("secrets", "secret", f"{place}/secrets/{it}") for it in secret_names(submission.job.spec.secrets.values())),
+        *(("backend.image_pull_secrets", "secret", f"{place}/secrets/{it}") for it in options.image_pull_secrets),
+        *([("backend.service_account", "service account", f"{place}/serviceaccounts/{options.service_account}")]
+          if options.service_account else []),
+        *([("backend.queue", "local queue of Kueue", f"{queues}/{options.queue}")] if options.queue else []),
+    ]  # fmt: skip
+    # Who may not look learns it from the pods: some roles may create jobs and read no secrets.
+    return [
+        f"{path}: {options.namespace} has no {what} {address.rpartition('/')[2]}"
+        for path, what, address in wanted
+        if cluster.exists(address) is False
+    ]
+
+
+def submit(submission: Submission, cluster: Cluster) -> None:
+    """Submit a claimed attempt. Raises ``SubmitError``."""
+    home, job = job_home(submission.job), submission.job
+    config_map, manifest = submission.request["manifests"]
+    metadata = manifest["metadata"]
+    sent = _upload(submission)
+    keep_request(submission)
+    # First: what belongs to the job of an earlier attempt goes with it, its ConfigMap too.
+    remove_earlier(home, home.record(), manifest["kind"], cluster, metadata["namespace"], metadata["name"])
+    if not home.is_remote:
+        # A request to stop in a folder holds for whichever attempt finds it.
+        home.paths.stop_file.unlink(missing_ok=True)
+    cluster.put_config_map(config_map)
+    created = _created(cluster, manifest, home.uri, job.attempt)
+    try:
+        cluster.own_config_map(metadata["namespace"], config_map["metadata"]["name"], created)
+    except SubmitError as error:
+        say(f"ConfigMap {config_map['metadata']['name']} stays when its job is deleted: {error}", err=True)
+    count = job.spec.compute.instance_count
+    say(
+        f"created {manifest['kind']} {metadata['name']} ({count} pods) in {metadata['namespace']} of {cluster.name}; "
+        f"uploaded {size(sent)}",
+        f"its results will be in {home.uri}; follow it with: sm-llm logs -f {quoted(home.uri)}",
+        err=True,
+    )
+
+
+def _upload(submission: Submission) -> int:
+    """Store the code bundle where it is not yet; returns the bytes that were sent."""
+    sent = 0
+    for address, body in submission.uploads.items():
+        folder, _, key = address.rpartition("/")
+        store = open_store(folder, submission.job.spec.storage_options.model_dump())
+        # Named by its content: what is there is the same.
+        sent += len(body) if store.put_if_absent(key, body) else 0
+    return sent
+
+
+def _created(cluster: Cluster, manifest: Mapping[str, Any], uri: str, attempt: int) -> dict[str, Any]:
+    """Create the job once, also where the answer is lost. Raises ``MayRun`` if nobody knows whether it was."""
+    metadata = manifest["metadata"]
+    try:
+        return cluster.create_job(manifest)
+    except SubmitError as error:
+        if isinstance(error, Refused) and error.status != 409:
+            raise
+        try:
+            found = cluster.job(manifest["kind"], metadata["namespace"], metadata["name"])
+        except QueryError:
+            perhaps = f"A job may have been created all the same; check it with: sm-llm status {quoted(uri)}"
+            raise MayRun(f"{error}. {perhaps}") from error
+        # 409 may be the answer to the second try of a request whose first was carried out.
+        if found is None or not is_of(found, uri, attempt):
+            raise
+        return found

@@ -1,0 +1,1 @@
+"""What runs in each pod of a Kubernetes job, around the processes of the task."""

@@ -1,0 +1,215 @@
+"""The pods of one start of a job: they begin together, and end together once one of them is lost.
+
+Pods are restarted one by one, at times of their own. One that comes back while the others still run would join what is
+left of the earlier start; and where the others hang in a collective, each would wait for its own time limit
+(kubeflow/trainer#2000). So the first pod waits for all, names a rendezvous that no earlier start had, and every
+connection stays open: its end is the end of a pod.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import selectors
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_POLL_SECONDS = 0.5
+_REPORT_SECONDS = 60.0
+_LONGEST_LINE = 4_096
+
+
+@dataclass(frozen=True)
+class Start:
+    """What all pods of one start know."""
+
+    rendezvous: str
+    port: int
+    """Of torchrun's store, in the first pod."""
+    secret: str
+    """Signs what the processes leave in the store."""
+
+    @classmethod
+    def new(cls) -> Start:
+        """Another than any before, on a port that is free in this pod."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return cls(secrets.token_hex(8), probe.getsockname()[1], secrets.token_hex(16))
+
+
+class _Line:
+    """A connection that carries JSON texts, one per line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._rest = b""
+
+    def send(self, value: Any) -> None:
+        self.connection.sendall(json.dumps(value).encode() + b"\n")
+
+    def receive(self) -> Any:
+        """The next value, which has begun to arrive; None at the end of the connection, or for what is not ours."""
+        try:
+            while b"\n" not in self._rest:
+                new = self.connection.recv(_LONGEST_LINE)
+                if not new or len(self._rest) > _LONGEST_LINE:
+                    return None
+                self._rest += new
+            line, _, self._rest = self._rest.partition(b"\n")
+            return json.loads(line)
+        except (OSError, ValueError):
+            return None
+
+
+@dataclass
+class Group:
+    """The pods of a job as one of them, ``pod``, sees them. ``say`` prints a line."""
+
+    job: str
+    """Names the attempt: a pod of another one is turned away."""
+    pod: int
+    pods: int
+    address: tuple[str, int]
+    """Where the first pod listens."""
+    say: Callable[[str], None]
+    _peers: dict[int, _Line] = field(default_factory=dict)
+    _done: set[int] = field(default_factory=set)
+    _listener: socket.socket | None = None
+    _lost: str = ""
+
+    def start(self, is_over: Callable[[], bool]) -> Start | None:
+        """Wait until all pods are there; None where ``is_over`` comes first.
+
+        There is no limit: pods may wait for nodes as long as the cluster has none.
+        """
+        return self._gather(is_over) if self.pod == 0 else self._join(is_over)
+
+    def _gather(self, is_over: Callable[[], bool]) -> Start | None:
+        self._listener = socket.create_server(("", self.address[1]), backlog=max(128, self.pods))
+        self._listener.settimeout(_POLL_SECONDS)
+        reported = time.monotonic()
+        while len(self._peers) < self.pods - 1:
+            if is_over():
+                return None
+            self._accept()
+            self._forget_lost()
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                absent = [it for it in range(1, self.pods) if it not in self._peers]
+                self.say(f"waits for {len(absent)} of {self.pods} pods: {', '.join(map(str, absent[:20]))}")
+                reported = time.monotonic()
+        start = Start.new()
+        for peer in self._peers.values():
+            with suppress(OSError):  # found lost at the next look
+                peer.send(vars(start))
+        return start
+
+    def _accept(self) -> None:
+        """Take in a pod that has come. One that comes again has been started again, and takes its own place."""
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except TimeoutError:
+            return
+        connection.settimeout(_POLL_SECONDS)
+        peer = _Line(connection)
+        hello = peer.receive()
+        pod = hello.get("pod") if isinstance(hello, dict) and hello.get("job") == self.job else None
+        if not isinstance(pod, int) or not 0 < pod < self.pods:
+            connection.close()
+            return
+        if (before := self._peers.pop(pod, None)) is not None:
+            before.connection.close()
+        self._peers[pod] = peer
+
+    def _forget_lost(self) -> None:
+        for pod, peer in self._readable():
+            if peer.receive() is None:
+                peer.connection.close()
+                del self._peers[pod]
+
+    def _join(self, is_over: Callable[[], bool]) -> Start | None:
+        reported = time.monotonic()
+        while not is_over():
+            with suppress(OSError):  # a name of a fresh cluster may not resolve yet, and the first pod may not listen
+                connection = socket.create_connection(self.address, timeout=_POLL_SECONDS * 10)
+                if (start := self._await_start(_Line(connection), is_over)) is not None:
+                    return start
+            if time.monotonic() - reported > _REPORT_SECONDS:
+                self.say(f"waits for the first pod, {self.address[0]}")
+                reported = time.monotonic()
+            time.sleep(_POLL_SECONDS)
+        return None
+
+    def _await_start(self, first: _Line, is_over: Callable[[], bool]) -> Start | None:
+        first.send({"job": self.job, "pod": self.pod})
+        self._peers = {0: first}
+        while not is_over():
+            if self._readable(_POLL_SECONDS):
+                found = first.receive()
+                if not isinstance(found, dict):
+                    break  # the first pod has ended, or runs an earlier start that it has to leave
+                return Start(**found)
+        first.connection.close()
+        self._peers = {}
+        return None
+
+    def lost(self) -> str:
+        """Why this start is over, in words, once a pod of it is lost; empty until then. Does not wait."""
+        if self._lost:
+            return self._lost
+        for pod, peer in self._readable():
+            note = peer.receive()
+            if note is None and pod not in self._done:
+                self._lost = f"pod {pod} is lost"
+            elif isinstance(note, dict) and note.get("code") == 0:
+                self._done.add(pod)
+            elif note is not None:
+                self._lost = f"pod {pod} has failed"
+            if note is None:
+                peer.connection.close()
+                del self._peers[pod]
+        if self._listener is not None and not self._lost and self._knocks():
+            self._lost = "a pod has been started again"
+        return self._lost
+
+    def _knocks(self) -> bool:
+        """Whether a pod of this job asks for a start that has begun already."""
+        assert self._listener is not None
+        self._listener.settimeout(0)
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return False
+        with connection:
+            connection.settimeout(_POLL_SECONDS)
+            hello = _Line(connection).receive()
+        return isinstance(hello, dict) and hello.get("job") == self.job
+
+    def _readable(self, seconds: float = 0) -> list[tuple[int, _Line]]:
+        if not self._peers:
+            return []
+        with selectors.DefaultSelector() as selector:
+            for pod, peer in self._peers.items():
+                selector.register(peer.connection, selectors.EVENT_READ, pod)
+            return [(key.data, self._peers[key.data]) for key, _ in selector.select(seconds)]
+
+    def await_others(self, seconds: float) -> None:
+        """Wait until the others have ended, in order or not: the first pod's success is that of the job."""
+        deadline = time.monotonic() + seconds
+        while self._peers and time.monotonic() < deadline and not self.lost():
+            time.sleep(_POLL_SECONDS)
+
+    def close(self, code: int) -> None:
+        """Report to the others how this pod has ended, and leave."""
+        for peer in self._peers.values():
+            with suppress(OSError):
+                peer.send({"code": code})
+            peer.connection.close()
+        if self._listener is not None:
+            self._listener.close()

@@ -1,0 +1,246 @@
+"""The program of a pod: checks it, lays out the worker's folders, meets the other pods, runs the processes of the task.
+
+``node.py torchrun|hyperpodrun PODS PROCESSES ENTRY``. Under Kubeflow's operator, which restarts pods one by one, the
+pods find each other by ``group``; under HyperPod's its agent ``hyperpodrun`` does all that, and runs in their place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sm_llm.parent import end_with_parent
+from sm_llm.worker.kubeflow.group import Group
+from sm_llm.worker.slurm.preflight import Expected, node_issues
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import FrameType
+
+    from sm_llm.worker.kubeflow.group import Start
+
+BAD_POD = 78
+"""Exit code of a pod that is unfit: EX_CONFIG of sysexits.h."""
+LOST_PEER = 75
+"""Exit code after the loss of another pod: EX_TEMPFAIL. The operator starts this pod again, too."""
+ENDED = 143
+"""Exit code after SIGTERM, whatever the processes returned: with 0 the operator would take a pod that is evicted for
+one that has done its work, and the job for complete."""
+END_SECONDS = 600.0
+"""How long pods may end after the first, which publishes what the others have finished."""
+GRACE_SECONDS = 30.0
+"""After the loss of a pod the processes may still find out and report why, then they are killed."""
+_LOOK_SECONDS = 0.5
+_STEPPED = ("train", "script")
+"""Tasks that look for a stop file between two steps; others end at once when they are asked."""
+_TORCHRUN_DEFAULTS = re.compile(r"PET_.*|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT")
+"""The operator's variables; of its ranks and sizes some releases count pods, others processes (kubeflow/trainer#1947).
+"""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """This pod of the job, from its variables and job.json."""
+
+    environ: Mapping[str, str]
+    runner: str
+    pods: int
+    processes: int
+    entry: str
+
+    @property
+    def name(self) -> str:
+        return self.environ["SM_LLM_POD_NAME"]
+
+    @property
+    def index(self) -> int:
+        """The master is pod 0, the first worker pod 1; pods of other types are numbered as they are named."""
+        job, _, number = self.name.rpartition("-")
+        return int(number) + (1 if job.endswith("-worker") else 0)
+
+    @cached_property
+    def job(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(Path(self.environ["SM_LLM_JOB_FILE"]).read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def of_user(self) -> Path:
+        """This user's folder on the disk, which may be the node's own, and be shared with other pods."""
+        return Path(self.environ["SM_LLM_POD_SCRATCH"]) / f"sm-llm-{os.geteuid()}"
+
+    @property
+    def base(self) -> Path:
+        """The worker's folders, the same after a restart of the container."""
+        return self.of_user / str(self.job["run_id"]) / f"node-{self.index}"
+
+    @property
+    def run_folder(self) -> Path:
+        """Where the workers keep the files of the run."""
+        uri = str(self.job["run_uri"])
+        return self.base / "scratch" / "run" if "://" in uri else Path(uri)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the first pod is: the operator makes a service for it."""
+        return self.environ["MASTER_ADDR"], int(self.environ["MASTER_PORT"])
+
+    def command(self, start: Start | None) -> list[str]:
+        """What runs the processes of this pod. Restarts are the operator's business, so torchrun's stay 0."""
+        entry = str(Path(__file__).parents[3] / self.entry)
+        common = [
+            f"--nnodes={self.pods}", f"--nproc-per-node={self.processes}", "--max-restarts=0",
+            f"--log-dir={self.base / 'scratch' / 'torchrun'}",
+            *(["--tee=3"] if self.processes > 1 else []),  # one process prints into the pod's log itself
+        ]  # fmt: skip
+        if start is None:
+            return ["hyperpodrun", "--rdzv-backend=hyperpod", *common, entry]
+        return [
+            sys.executable, "-P", "-m", "torch.distributed.run", *common, f"--node-rank={self.index}",
+            "--rdzv-backend=static", f"--rdzv-id={start.rendezvous}",
+            f"--master-addr={self.address[0]}", f"--master-port={start.port}", entry,
+        ]  # fmt: skip
+
+    def variables(self, start: Start | None) -> dict[str, str]:
+        """The environment of the processes."""
+        threads = max(1, (os.cpu_count() or 1) // self.processes)
+        kept = self.environ
+        if start is not None:
+            kept = {name: value for name, value in self.environ.items() if not _TORCHRUN_DEFAULTS.fullmatch(name)}
+        found = {
+            # What stands before the pod's own is a default that the user can replace; what stands after it is fixed.
+            "OMP_NUM_THREADS": str(threads),
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank ${rank}] ",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(self.job["spec"]["backend"]["stop_seconds"]),
+            "PYTHONUNBUFFERED": "1",
+            **kept,
+            "SAGEMAKER_BASE_DIR": str(self.base),
+        }
+        return found if start is None else {**found, "SM_LLM_STORE_SECRET": start.secret}
+
+    def expected(self) -> Expected:
+        """What this pod must have."""
+        uri = str(self.job["run_uri"])
+        kept = [] if "://" in uri else [Path(uri)]
+        devices, _, count = self.environ.get("SM_LLM_POD_DEVICES", "").partition(":")
+        return Expected(
+            private=self.of_user,
+            writable=[self.base, *kept],
+            scratch=self.base,
+            mounted=kept,
+            devices=devices,
+            device_count=int(count or 0),
+        )
+
+    def lay_out(self) -> None:
+        """Create the folders and files of the container contract; what an earlier start reported is removed."""
+        for folder in ("input/config", "input/data", "model", "output/data", "code", "scratch"):
+            (self.base / folder).mkdir(0o700, parents=True, exist_ok=True)
+        for report in ("failure", "stopped"):
+            # The base is the same after a restart: an old report would be taken for this start's.
+            (self.base / "output" / report).unlink(missing_ok=True)
+        (self.base / "input/config/hyperparameters.json").write_text("{}", encoding="utf-8")
+
+    def is_asked_to_stop(self) -> bool:
+        """Whether the run was asked to stop through its storage."""
+        return (self.run_folder / "stop").exists()
+
+
+class _Ending:
+    """Whether SIGTERM has come, and the process that it is passed on to."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.has_come and self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.has_come = True
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Run this pod's processes; returns their exit code, or one that states why another start is needed."""
+    pod = Pod(environ, arguments[0], int(arguments[1]), int(arguments[2]), arguments[3])
+    ending = _Ending()
+    # At once: the first process of a container gets no signal that it has no handler for.
+    signal.signal(signal.SIGTERM, ending)
+    if issues := node_issues(pod.expected()):
+        _say(f"sm_llm: pod {pod.name} is unfit: {'; '.join(issues)}")
+        return BAD_POD
+    pod.lay_out()
+    if pod.runner != "torchrun":
+        return _code(pod, _run(pod, None, None, ending), ending)
+    job = f"{pod.job['run_id']}/{pod.job['attempt']}"
+    group = Group(job, pod.index, pod.pods, pod.address, _say)
+    start = group.start(lambda: ending.has_come)
+    if start is None:
+        return ENDED
+    code = _code(pod, _run(pod, start, group, ending), ending)
+    if code == 0 and pod.index == 0:
+        # The operator takes the success of this pod for that of the job, and may then delete the others.
+        group.await_others(END_SECONDS)
+    group.close(code)
+    return code
+
+
+def _code(pod: Pod, code: int, ending: _Ending) -> int:
+    if ending.has_come:
+        return ENDED
+    # torchrun reports an orderly stop as a failure of its processes.
+    if (pod.base / "output" / "stopped").is_file() and code != LOST_PEER:
+        return 0
+    if code not in (0, LOST_PEER):
+        failure = pod.base / "output" / "failure"
+        lines = failure.read_text(encoding="utf-8", errors="replace").splitlines() if failure.is_file() else []
+        # Kubernetes keeps the last lines of a container's log as the reason of its end.
+        _say(f"sm_llm: pod {pod.index} ends with code {code}: {lines[0] if lines else 'no process reported a reason'}")
+    return code
+
+
+def _run(pod: Pod, start: Start | None, group: Group | None, ending: _Ending) -> int:
+    """Run the processes to their end, or until another pod is lost."""
+    moment = time.strftime("%FT%TZ", time.gmtime())
+    meeting = "hyperpodrun" if start is None else f"rendezvous {start.rendezvous}"
+    _say(f"--- pod {pod.index} of {pod.pods} is {pod.name}; {meeting}; {moment} ---")
+    process = subprocess.Popen(
+        pod.command(start),
+        env=pod.variables(start),
+        cwd=pod.base / "code",
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # a group of its own, that can be killed as a whole
+        preexec_fn=partial(end_with_parent, os.getpid()),
+    )
+    ending.process = process
+    asks = pod.job["spec"]["task"]["kind"] not in _STEPPED
+    given_up: float | None = None
+    while True:
+        try:
+            code = process.wait(_LOOK_SECONDS)
+            return LOST_PEER if given_up is not None else code
+        except subprocess.TimeoutExpired:
+            if asks and pod.is_asked_to_stop():
+                process.send_signal(signal.SIGTERM)
+                asks = False
+        if group is not None and not ending.has_come and (why := group.lost()):
+            if given_up is None:
+                _say(f"sm_llm: {why}; this pod ends, too, so that all of them start again together")
+                given_up = time.monotonic() + GRACE_SECONDS
+            elif time.monotonic() > given_up:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
