@@ -18,7 +18,7 @@ from sm_llm.convert.report import read_manifest
 from sm_llm.convert.work import MANIFEST
 from sm_llm.launcher import api
 from sm_llm.models.config import model_config
-from sm_llm.runs.states import RunState
+from sm_llm.runs.run_states import RunState
 from sm_llm.spec.tasks import TrainTask
 from tests.fixtures.sampling import sample
 
