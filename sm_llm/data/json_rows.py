@@ -103,8 +103,8 @@ def left_out(folder: Path) -> list[str]:
     paths, runs = files_outside_runs(folder)
     hidden = sum(is_hidden(path, folder) for path in paths)
     others = sum(not is_hidden(path, folder) and not path.name.endswith(LINE_SUFFIXES) for path in paths)
-    found = [(hidden, "hidden files (names that begin with . or _)"), (others, "files of other kinds")]
-    reports = [f"{folder}: {count} {what} left out" for count, what in found if count]
+    found = [(hidden, "hidden file", " (names that begin with . or _)"), (others, "file", " of other kinds")]
+    reports = [f"{folder}: {counted(number, name)}{which} left out" for number, name, which in found if number]
     return [*reports, runs_sentence(folder, folder, runs)] if runs else reports
 
 

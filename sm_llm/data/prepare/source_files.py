@@ -97,7 +97,7 @@ def _folder(folder: Path, notice: Callable[[str], None]) -> list[SourceFile]:
     if runs:
         notice(runs_sentence(folder, folder, runs))
     if hidden := len(present) - len(paths):
-        notice(f"{folder}: {hidden} hidden files left out (names that begin with . or _)")
+        notice(f"{folder}: {counted(hidden, 'hidden file')} left out (names that begin with . or _)")
     return files
 
 

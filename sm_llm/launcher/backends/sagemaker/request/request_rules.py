@@ -254,7 +254,9 @@ def _instance_issues(job: JobSpec, options: SageMakerOptions) -> Iterator[Issue]
         return
     for row in machines(job):
         if row.accelerator and processes > row.accelerators:
-            problem = f"{counted(processes, 'process')} for the {counted(row.accelerators, 'accelerator')} of {row.name}"
+            problem = (
+                f"{counted(processes, 'process')} for the {counted(row.accelerators, 'accelerator')} of {row.name}"
+            )
             yield Issue(
                 "processes-exceed-accelerators",
                 "compute.processes_per_instance",
