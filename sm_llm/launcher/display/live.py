@@ -200,8 +200,10 @@ def begin(run: RunHandle, console: Console) -> None:
     where = "It runs in the background" if run.is_local else f"It is {run.native_uri}"
     for plan in run.record.plan:
         prefix = f"{plan['step']}: " if plan.get("step") else ""
-        for name, value in plan.get("settings", {}).items():
-            console.print(f"  {prefix}{name:<10} {value}", soft_wrap=True)
+        settings = plan.get("settings", {})
+        width = max(10, *map(len, settings), 0)
+        for name, value in settings.items():
+            console.print(f"  {prefix}{name:<{width}} {value}", soft_wrap=True)
         for warning in plan.get("warnings", ()):
             console.print(f"  {prefix}warning: {warning}", style="yellow", soft_wrap=True)
     hint = f"{where}; follow it from anywhere with: sm-llm logs -f {quoted(run.uri)}"
