@@ -148,3 +148,19 @@ def test_C8_what_bypasses_the_checks_of_trials_is_refused(calls: list[Any]) -> N
     refused(lambda: several.fit(include_cls_metadata={}, wait=False), "objective_type", "Minimize")
     assert not calls
     assert BUCKET
+
+
+def test_C8_an_argument_of_fit_that_the_sdk_drops_is_refused(calls: list[Any]) -> None:
+    refused(lambda: tuned(RATE).fit(wait=False, banana=1), "fit(banana)", "the SDK drops it")
+    assert not calls
+    tuned(RATE).fit(wait=False, include_cls_metadata=False)
+    assert calls[-1][0] == "CreateHyperParameterTuningJob"
+
+
+def test_C8_a_channel_for_a_group_that_the_job_does_not_have_is_refused(calls: list[Any]) -> None:
+    from sagemaker.inputs import TrainingInput
+
+    channel = TrainingInput(f"s3://{BUCKET}/train/", instance_groups=["a"])
+    script = estimator(job(task={"kind": "script", "entry": "-m x"}))
+    refused(lambda: script.fit({"train": channel}, wait=False), "inputs.train.InstanceGroupNames", "It has none")
+    assert not calls

@@ -84,6 +84,8 @@ def test_a_variable_of_a_pipeline_goes_to_the_sdk_as_it_is() -> None:
         (TINY, {"environment.X": "y" * 2499}, "environment.X", "2501 characters"),
         (SCRIPT, {"lr": 0.1}, "lr", "task.args"),
         (TINY, {"task.max_step": Variable(5)}, "task.max_step", "Did you mean task.max_steps"),
+        (TINY, {"task.lr": Variable(5)}, "task.lr", "Did you mean task.optim.learning_rate?"),
+        (TINY, {"lr": 5}, "lr", "Did you mean task.optim.learning_rate?"),
     ],
 )
 def test_a_hyperparameter_that_the_worker_or_the_service_would_refuse(

@@ -14,7 +14,7 @@ from sm_llm.spec.validation.address_checks import check_input_variables
 from sm_llm.storage.uri import is_s3
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.spec.job import JobSpec
 
@@ -119,6 +119,7 @@ def input_issues(job: JobSpec, inputs: Mapping[Any, Any], *, has_network: bool) 
         config = getattr(value, "config", None)
         if isinstance(config, dict):
             yield from _setting_issues(path, config, is_script=isinstance(job.task, ScriptTask))
+            yield from _group_issues(path, config, [it.name for it in job.backend.node_groups])
             if "FileSystemDataSource" in config.get("DataSource", {}) and not has_network:
                 remedy = "Set backend.vpc.subnets and backend.vpc.security_group_ids to the file system's"
                 yield Issue(
@@ -205,6 +206,15 @@ def _setting_issues(path: str, config: Mapping[str, Any], *, is_script: bool) ->
             seen,
             remedy,
         )
+
+
+def _group_issues(path: str, config: Mapping[str, Any], groups: Sequence[str]) -> Iterator[Issue]:
+    """Instance groups that a channel is for and that the job does not have."""
+    named = config["DataSource"].get("S3DataSource", {}).get("InstanceGroupNames") or []
+    if unknown := [it for it in named if it not in groups]:
+        remedy = f"Its groups: {', '.join(groups)}" if groups else "It has none: leave it out"
+        problem = "names instance groups that the job does not have"
+        yield Issue("channel-group-unknown", f"{path}.InstanceGroupNames", problem, unknown, remedy)
 
 
 def _leaves(config: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:

@@ -18,8 +18,9 @@ from sm_llm.launcher.planning.planner import load_whole, plan_loaded
 from sm_llm.spec.environment.variables import reserved_issues
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides
-from sm_llm.spec.schema import dotted_paths, knows
-from sm_llm.spec.validation.fields import did_you_mean
+from sm_llm.spec.loading.tree import Tree
+from sm_llm.spec.schema import knows
+from sm_llm.spec.validation.fields import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -300,9 +301,9 @@ def _variable_issues(job: JobSpec, names: Sequence[Any]) -> Iterator[Issue]:
         name = change.partition("=")[0]
         where = f"hyperparameters.{name}"
         if not knows(JobSpec, written, name.split(".")):
-            known = sorted(".".join(path) for path in dotted_paths(JobSpec, written))
             own = job.task.kind == "script" and "." not in name
-            remedy = "Arguments of the program are task.args" if own else did_you_mean(name, known)
+            meant = nearest(JobSpec, Tree(written), tuple(name.split(".")))
+            remedy = "Arguments of the program are task.args" if own else meant
             yield Issue("hyperparameter-unknown", where, "unknown key", remedy=remedy)
         elif (issue := variable_issue(job, name)) is not None:
             yield replace(issue, path=where)

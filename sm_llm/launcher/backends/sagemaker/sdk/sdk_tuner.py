@@ -8,6 +8,7 @@ estimators through.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,11 @@ def watch_tuners() -> None:
     if hasattr(original, "prepares_runs"):
         return
 
+    known = set(inspect.signature(original).parameters)
+
     @functools.wraps(original)
     def fit(self: Any, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return original(self, _prepared(self, inputs), *args, **kwargs)
+        return original(self, _prepared(self, inputs, set(kwargs) - known), *args, **kwargs)
 
     prepare = HyperparameterTuner._prepare_estimator_for_tuning
 
@@ -64,15 +67,15 @@ def watch_tuners() -> None:
     HyperparameterTuner._prepare_estimator_for_tuning = classmethod(prepare_estimator)
 
 
-def _prepared(tuner: Any, inputs: Any) -> Any:
+def _prepared(tuner: Any, inputs: Any, dropped: Iterable[str] = ()) -> Any:
     """The inputs of a tuner's ``fit`` with those of the jobs; the tuner gets what it lacks.
 
-    Raises ``PlanError`` for what a tuning job cannot do.
+    ``dropped`` are arguments that the SDK takes and does not read. Raises ``PlanError`` for what a tuning job cannot.
     """
     if tuner.estimator is not None:
         if not hasattr(tuner.estimator, "run_uri"):
             return inputs
-        _refuse(_tuner_issues(tuner))
+        _refuse(_tuner_issues(tuner, dropped))
         tuner.estimator = tuner.estimator.for_tuner()
         one = _Tuned(tuner, tuner.estimator, tuner.objective_metric_name, tuner._hyperparameter_ranges or {})
         tuner.metric_definitions = one.checked(tuner.metric_definitions)
@@ -82,7 +85,7 @@ def _prepared(tuner: Any, inputs: Any) -> Any:
     ours = {name: it for name, it in tuner.estimator_dict.items() if hasattr(it, "run_uri")}
     found = dict(inputs or {})
     if ours:
-        _refuse(_tuner_issues(tuner))
+        _refuse(_tuner_issues(tuner, dropped))
     for name, given in ours.items():
         tuner.estimator_dict[name] = estimator = given.for_tuner()
         ranges = tuner._hyperparameter_ranges_dict[name] or {}
@@ -99,8 +102,11 @@ def _refuse(issues: Iterable[Issue]) -> None:
         raise PlanError(found)
 
 
-def _tuner_issues(tuner: Any) -> Iterator[Issue]:
-    """Settings of the tuner itself that would bypass the checks of its jobs."""
+def _tuner_issues(tuner: Any, dropped: Iterable[str]) -> Iterator[Issue]:
+    """Settings of the tuner itself that would bypass the checks of its jobs, and arguments that nothing reads."""
+    for name in sorted(dropped):
+        problem = "is not an argument of a tuner's fit; the SDK drops it"
+        yield Issue("tuner-fit-argument-unknown", f"fit({name})", problem, remedy="Leave it out")
     if getattr(tuner, "autotune", False):
         problem = "would choose ranges by itself, those of the training toolkit's hyperparameters among them"
         yield Issue("tuner-autotune-unsupported", "autotune", problem, True, "Give hyperparameter_ranges")
