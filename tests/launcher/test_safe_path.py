@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,17 @@ def test_s04_every_interpreter_that_we_start_is_told_not_to_look_in_the_working_
     found = [(file, words) for file, words in started_programs() if file != USERS_PROGRAM]
     assert len(found) >= 7
     assert [(file, words) for file, words in found if words[:1] != ["-P"]] == []
+
+
+def test_s04_interpreters_in_scripts_for_a_shell_are_too() -> None:
+    root = Path(sm_llm.__file__).parent
+    starts = [
+        (path.relative_to(root).as_posix(), match[1])
+        for path in sorted([*root.rglob("*.py"), *root.rglob("*.j2")])
+        for match in re.finditer(r"python[0-9.]*[\"'}]*[\"'] (-\w)(?: -\w)* \w", path.read_text())
+    ]
+    assert len(starts) >= 2
+    assert [it for it in starts if it[1] != "-P"] == []
 
 
 def test_s05_processes_of_an_attempt_share_a_secret_that_is_written_nowhere(fakes: Fakes, tmp_path: Path) -> None:

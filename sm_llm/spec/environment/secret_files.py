@@ -40,7 +40,10 @@ _NAMES = (
     "*[._-]credentials.*", "rootkey.csv", "accesskeys.csv", "*_accesskeys.csv", "rclone.conf", "*.tfvars",
     "*.tfvars.json", ".vault_pass*", ".vault-pass*", "vault_pass*", "vault-pass*", ".*_history", ".history",
     ".zhistory", "fish_history", ".histfile", "history.sqlite", ".lesshst", ".viminfo", ".pgpass.*",
-    ".renviron", ".renviron.*",
+    ".renviron", ".renviron.*", "*_rsa", "*_ed25519", "*_ecdsa", "deploy_key*", "firebase-adminsdk*.json",
+    "gcp-key*.json",
+    "token.pickle", ".passwd", ".passwd-s3fs", ".modal.toml", ".clearml.conf", "clearml.conf", ".dropbox_uploader",
+    ".sentryclirc", ".netrc.gpg", ".vast_api_key", ".msmtprc", ".lftprc",
 )  # fmt: skip
 _HARMLESS = (
     ".env.example", ".env.sample", ".env.template", ".env.dist", "id_*.pub", "*secrets.py", "*secret.py",
@@ -51,7 +54,9 @@ _HARMLESS = (
 _FOLDERS = (".aws", ".ssh", ".kube", ".azure", ".gnupg", "gcloud", ".kaggle", ".vault", ".oci", ".snowsql")
 _IN_FOLDERS = (
     ".docker/config.json", ".huggingface/token", "huggingface/token", "huggingface/stored_tokens", "gh/hosts.yml",
-    ".composer/auth.json", ".m2/settings.xml", "docker/config.json", "kube/config", ".snowflake/connections.toml",
+    ".composer/auth.json", ".m2/settings.xml", "docker/config.json", "kube/config", ".huggingface/stored_tokens",
+    ".runpod/config.toml", ".ngc/config", "ngc/config",
+    ".doctl/config.yaml", ".fly/config.yml", ".config/hub", ".snowflake/connections.toml",
     "glab-cli/config.yml",
 )  # fmt: skip
 _LATER = re.compile(r"(?:~|\.(?:bak|backup|copy|old|orig|save|swo|swp|tmp|[0-9]+)|[ _-](?:backup|bak|copy|old))$")
@@ -70,6 +75,7 @@ for a program may well speak of it."""
 _ACCESS = re.compile(
     r"aws_secret_access_key['\"]?\s*[=:]\s*['\"]?[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+])"
     r"|client-key-data['\"]?\s*:\s*['\"]?[A-Za-z0-9+/=]{8,}"
+    r"|\"terraform_version\"\s*:\s*\"[^\"]*\"[^{}]{0,400}\"lineage\"\s*:"
     r"|\"(?:refresh_token|client_secret)\"\s*:\s*\"[^\"\s]{12,}\"",
     re.IGNORECASE,
 )

@@ -162,6 +162,7 @@ class Precompilation:
         return [
             COMMAND,
             sys.executable,
+            "-P",
             "-m",
             *((_LOOPBACK,) if address == _HERE else ()),
             "torch.distributed.run",

@@ -283,7 +283,8 @@ SECRET_FILES = [
     "cert.pkcs12", "me.ovpn", ".ftpconfig", "sftp-config.json", ".snowflake/connections.toml", "cookies.txt",
     "logins.json", "shadow",
     ".config/rclone/rclone.conf", ".oci/config", ".snowsql/config", ".composer/auth.json", ".m2/settings.xml",
-    ".pgpass.txt", ".Renviron",
+    ".pgpass.txt", ".Renviron", "github_rsa", "deploy_key", "me_ed25519", "firebase-adminsdk-x.json", "token.pickle",
+    ".passwd-s3fs", ".modal.toml", "clearml.conf", ".sentryclirc", ".huggingface/stored_tokens", ".runpod/config.toml",
     "terraform.tfvars", ".vault_pass", ".dockerconfigjson", "docker-config.json", ".git-credentials.bak",
     ".git-credentials~", ".env.bak.old", "id_rsa.1",
 ]  # fmt: skip
@@ -326,6 +327,7 @@ def test_s11_a_file_that_holds_secrets_by_its_name_is_refused_with_the_line_that
         ("azure.txt", "AccountName=a;AccountKey=plantedaB3aB3==;EndpointSuffix=x\n"),
         ("key.json", '{"SecretAccessKey": "plantedaB3aB3"}'),
         ("wire.txt", "[Interface]\nPrivateKey = plantedaB3aB3=\n"),
+        ("state.json", '{"version": 4, "terraform_version": "1.5.7", "serial": 1, "lineage": "aB3"}\n'),
         ("one-line.txt", "machine h login x password planted-aB3-aB3\n"),
         ("no-login.txt", "machine h password planted-aB3-aB3\n"),
         ("other-order.txt", "machine h password planted-aB3 login x\n"),

@@ -26,15 +26,16 @@ _NEURON_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 BUILD = """
 # Arguments: where to build, python, folder of the pins, then pip's options. A virtual environment cannot be moved, so
-# it is built in place, and counts once the file "complete" is there.
+# it is built in place, and counts once the file "complete" is there. -P: the job works where sbatch was called, and
+# files there are not modules of these programs.
 set -e
 target=$1 python=$2 pins=$3; shift 3
 "$python" -c 'import sys; sys.exit(f"{sys.executable} is Python {sys.version.split()[0]}: 3.11 or newer is needed"
   if sys.version_info < (3, 11) else 0)'
 if [ ! -e "$target/complete" ]; then
   rm -rf -- "$target"
-  "$python" -m venv -- "$target"
-  pip=("$target/bin/python" -m pip --disable-pip-version-check --no-input install "$@")
+  "$python" -P -m venv -- "$target"
+  pip=("$target/bin/python" -P -m pip --disable-pip-version-check --no-input install "$@")
   "${pip[@]}" --constraint "$pins/packages.txt" --requirement "$pins/base.txt"
   # Like on an image of SageMaker: the lock is whole, and nothing that it lacks shall change the base.
   "${pip[@]}" --no-deps --requirement "$pins/packages.txt"
