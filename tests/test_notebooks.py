@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,18 +12,36 @@ from nbclient import NotebookClient
 
 if TYPE_CHECKING:
     from tests.fixtures.preloaded import Preloaded
+    from tests.fixtures.slurm import SlurmCluster
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [it for it in NOTEBOOKS if "slurm" not in it.stem], ids=lambda path: path.stem)
 def test_notebook_runs(path: Path, tmp_path: Path, preloaded: Preloaded) -> None:
+    outputs_of(path, tmp_path, seconds=280)
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+def test_notebook_of_slurm_runs_on_a_cluster(slurm: SlurmCluster, tmp_path: Path) -> None:
+    text = outputs_of(NOTEBOOKS[0].with_name("05_hyperpod_slurm.ipynb"), tmp_path, seconds=600)
+    assert "#SBATCH --nodes=2" in text
+    assert text.count("RunState.INTERRUPTED") + text.count("interrupted-resumable") >= 2
+    assert "restart 0: node 0 of 2" in text.rpartition("is safe")[2]
+    assert re.search(r"MiB were on the nodes' disks, 0\.\d MiB came from storage", text)
+
+
+def outputs_of(path: Path, folder: Path, *, seconds: int) -> str:
+    """What a notebook prints, run in ``folder``; no cell may fail."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    errors = [o for c in notebook.cells for o in c.get("outputs", []) if o.output_type == "error"]
-    assert not errors
+    NotebookClient(notebook, timeout=seconds, resources={"metadata": {"path": str(folder)}}).execute()
+    nbformat.write(notebook, folder / path.name)
+    outputs = [it for cell in notebook.cells for it in cell.get("outputs", [])]
+    assert not [it for it in outputs if it.output_type == "error"]
+    return "\n".join(it.get("text") or str(it.get("data", {}).get("text/plain", "")) for it in outputs)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
