@@ -197,7 +197,7 @@ def test_build_login_and_push() -> None:
     assert policy["Statement"][0]["Resource"].endswith("repository/sm-llm")
 
 
-def test_what_cannot_be_built_is_told() -> None:
+def test_what_cannot_be_built_is_reported() -> None:
     with pytest.raises(PlanError, match="there is no such image"):
         image_build.build_command("gpu", "x", "us-east-1")
     with pytest.raises(PlanError, match="is not an image in ECR"):

@@ -9,7 +9,7 @@ from sm_llm.errors import Issue, PlanError, SmLlmError, SpecError, warning
 from sm_llm.redaction import HIDDEN
 
 
-def test_a_fault_says_what_where_seen_and_what_to_do() -> None:
+def test_a_fault_states_what_where_seen_and_what_to_do() -> None:
     fault = Issue("seed-negative", "task.seed", "must be at least 0", -1, "Use 0", "job.yaml:3")
     assert str(fault) == "task.seed (job.yaml:3): must be at least 0 (got -1). Use 0"
     assert str(Issue("name-missing", "name", "missing")) == "name: missing"

@@ -58,7 +58,7 @@ def test_functions_are_short() -> None:
     assert statistics.median(size for _, size in sizes) < 12
 
 
-def test_every_module_says_its_job() -> None:
+def test_every_module_states_its_job() -> None:
     silent = [
         str(m.relative_to(ROOT))
         for m in MODULES

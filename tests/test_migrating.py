@@ -129,7 +129,7 @@ def test_every_flag_has_exactly_one_row() -> None:
     assert sorted({flag for flag in named if named.count(flag) > 1}) == []
 
 
-def test_every_row_names_a_field_or_says_why_not() -> None:
+def test_every_row_names_a_field_or_states_why_not() -> None:
     silent = [flags for flags, ours in ROWS if "`" not in ours and "nothing" not in ours and ours != "the same"]
     assert [row for row in silent if not row.startswith(("`init", "`num_"))] == []
 

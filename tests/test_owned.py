@@ -156,7 +156,7 @@ def test_s16_a_folder_or_link_of_somebody_else_is_never_taken_for_an_own_one(ope
 
 
 @is_root
-def test_s16_two_users_rehearse_and_no_planted_link_is_written_to(open_tmp: Path) -> None:
+def test_s16_two_users_emulate_and_no_planted_link_is_written_to(open_tmp: Path) -> None:
     def rehearse() -> str:
         with emulation.fixed_port(2):
             return "done"
@@ -258,7 +258,7 @@ def test_s16_a_scratch_disk_on_which_somebody_else_made_our_folder_is_refused(op
 
 
 @is_root
-def test_s16_what_somebody_else_says_was_verified_is_not_believed(open_tmp: Path) -> None:
+def test_s16_what_somebody_else_states_was_verified_is_not_believed(open_tmp: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(open_tmp)}
     SyncMemory(Path("/data"), "s3://b/p", cache).save()
     (file,) = (open_tmp / "sm_llm" / "sync").glob("*.json")

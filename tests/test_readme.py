@@ -99,7 +99,7 @@ def block(heading: str, language: str) -> str:
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-def test_own_text_is_prepared_trained_on_plotted_and_loaded_as_README_says(tmp_path: Path) -> None:
+def test_own_text_is_prepared_trained_on_plotted_and_loaded_as_README_states(tmp_path: Path) -> None:
     """Its very commands, with the model's size, length and processes reduced."""
     (tmp_path / "my-texts").mkdir()
     for number, page in enumerate(sorted((ROOT / "docs").rglob("*.md"))[:12]):

@@ -14,12 +14,12 @@ from tests import references
 
 
 @pytest.mark.parametrize("name", ["specification.md", "cli.md", "issues.md"])
-def test_page_is_what_the_code_says(name: str) -> None:
+def test_page_is_what_the_code_states(name: str) -> None:
     written = (references.FOLDER / name).read_text(encoding="utf-8")
     assert written == references.pages()[name], "stale: run python -m tests.references"
 
 
-def test_there_is_no_other_page() -> None:
+def test_there_is_not_an_other_page() -> None:
     assert {it.name for it in references.FOLDER.iterdir()} == set(references.pages())
 
 

@@ -156,7 +156,7 @@ FAILS = """
         thread.start()
         thread.join()
 
-    def test_says_nothing_of_others():
+    def test_reports_nothing_of_others():
         raise AssertionError
 """
 
@@ -185,7 +185,7 @@ def test_failure_shows_files_logs_and_requests(suite: Path) -> None:
     assert re.search(r"requests at http://127\.0\.0\.1:\d+, in front of http://127\.0\.0\.1:1 ", failed)
     assert len(re.findall(r"\n    0 +GET /first\n    1  503 +GET /second\n", failed)) == 2, "here, and in the file"
     assert "it broke off" in shown["test_set_up_fails"]
-    assert not re.search("files of|end of|requests at", shown["test_says_nothing_of_others"])
+    assert not re.search("files of|end of|requests at", shown["test_reports_nothing_of_others"])
     assert "state.json" not in shown["test_set_up_fails"]
     assert_summary(output)
 

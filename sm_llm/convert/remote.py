@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LocalCopies:
+class ConversionCopies:
     """Where the places of one conversion that are in S3 have their copies."""
 
     source: str
@@ -66,7 +66,7 @@ class LocalCopies:
 
 def staging_of(
     source: str, destination: str, config: str | None, scratch: str | Path | None, options: S3Options | None
-) -> LocalCopies | None:
+) -> ConversionCopies | None:
     """The copies that a conversion needs; None where all of its places are on this machine."""
     places = [source, destination, *([] if config is None else [config])]
     if not any(is_s3(it) for it in places):
@@ -78,4 +78,4 @@ def staging_of(
         return None
     above = temporary_folder() if scratch is None else Path(scratch).expanduser().absolute()
     name = hashlib.sha256("\n".join(places).encode()).hexdigest()[:16]
-    return LocalCopies(source, destination, config, above / f"convert-{name}", options)
+    return ConversionCopies(source, destination, config, above / f"convert-{name}", options)

@@ -133,7 +133,7 @@ def test_a_wrong_option_has_the_usage_exit_code() -> None:
     assert "--nonsense" in done.stderr
 
 
-def test_a_run_that_is_not_there_is_said_in_one_line(command: Command, folder: Path) -> None:
+def test_a_run_that_is_not_there_is_reported_in_one_line(command: Command, folder: Path) -> None:
     for verb in ("status", "logs", "metrics", "plot"):
         done = command(verb, "nothing", folder=folder)
         assert done.returncode == 2
@@ -141,7 +141,7 @@ def test_a_run_that_is_not_there_is_said_in_one_line(command: Command, folder: P
         assert done.stderr.count("\n") == 1
 
 
-def test_show_tells_where_every_value_came_from(command: Command, folder: Path) -> None:
+def test_show_reports_where_every_value_came_from(command: Command, folder: Path) -> None:
     rows = json.loads(command("show", "job.yaml", "task.seed=3", "--json", folder=folder).stdout)
     found = {row["path"]: (row["value"], row["origin"]) for row in rows}
     assert found["task.max_steps"][0] == 4

@@ -23,7 +23,7 @@ def fetch(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_fetch_says_what_it_did_and_what_was_there(hub: Hub, tmp_path: Path) -> None:
+def test_fetch_states_what_it_did_and_what_was_there(hub: Hub, tmp_path: Path) -> None:
     commit = next(iter(hub.add("org/name", FILES).commits))
     first = fetch("hf://org/name", str(tmp_path / "model"))
     assert first.returncode == 0, first.stderr

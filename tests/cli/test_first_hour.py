@@ -160,7 +160,7 @@ def test_columns_is_honoured_where_output_is_piped(monkeypatch: pytest.MonkeyPat
     assert console().width == 200
 
 
-def test_a_closed_pipe_is_no_traceback() -> None:
+def test_a_closed_pipe_is_not_a_traceback() -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     argv = [sys.executable, "-m", "sm_llm.cli", "show", "tiny-local", "--json"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, text=True) as process:
@@ -185,7 +185,7 @@ def test_the_time_left_is_smoothed() -> None:
     assert found[4] == pytest.approx(71.0), "one slow window neither triples the time left nor is forgotten at once"
 
 
-def test_a_run_that_was_asked_to_stop_says_so() -> None:
+def test_a_run_that_was_asked_to_stop_reports_it() -> None:
     builder = SummaryBuilder()
     events: list[dict[str, Any]] = [
         {"kind": "attempt_started", "total_steps": 9},
@@ -211,7 +211,7 @@ def faults(source: Any, *overrides: str) -> str:
     return str(raised.value)
 
 
-def test_wrong_places_are_told_by_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_places_are_reported_by_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     assert "storage (override): must be a folder, and is a file (got 'file')" in faults("smoke", "storage=file")
@@ -241,7 +241,7 @@ def test_a_tokenizer_of_the_hub_needs_no_scheme(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_a_storage_that_cannot_be_reached_is_told_once(reached: bool, s3_server: Any, monkeypatch: Any) -> None:
+def test_a_storage_that_cannot_be_reached_is_reported_once(reached: bool, s3_server: Any, monkeypatch: Any) -> None:
     from sm_llm.storage.s3.s3_options import S3Options
     from sm_llm.storage.storage_probe import probe_storage
 

@@ -66,14 +66,14 @@ def test_a_failed_installation_names_the_ways_out(tmp_path: Path) -> None:
         bootstrap.install_missing(str(tmp_path / "train.py"), {})
 
 
-def test_an_image_that_lacks_a_package_is_told_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_lacks_a_package_is_reported_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"this image has no pydantic, yaml[.] Launch with backend.image=stock"):
         bootstrap.install_missing(str(tmp_path / "train.py"), {})
 
 
 @pytest.mark.parametrize("line", sorted({row.line for row in IMAGES}))
-def test_every_line_of_images_has_a_lock_that_moves_nothing_of_them(line: str) -> None:
+def test_every_image_stack_has_a_lock_that_moves_nothing_of_them(line: str) -> None:
     pins = [text for text in (LOCKS / f"{line}.txt").read_text().splitlines() if not text.startswith("#")]
     names = {pin.partition("==")[0] for pin in pins}
     assert all("==" in pin for pin in pins)

@@ -73,7 +73,7 @@ def test_exact_fields_keep_a_readable_number_beside_the_hexadecimal_one() -> Non
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"kind": "step"', '{"kind":"step","loss":1,"loss_hex":"zz"}', "3"])
-def test_what_is_no_event_is_told(line: str) -> None:
+def test_what_is_not_an_event_is_reported(line: str) -> None:
     with pytest.raises(ValueError):
         decode(line)
 

@@ -75,7 +75,7 @@ def test_the_text_of_a_failure_is_read_back(cause: Cause) -> None:
     assert Failure.from_json(failure.to_json()) == failure
 
 
-def test_a_cause_is_not_said_twice() -> None:
+def test_a_cause_is_not_reported_twice() -> None:
     assert Failure(Cause.STALLED, "stalled after step 4: x").headline == "stalled after step 4: x"
     assert Failure(Cause.DATA, "rows.jsonl line 3").headline == "data error: rows.jsonl line 3"
 
@@ -86,7 +86,7 @@ def test_a_scripts_own_words_stay() -> None:
 
 
 @pytest.mark.parametrize("frame", ["Framework Error: ", "ExecuteUserScriptError:"])
-def test_LM04_what_the_toolkit_puts_in_front_of_a_traceback_is_no_reason(frame: str) -> None:
+def test_LM04_what_the_toolkit_puts_in_front_of_a_traceback_is_not_a_reason(frame: str) -> None:
     reported = f"{frame}\nTraceback (most recent call last):\n  File x\nFileNotFoundError: no such file\n\nno such file"
     assert Failure.from_text(reported).message == "FileNotFoundError: no such file"
 

@@ -106,7 +106,7 @@ def test_the_toolkits_argv_is_not_believed_but_anybody_elses_is(tmp_path: Path) 
         {"SM_HP_TASK.MAX_STEPS": "5", "SM_HP_TASK.LOGGING.SAMPLE_PROMPT": '"1"'},
     ],
 )
-def test_without_the_file_variables_tell(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_without_the_file_variables_report(tmp_path: Path, environ: dict[str, str]) -> None:
     found = read_hyperparameters(tmp_path / "none", [], environ)
     job = job_file().changed(overrides(found))
     assert job.spec.task.max_steps == 5  # type: ignore[union-attr]
@@ -143,7 +143,7 @@ def test_what_is_settled_at_launch_cannot_change_in_the_container(name: str) -> 
         job_file().changed([f"{name}=x"])
 
 
-def test_a_file_that_is_no_object_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_object_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "hyperparameters.json"
     path.write_text("[1]")
     with pytest.raises(SpecError, match="not a JSON object"):

@@ -131,7 +131,7 @@ def test_HP18_a_name_with_more_than_a_name_in_it_is_refused(entry: str) -> None:
         load({"name": "j", "task": {"kind": "script", "entry": entry, "source": "s"}})
 
 
-def test_SR17_no_entry_is_told_before_anything_starts() -> None:
+def test_SR17_no_entry_is_reported_before_anything_starts() -> None:
     with pytest.raises(SpecError, match=r"task\.entry.*missing"):
         load({"name": "j", "task": {"kind": "script", "source": "s"}})
 

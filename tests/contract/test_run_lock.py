@@ -99,7 +99,7 @@ def test_only_one_launcher_starts_a_run(tmp_path: Path) -> None:
         assert again
 
 
-def test_a_lock_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be opened for locking"):
         hold(tmp_path / "file" / "run")

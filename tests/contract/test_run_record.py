@@ -73,7 +73,7 @@ def test_outcome_and_number_follow_the_attempts() -> None:
         ('{"version": 1}', "run_id: Field required"),
     ],
 )
-def test_a_record_that_cannot_be_used_is_told_without_a_traceback(tmp_path: Path, body: str, reason: str) -> None:
+def test_a_record_that_cannot_be_used_is_reported_without_a_traceback(tmp_path: Path, body: str, reason: str) -> None:
     (tmp_path / "run.json").write_text(body)
     with pytest.raises(StorageError, match=reason):
         RunRecord.read(tmp_path / "run.json")

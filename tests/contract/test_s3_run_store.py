@@ -134,7 +134,7 @@ def test_a_run_of_the_same_id_is_not_written_over(home: S3RunStore, tmp_path: Pa
         folder.create(RECORD)
 
 
-def test_a_record_that_is_not_there_or_not_readable_is_told_with_its_address(home: S3RunStore) -> None:
+def test_a_record_that_is_not_there_or_not_readable_is_reported_with_its_address(home: S3RunStore) -> None:
     assert not home.exists()
     with pytest.raises(StorageError, match=r"s3://.*/runs/job-1/run.json: there is no run record"):
         home.record()
@@ -219,7 +219,7 @@ def test_a_mirror_is_read_while_it_grows_and_repairs_itself(
     assert gets == [], "what is here already is not fetched again"
 
 
-def test_a_file_that_another_process_writes_too_is_left_to_it_and_told(store: S3Store, tmp_path: Path) -> None:
+def test_a_file_that_another_process_writes_too_is_left_to_it_and_reported(store: S3Store, tmp_path: Path) -> None:
     name = "events/attempt-1-rank0.jsonl"
     for folder in ("one", "two"):
         (tmp_path / folder / "events").mkdir(parents=True)
@@ -262,7 +262,7 @@ def test_a_file_that_grows_as_fast_as_it_is_uploaded_does_not_hold_up_the_others
 
 
 @pytest.mark.parametrize("before", [b"", b"aaaa\n"])
-def test_a_file_that_grew_after_an_upload_whose_answer_was_lost_goes_on(
+def test_a_file_that_grew_after_an_upload_whose_answer_was_lost_continues(
     store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
     file = tmp_path / "events" / "attempt-1-rank0.jsonl"
@@ -326,7 +326,7 @@ def test_a_request_to_stop_reaches_the_attempt_it_was_made_of(home: S3RunStore) 
     assert asked == [2]
 
 
-def test_a_courier_tells_trouble_once_and_its_end_and_does_the_last_duty_until_it_succeeds() -> None:
+def test_a_courier_reports_trouble_once_and_its_end_and_does_the_last_duty_until_it_succeeds() -> None:
     reported: list[str] = []
     fails = [False, True, True, False, True, True]
     rounds = threading.Event()

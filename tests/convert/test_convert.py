@@ -94,7 +94,7 @@ def test_the_last_ranks_missing_without_a_manifest(golden: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
-def test_CV05_SF03_a_tied_head_is_stored_and_taken_back(
+def test_CV05_SF03_a_tied_head_is_stored_and_rolled_back(
     pipeline: int, model: Callable[..., Path], tmp_path: Path
 ) -> None:
     source = model(tie_word_embeddings=True)

@@ -70,7 +70,7 @@ def hostile() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", hostile())
-def test_what_is_no_state_dict_is_refused_and_not_run(name: str, tmp_path: Path, capsys: Any) -> None:
+def test_what_is_not_a_state_dict_is_refused_and_not_run(name: str, tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(ConversionError, match=r"cannot be read as tensors"):
         read_torch_file(archive(tmp_path / "x.pt", hostile()[name]))
     assert capsys.readouterr().out == ""

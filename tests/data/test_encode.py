@@ -167,7 +167,7 @@ def test_the_end_token_is_found_in_every_form(tokenizer: Path, tmp_path: Path, f
     assert Tokenizer(tmp_path).end_id == 0
 
 
-def test_unusable_tokenizers_say_what_to_do(tokenizer: Path, tmp_path: Path) -> None:
+def test_unusable_tokenizers_state_what_to_do(tokenizer: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no tokenizer\.json here.*save_pretrained"):
         Tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -50,7 +50,7 @@ def test_every_world_size_sees_the_same_samples_in_every_step() -> None:
         assert samples(source, 12, micro=micro, accumulation=accumulation, degree=degree) == expected
 
 
-def test_CK26_going_on_at_a_step_repeats_and_leaves_out_nothing() -> None:
+def test_CK26_continuing_at_a_step_repeats_and_leaves_out_nothing() -> None:
     source = numbered(37)
     whole = samples(source, 15, micro=2, accumulation=2, degree=2)
     parts = [samples(source, n, micro=2, accumulation=2, degree=2, start=s) for s, n in ((0, 4), (4, 1), (5, 10))]

@@ -101,7 +101,7 @@ def test_masks_of_true_and_false_are_masks(folder: Path) -> None:
     assert labels(opened(folder)) == [[1, 2, IGNORED, IGNORED], [5, 6, 7, IGNORED]]
 
 
-def test_a_byte_order_mark_is_no_text(folder: Path, run_prepare: Run) -> None:
+def test_a_byte_order_mark_is_not_a_text(folder: Path, run_prepare: Run) -> None:
     (folder / "a.json").write_bytes(b"\xef\xbb\xbf" + lines(([1, 2, 3, 4], None)).encode())
     with gzip.open(folder / "b.json.gz", "wb") as stream:
         stream.write(b"\xef\xbb\xbf\n" + lines(([5, 6, 7, 8], None)).encode())

@@ -200,7 +200,7 @@ def test_DT14_the_account_holds_every_rejected_row(
     assert documents["first_rejected"]["empty"] == f"{path}:5"
 
 
-def test_DT18_a_disk_too_small_is_told_before_and_when_it_fills(
+def test_DT18_a_disk_too_small_is_reported_before_and_when_it_fills(
     corpus: Path, run_prepare: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -238,7 +238,7 @@ def test_an_encoder_caught_erring_is_replaced_and_everything_encoded_again(
     assert np.array_equal(all_ids(tmp_path / "out" / "train"), all_ids(tmp_path / "right" / "train"))
 
 
-def test_an_end_token_spelt_out_in_the_text_is_told(tmp_path: Path, run_prepare: Run, write_jsonl: Write) -> None:
+def test_an_end_token_spelt_out_in_the_text_is_reported(tmp_path: Path, run_prepare: Run, write_jsonl: Write) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "a <|endoftext|> b " * 8}] * 2)
     account = run_prepare(path)
     assert account["splits"]["train"]["end_tokens"] == 18
@@ -252,7 +252,7 @@ def test_the_tokenizer_travels_with_the_rows(corpus: Path, run_prepare: Run, tmp
     assert account["tokenizer"] == {"vocab_size": 400, "end_token": "<|endoftext|>", "end_id": 0, "trained": False}
 
 
-def test_a_text_too_small_for_the_vocabulary_is_told(tmp_path: Path, run_prepare: Run, write_jsonl: Write) -> None:
+def test_a_text_too_small_for_the_vocabulary_is_reported(tmp_path: Path, run_prepare: Run, write_jsonl: Write) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "the cat sat on the mat"}] * 20)
     account = run_prepare(path, tokenizer=None, train_tokenizer={"vocab_size": 5000})
     size = account["tokenizer"]["vocab_size"]

@@ -84,7 +84,7 @@ def test_the_builtin_text_is_real_english_in_sections() -> None:
         read("builtin:nothing")
 
 
-def test_batches_are_bounded_and_tell_where_they_are(tmp_path: Path, write_jsonl: Write) -> None:
+def test_batches_are_bounded_and_report_where_they_are(tmp_path: Path, write_jsonl: Write) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"t{n}"} for n in range(BATCH_DOCUMENTS + 5)])
     batches, _ = read(path)
     assert [len(batch.texts) for batch in batches] == [BATCH_DOCUMENTS, 5]
@@ -133,7 +133,7 @@ def test_DT13_a_column_that_is_not_there_or_not_text_is_an_error(tmp_path: Path)
         read(tmp_path, field="n")
 
 
-def test_DT11_files_nobody_can_read_are_an_error_or_told(tmp_path: Path) -> None:
+def test_DT11_files_nobody_can_read_are_an_error_or_reported(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.zst").write_bytes(b"x")
     (tmp_path / ".hidden.txt").write_text("x")
     with pytest.raises(DataError, match=r"1 file of other kinds \(\.zst\) found; readable are \.jsonl, \.jsonl\.gz"):
@@ -148,7 +148,7 @@ def test_DT11_files_nobody_can_read_are_an_error_or_told(tmp_path: Path) -> None
     assert "1 file of other kinds left out (.zst)" in notices[0]
 
 
-def test_C8_what_runs_have_written_inside_a_source_is_left_out_and_said(tmp_path: Path) -> None:
+def test_C8_what_runs_have_written_inside_a_source_is_left_out_and_reported(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "prepare-1"
     (run / "events").mkdir(parents=True)
     (run / "run.json").write_text('{"run_id": "prepare-1"}')

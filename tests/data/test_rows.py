@@ -58,7 +58,7 @@ def test_columns_follow_the_mask(tmp_path: Path) -> None:
     assert batch.targets == 1
 
 
-def test_the_description_needs_no_arrow_and_says_what_was_written(tmp_path: Path) -> None:
+def test_the_description_needs_no_arrow_and_states_what_was_written(tmp_path: Path) -> None:
     info = write(tmp_path, numbers(20))
     assert describe_rows(tmp_path) == info
     assert info == RowsInfo(
@@ -202,7 +202,7 @@ def test_a_damaged_folder_is_refused_by_name(tmp_path: Path, damage: Any, messag
         ({"input_ids": [[1, 2]], "labels": [[1, 2, 3]]}, "labels rows of 3 tokens, elsewhere 2"),
     ],
 )
-def test_foreign_content_that_is_no_rows_is_refused(tmp_path: Path, content: dict[str, Any], message: str) -> None:
+def test_foreign_content_that_is_not_rows_is_refused(tmp_path: Path, content: dict[str, Any], message: str) -> None:
     import datasets
 
     datasets.Dataset.from_dict(content).save_to_disk(tmp_path)
@@ -210,7 +210,7 @@ def test_foreign_content_that_is_no_rows_is_refused(tmp_path: Path, content: dic
         RowsFolder.open(tmp_path)
 
 
-def test_a_wrong_folder_is_told_apart(tmp_path: Path) -> None:
+def test_a_wrong_folder_is_distinguished(tmp_path: Path) -> None:
     import datasets
 
     write(tmp_path / "parent" / "train", numbers(3))

@@ -62,7 +62,7 @@ def test_DT15_ranks_share_the_documents_whatever_the_files(data: StreamData, tex
     assert sorted(text for part in parts for text in part) == sorted(texts)
 
 
-def test_DT15_every_rank_goes_on_for_ever(data: StreamData, tokenizer: Path) -> None:
+def test_DT15_every_rank_continues_for_ever(data: StreamData, tokenizer: Path) -> None:
     """Ranks have 150, 100 and 50 documents; none stops while another trains."""
     ids = [steps(data, tokenizer, 60, rank=rank, degree=3)[0] for rank in range(3)]
     assert [len(part) for part in ids] == [60 * 4 * 32] * 3

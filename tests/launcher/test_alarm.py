@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_CK01_the_status_tells_the_last_published_step_and_its_age_until_one_is_published(tmp_path: Path) -> None:
+def test_CK01_the_status_reports_the_last_published_step_and_its_age_until_one_is_published(tmp_path: Path) -> None:
     log = EventWriter(tmp_path / "attempt-1-rank0.jsonl", 1)
     log.write(PublicationLate(1200, 3725.0, 1500, 2, "SlowDown"))
     alarm = summarise(read_events(tmp_path)).alarm

@@ -102,7 +102,7 @@ def test_a_process_that_a_signal_ended_is_the_cause_of_the_others_loss(attempt: 
     assert str(outcome.reason).startswith("rank 1: killed by signal 9 (SIGKILL)")
 
 
-def test_what_torchrun_itself_ended_is_no_cause(attempt: Attempt) -> None:
+def test_what_torchrun_itself_ended_is_not_a_cause(attempt: Attempt) -> None:
     attempt.reported(0, Cause.LOST_PEER, "RuntimeError: Connection closed by peer")
     attempt.log(1, SUMMARY.format(rank=1, code=-15))
     assert attempt.judge().rank == 0
@@ -114,7 +114,7 @@ def test_an_abort_by_nccls_watchdog_is_a_timeout(attempt: Attempt) -> None:
     assert str(attempt.judge().reason).startswith("rank 1: a collective operation timed out: ")
 
 
-def test_an_orderly_stop_is_told_by_its_file_whoever_asked(attempt: Attempt) -> None:
+def test_an_orderly_stop_is_reported_by_its_file_whoever_asked(attempt: Attempt) -> None:
     StopRecord(reason="SIGTERM to rank 1", step=7).write(attempt.container(1).stopped)
     attempt.reported(0, Cause.LOST_PEER, "RuntimeError: Connection closed by peer")
     for interrupted in (False, True):

@@ -214,7 +214,7 @@ def test_A1_fewer_steps_than_are_done_fail_in_the_worker_where_only_it_can_count
     assert again.record.spec["task"]["max_steps"] == 40, "the record is as it was"
 
 
-def test_A1_exactly_the_steps_that_are_done_publish_the_model_and_say_so(folder: Path) -> None:
+def test_A1_exactly_the_steps_that_are_done_publish_the_model_and_report_it(folder: Path) -> None:
     again = run_of(folder).resume("task.max_steps=6", "task.optim.schedule_steps=40")
     assert ended(again) is RunState.COMPLETED
     assert any("has done all steps that are asked for: nothing is trained" in line for line in again.logs())

@@ -118,14 +118,14 @@ def test_groups_of_instances_keep_their_hosts(tmp_path: Path) -> None:
     assert [len(group["hosts"]) for group in found["instance_groups"]] == [2, 1]
 
 
-def test_a_file_system_of_aws_cannot_be_rehearsed(tmp_path: Path) -> None:
+def test_a_file_system_of_aws_cannot_be_emulated(tmp_path: Path) -> None:
     sent = request()
     sent["InputDataConfig"][0]["DataSource"] = {"FileSystemDataSource": {"FileSystemId": "fs-12345678"}}
     with pytest.raises(StorageError, match="fs-12345678"):
         emulation.lay_out(sent, tmp_path, 0, 1, {})
 
 
-def test_a_dry_run_shows_the_request_that_would_be_rehearsed(tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_request_that_would_be_emulated(tmp_path: Path) -> None:
     (submission,) = api.launch(spec(str(tmp_path), 2, 1), "backend.contract=sagemaker", dry_run=True)
     sent = submission.request["training_job"]
     assert sent["ResourceConfig"]["InstanceCount"] == 2

@@ -43,7 +43,7 @@ def end(run: Run, seconds: float = 200.0) -> RunState:
     return state
 
 
-def test_two_nodes_train_publish_and_can_be_looked_at(runs: Fakes) -> None:
+def test_two_nodes_train_publish_and_can_be_read(runs: Fakes) -> None:
     run = runs.launch("compute.instance_count=2", "task.validation.every_steps=4", "task.logging.every_steps=2")
     assert end(run) is RunState.COMPLETED, "\n".join(run.logs())
     rows = run.metrics()

@@ -177,7 +177,7 @@ def test_f06_degrees_that_do_not_fit_the_machines_are_found_before_they_start() 
 @pytest.mark.parametrize(
     "given", [{"compute.instance_count": 4}, {"task.kind": "script"}, {"task.source": "elsewhere"}], ids=str
 )
-def test_C8_what_the_request_was_made_from_is_no_hyperparameter(given: dict[str, Any]) -> None:
+def test_C8_what_the_request_was_made_from_is_not_a_hyperparameter(given: dict[str, Any]) -> None:
     refused(lambda: estimator(job(), hyperparameters=given), "is settled once a job has been started")
 
 

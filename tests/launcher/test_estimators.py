@@ -404,7 +404,7 @@ def test_distribution_alone() -> None:
     assert distribution(GOLDEN["prepare"]) == {}
 
 
-def test_without_the_sdk_one_line_tells_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_sdk_one_line_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sagemaker.pytorch", None)  # as with version 3, which has no such module
     with pytest.raises(SubmitError, match=r"pip install 'sm_llm\[sagemaker\]'"):
         estimator(GOLDEN["prepare"])

@@ -94,7 +94,7 @@ def test_OB09_wait_names_the_rank_that_was_killed_and_by_what(run: Run) -> None:
     assert not workers(run)
 
 
-def test_CK18_stop_saves_the_last_step_and_says_so(run: Run) -> None:
+def test_CK18_stop_saves_the_last_step_and_reports_it(run: Run) -> None:
     run.stop()
     until(lambda: run.state.is_final)
     assert run.state is RunState.INTERRUPTED

@@ -58,7 +58,7 @@ def test_E18_a_name_is_found_in_the_default_storage_and_in_runs_beside_it(
         assert f"{place} (runs there: {run.id})" in str(reported.value)
 
 
-def test_E18_a_name_of_several_runs_says_which_and_what_else_is_not_finished(
+def test_E18_a_name_of_several_runs_states_which_and_what_else_is_not_finished(
     runs: Fakes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, newest = done(runs), done(runs)

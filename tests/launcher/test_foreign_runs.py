@@ -230,7 +230,7 @@ def _at(place: tuple[Any, ...]) -> Any:
 @pytest.mark.parametrize(
     "body", ["", "[" * 100_000, "{", '{"version": 1}', "\xff", '{"version": ' + "1" * 10_000 + "}"]
 )
-def test_s12_a_record_that_is_no_json_is_a_row(root: Path, body: str) -> None:
+def test_s12_a_record_that_is_not_json_is_a_row(root: Path, body: str) -> None:
     (write(root, {}) / "run.json").write_bytes(body.encode("latin-1"))
     rows = {it.run_id: it for it in ls(root)}
     assert rows["evil"].state is RunState.UNKNOWN
@@ -239,7 +239,7 @@ def test_s12_a_record_that_is_no_json_is_a_row(root: Path, body: str) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "a link to nothing"])
 @pytest.mark.parametrize("name", ["run.json", "events/attempt-1-rank0.jsonl", "logs/attempt-1/node-0.log", "events"])
-def test_s12_what_is_no_plain_file_stops_nothing(root: Path, name: str, kind: str) -> None:
+def test_s12_what_is_not_a_plain_file_stops_nothing(root: Path, name: str, kind: str) -> None:
     folder = write(root, whole_record("evil"))
     path = folder / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()

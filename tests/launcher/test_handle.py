@@ -56,7 +56,7 @@ def stopped(fakes: Fakes, *steps: int, **changes: Any) -> Run:
 # --- resume
 
 
-def test_a_resume_asks_the_worker_for_a_checkpoint_and_goes_on_as_the_next_attempt(fakes: Fakes) -> None:
+def test_a_resume_asks_the_worker_for_a_checkpoint_and_continues_as_the_next_attempt(fakes: Fakes) -> None:
     run = stopped(fakes, 2, 4)
     fakes.use("put(None)")
     again = run.resume()
@@ -204,7 +204,7 @@ def test_a_rerun_from_the_record_has_the_same_digest_and_reads_the_same_folders(
     assert job_of(third).spec.task.sources == [str(here / "texts")]  # type: ignore[union-attr]
 
 
-def test_a_rerun_says_what_is_not_as_it_was(fakes: Fakes) -> None:
+def test_a_rerun_states_what_is_not_as_it_was(fakes: Fakes) -> None:
     fakes.use("put(None)")
     run = fakes.launch()
     run.wait()
@@ -244,7 +244,7 @@ def test_a_branch_is_a_new_run_from_a_checkpoint_of_another(fakes: Fakes) -> Non
 # --- the record
 
 
-def test_the_record_tells_what_was_sent_read_and_reached(fakes: Fakes, tmp_path: Path) -> None:
+def test_the_record_reports_what_was_sent_read_and_reached(fakes: Fakes, tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "a.txt").write_text("text")
     fakes.use(
@@ -290,7 +290,7 @@ def test_a_manifest_follows_the_content_and_of_large_inputs_the_listing(tmp_path
     assert manifest(tmp_path / "deep" / "b").files == 1
 
 
-def test_C8_a_run_inside_an_input_is_no_part_of_what_was_read(tmp_path: Path) -> None:
+def test_C8_a_run_inside_an_input_is_not_a_part_of_what_was_read(tmp_path: Path) -> None:
     from sm_llm.launcher.planning.job_inputs import manifest
 
     (tmp_path / "a.txt").write_text("text")
@@ -407,7 +407,7 @@ def test_S12_39_a_run_without_metrics_and_checkpoints_is_a_message(fakes: Fakes)
 # --- logs
 
 
-def test_lines_of_several_processes_are_told_apart_by_rank(fakes: Fakes) -> None:
+def test_lines_of_several_processes_are_distinguished_by_rank(fakes: Fakes) -> None:
     fakes.use(
         "print('torchrun says'); print(f'[rank {2 * node}] Loss: 1'); print(f'[rank {2 * node + 1}] other')\nput(None)"
     )
@@ -519,7 +519,7 @@ if node == 0: put(None)
     assert fakes.end(run) is RunState.COMPLETED, "\n".join(run.logs())
 
 
-def test_OB01_OB03_metrics_keep_every_digit_and_what_is_no_number(fakes: Fakes) -> None:
+def test_OB01_OB03_metrics_keep_every_digit_and_what_is_not_a_number(fakes: Fakes) -> None:
     fakes.use(
         EVENTS + "values = [7e-5, 1e-4, 1.2e3, -3e-2, .5, 1234.5, 0.1 + 0.2, float('nan'), float('inf')]\n"
         "for step, value in enumerate(values, 1): log.write(Step(step, value, 1.0, value, 64))\nput(None)"

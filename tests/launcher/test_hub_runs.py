@@ -90,7 +90,7 @@ def test_HP21_the_token_reaches_the_hub_and_is_written_nowhere(hub: Hub, planted
     assert commit in "\n".join(run.logs())
 
 
-def test_HP21_a_failing_job_does_not_tell_the_token_either(hub: Hub, planted: Path) -> None:
+def test_HP21_a_failing_job_does_not_report_the_token_either(hub: Hub, planted: Path) -> None:
     hub.add("org/gated", {"config.json": b"{}"}, token="another", refusal=(403, TOKEN))  # a server that echoes it
     run = ended(api.launch(job(planted)))
     assert run.state is RunState.FAILED
@@ -100,7 +100,7 @@ def test_HP21_a_failing_job_does_not_tell_the_token_either(hub: Hub, planted: Pa
     assert TOKEN not in reported(run)
 
 
-def test_a_secret_that_is_not_there_is_told_before_anything_is_started(planted: Path) -> None:
+def test_a_secret_that_is_not_there_is_reported_before_anything_is_started(planted: Path) -> None:
     missing = planted.parent / "token"
     with pytest.raises(PlanError) as caught:
         api.launch(job(planted, secrets={"HF_TOKEN": "env:NOWHERE", "OTHER": f"file:{missing}"}))

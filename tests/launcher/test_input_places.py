@@ -59,7 +59,7 @@ def rows(place: str) -> dict[str, Any]:
     return train(data={"format": "rows", "seq_length": 16, "train": place})
 
 
-def test_a_mistyped_address_in_S3_is_told_and_a_prefix_is_a_folder(s3_server: Any, base: str) -> None:
+def test_a_mistyped_address_in_S3_is_reported_and_a_prefix_is_a_folder(s3_server: Any, base: str) -> None:
     endpoint = s3_server.endpoint
     texts = {"kind": "prepare", "seq_length": 16}
     for place in ("rows", "rows/", "rows-2", "texts/a.txt"):
@@ -72,7 +72,7 @@ def test_a_mistyped_address_in_S3_is_told_and_a_prefix_is_a_folder(s3_server: An
     assert "the bucket does not exist" in look(endpoint, rows("s3://no-such-bucket/rows"))
 
 
-def test_every_place_is_told_at_once_and_a_named_input_once(s3_server: Any, base: str) -> None:
+def test_every_place_is_reported_at_once_and_a_named_input_once(s3_server: Any, base: str) -> None:
     task = train(data={"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/no"})
     reported = look(s3_server.endpoint, task, inputs={"corpus": {"uri": f"{base}/nothing"}})
     assert [line.split()[1] for line in reported.splitlines()[1:]] == ["inputs.corpus", "task.data.validation"]
@@ -220,7 +220,7 @@ def test_E20_a_checkpoint_to_start_from_is_read_by_the_plan(tmp_path: Path) -> N
         assert (fault.path, problem in fault.message) == ("task.start.checkpoint", True), place
 
 
-def test_what_cannot_be_looked_at_from_here_is_left_to_the_job(
+def test_what_cannot_be_read_from_here_is_left_to_the_job(
     base: str, s3_server: Any, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")

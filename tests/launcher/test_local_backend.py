@@ -214,7 +214,7 @@ def test_a_reserved_port_is_given_to_nobody_else_but_can_be_served() -> None:
             server.listen()
 
 
-def test_a_program_that_is_not_there_is_told_by_the_plan(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_reported_by_the_plan(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     for source, entry, path in (
         (tmp_path / "nowhere", "train.py", "task.source"),
@@ -227,7 +227,7 @@ def test_a_program_that_is_not_there_is_told_by_the_plan(tmp_path: Path) -> None
     assert plan({"name": "own", "task": {"kind": "script", "entry": "-m train", "source": str(tmp_path)}})
 
 
-def test_a_rehearsal_has_the_channels_of_sagemaker() -> None:
+def test_a_emulation_has_the_channels_of_sagemaker() -> None:
     task = {**JOB["task"], "data": {"format": "rows", "train": "inputs.job", "seq_length": 64}}
     with pytest.raises(PlanError, match=r"inputs.job .*is the name of the channel"):
         plan({**JOB, "task": task}, inputs={"job": "s3://bucket/x"}, backend={"contract": "sagemaker"})

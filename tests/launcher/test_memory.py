@@ -144,7 +144,7 @@ def test_experts_are_spread_over_their_own_degree() -> None:
     assert found.states == pytest.approx(16 / 8 * (1_605_636_096 + 45_097_156_608 / 8), rel=1e-3)
 
 
-def test_a_plan_tells_it_and_warns_where_it_does_not_fit() -> None:
+def test_a_plan_reports_it_and_warns_where_it_does_not_fit() -> None:
     [fits] = plan("llama-2-7b-fsdp", *ACCOUNT)
     assert fits.memory is not None
     assert fits.to_json()["memory"]["total"] == fits.memory.total
@@ -155,5 +155,5 @@ def test_a_plan_tells_it_and_warns_where_it_does_not_fit() -> None:
     assert "activation_checkpointing" in warning
 
 
-def test_nothing_is_said_where_no_gpu_is_known() -> None:
+def test_nothing_is_reported_where_no_gpu_is_known() -> None:
     assert plan("smoke")[0].memory is None

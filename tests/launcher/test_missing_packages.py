@@ -54,7 +54,7 @@ def test_the_line_names_packages_and_the_command() -> None:
 
 
 @pytest.mark.parametrize("lacking", SETS)
-def test_every_verb_says_what_is_missing_in_one_line(lacking: str, tmp_path: Path, fakes: Any) -> None:
+def test_every_verb_states_what_is_missing_in_one_line(lacking: str, tmp_path: Path, fakes: Any) -> None:
     fakes.use("from sm_llm.runs.events.events import *\n"
               "log = EventWriter(paths.event_file(job.attempt, 'rank0'), job.attempt)\n"
               "log.write(Step(1, 4.0, 1.0, 1e-3, 64))\nput(1)\nput(None)\n")  # fmt: skip

@@ -104,6 +104,6 @@ def test_f07_a_local_input_is_a_channel_of_the_request(tmp_path: Path) -> None:
     assert names == ["training", "job"]
 
 
-def test_C10_an_empty_result_is_said(tmp_path: Path, contract: str) -> None:
+def test_C10_an_empty_result_is_reported(tmp_path: Path, contract: str) -> None:
     run = ran(tmp_path, contract, "print('nothing')\n")
     assert any("left no file in output/" in line for line in run.logs())

@@ -161,12 +161,12 @@ def test_a_workflow_may_register_by_itself_but_not_twice() -> None:
         ({"A": "steps.train.task.max_steps", "B": "steps.train.task.max_steps"}, "changes what A changes"),
     ],
 )
-def test_variables_that_cannot_be_are_told(variables: dict[str, str], problem: str) -> None:
+def test_variables_that_cannot_be_are_reported(variables: dict[str, str], problem: str) -> None:
     with pytest.raises(PlanError, match=problem):
         definition(workflow(), variables=variables)
 
 
-def test_what_all_steps_share_is_told_once_and_by_the_name_that_the_user_gave() -> None:
+def test_what_all_steps_share_is_reported_once_and_by_the_name_that_the_user_gave() -> None:
     flow = {**workflow(), "storage": "./runs"}
     flow["backend"] = {**flow["backend"], "role": "train", "max_run_seconds": None}
     with pytest.raises(PlanError) as caught:
@@ -177,7 +177,7 @@ def test_what_all_steps_share_is_told_once_and_by_the_name_that_the_user_gave() 
     assert found["backend.max_run_seconds"].message.endswith("(step fetch, prepare)")
 
 
-def test_HP08_variables_that_make_too_many_hyperparameters_or_too_long_ones_are_told() -> None:
+def test_HP08_variables_that_make_too_many_hyperparameters_or_too_long_ones_are_reported() -> None:
     many = {f"V{number}": f"steps.train.environment.V{number}" for number in range(97)}
     flow = workflow()
     flow["steps"]["train"]["environment"] = dict.fromkeys(many, "1")
@@ -189,7 +189,7 @@ def test_HP08_variables_that_make_too_many_hyperparameters_or_too_long_ones_are_
         definition(flow, variables={"Text": VARIABLES["Text"]})
 
 
-def test_a_workflow_of_this_machine_is_no_pipeline() -> None:
+def test_a_workflow_of_this_machine_is_not_a_pipeline() -> None:
     local = {**workflow(), "backend": {"name": "local"}, "compute": {}}
     for step in local["steps"].values():
         step.pop("compute", None)
@@ -470,7 +470,7 @@ def test_S12_18_a_name_of_jobs_without_effect_is_refused() -> None:
         definition(workflow(), "backend.base_job_name=zz")
 
 
-def test_S12_33_what_is_no_workflow_and_no_mapping_of_values_is_refused() -> None:
+def test_S12_33_what_is_not_a_workflow_and_no_mapping_of_values_is_refused() -> None:
     with pytest.raises(SpecError, match=r"cannot be read.*PipelineDefinition"):
         pipelines.upsert(definition(workflow()))  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="values: must be a mapping"):

@@ -150,7 +150,7 @@ def test_E19_a_source_without_text_is_refused_by_the_plan(tmp_path: Path, conten
 
 
 @pytest.mark.parametrize("storage", ["out", "pkg/out", "."])
-def test_A1_a_plan_says_that_the_storage_in_a_programs_folder_is_no_part_of_it(
+def test_A1_a_plan_states_that_the_storage_in_a_programs_folder_is_not_a_part_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -162,7 +162,7 @@ def test_A1_a_plan_says_that_the_storage_in_a_programs_folder_is_no_part_of_it(
     assert "without" not in plan(job, "task.source=src")[0].settings["program"]
 
 
-def test_faults_of_the_arithmetic_come_with_those_of_the_data_and_say_where_they_were_written(tmp_path: Path) -> None:
+def test_faults_of_the_arithmetic_come_with_those_of_the_data_and_state_where_they_were_written(tmp_path: Path) -> None:
     job = train_on(rows_folder(tmp_path / "rows", seq_length=128, rows=105), optim={"warmup_steps": 50})
     found = faults(job, "task.data.seq_length=32")
     assert set(found) == {"task.optim.warmup_steps", "task.data.seq_length"}

@@ -45,7 +45,7 @@ def finished(s3_fakes: Fakes) -> Run:
     return run
 
 
-def test_s10_the_endpoint_of_a_record_is_not_used_and_said(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_s10_the_endpoint_of_a_record_is_not_used_and_reported(finished: Run, caplog: pytest.LogCaptureFixture) -> None:
     point_elsewhere(finished)
     with caplog.at_level(logging.WARNING):
         again = Run(finished.uri)
@@ -149,7 +149,7 @@ def test_4_a_stored_definition_that_is_none_is_an_error_in_words(body: bytes) ->
         step_home(workflow(body), "a")
 
 
-def test_4_an_option_of_a_record_that_is_no_text_is_not_used(aws_environment: None) -> None:
+def test_4_an_option_of_a_record_that_is_not_a_text_is_not_used(aws_environment: None) -> None:
     home = run_store_at("s3://bkt/w", S3Options(endpoint_url="http://127.0.0.1:10"))
     record = workflow(b"").record()
     options = {"region": True, "kms_key_id": False, "shared_with_group": True, "storage_class": "STANDARD"}

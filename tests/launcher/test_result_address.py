@@ -69,7 +69,7 @@ def test_C12_a_result_in_s3_is_looked_for_before_a_launch(tmp_path: Path, bucket
 
 
 @pytest.mark.integration
-def test_C12_an_estimator_tells_the_address_and_a_step_takes_it_or_the_artifacts(calls: list[Any]) -> None:
+def test_C12_an_estimator_reports_the_address_and_a_step_takes_it_or_the_artifacts(calls: list[Any]) -> None:
     from sagemaker.inputs import TrainingInput
     from sagemaker.workflow.pipeline import Pipeline
     from sagemaker.workflow.pipeline_context import PipelineSession

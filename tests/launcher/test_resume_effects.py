@@ -52,7 +52,7 @@ def test_B4_an_ordinary_run_is_repeated_with_another_model(fakes: Any) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["tiny-local", "smoke"])
-def test_E20_a_missing_start_is_told_by_its_path(recipe: str) -> None:
+def test_E20_a_missing_start_is_reported_by_its_path(recipe: str) -> None:
     with pytest.raises(PlanError) as raised:
         plan(recipe, "task.start.pretrained=/nope")
     (reported,) = [str(it) for it in raised.value.issues]

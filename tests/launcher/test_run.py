@@ -106,7 +106,7 @@ def test_OB13_a_run_without_an_end_time_is_still_running_not_a_crash(root: Path)
     assert Run(root).state is RunState.INTERRUPTED
 
 
-def test_a_folder_without_a_record_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_record_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no run record"):
         Run(tmp_path)
 
@@ -217,7 +217,7 @@ def test_the_live_line_has_loss_speed_and_what_is_left() -> None:
     assert line.count("━") == 28
 
 
-def test_a_long_phase_says_where_it_is_every_quarter() -> None:
+def test_a_long_phase_states_where_it_is_every_quarter() -> None:
     steps: list[ev.Event] = [ev.Progress("encode", done, 100, "MB") for done in range(0, 101, 5)]
     assert shown(steps, terminal=False).split() == [
         word for share in ("0%", "25%", "50%", "75%", "100%") for word in ("train", "encode", share)

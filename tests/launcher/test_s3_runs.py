@@ -121,7 +121,7 @@ def test_the_same_launch_continues_after_everything_was_killed(s3_fakes: Fakes, 
 
 
 @pytest.mark.parametrize("there", [True, pytest.param(False, marks=pytest.mark.integration)])
-def test_E21_a_run_that_was_asked_to_stop_says_so_everywhere(
+def test_E21_a_run_that_was_asked_to_stop_reports_it_everywhere(
     s3_fakes: Fakes, elsewhere: Elsewhere, there: bool
 ) -> None:
     """Until the worker has noticed: this one never does."""
@@ -145,7 +145,7 @@ def test_E21_a_run_that_was_asked_to_stop_says_so_everywhere(
 
 
 @pytest.mark.integration
-def test_a_run_goes_on_from_another_machine_only_when_the_first_is_silent(
+def test_a_run_continues_from_another_machine_only_when_the_first_is_silent(
     s3_fakes: Fakes, elsewhere: Elsewhere
 ) -> None:
     s3_fakes.use("put(2); " + SLEEP)
@@ -195,7 +195,7 @@ except Exception as error:
 """
 
 
-def test_of_two_machines_that_continue_a_run_at_once_one_wins_and_one_line_tells_the_other(
+def test_of_two_machines_that_continue_a_run_at_once_one_wins_and_one_line_reports_the_other(
     s3_fakes: Fakes, tmp_path: Path
 ) -> None:
     s3_fakes.use("put(2); raise ValueError('stop here')")
@@ -346,7 +346,7 @@ def test_a_store_that_does_not_answer_is_one_clear_error(
         s3_fakes.launch(storage_options={"endpoint_url": "http://127.0.0.1:9"})
 
 
-def test_ls_of_a_mistyped_address_says_that_nothing_is_there(
+def test_ls_of_a_mistyped_address_states_that_nothing_is_there(
     s3_fakes: Fakes, s3_server: Any, bucket: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from sm_llm.cli import main
@@ -428,7 +428,7 @@ def test_S3_holds_no_secret_of_a_run(s3_fakes: Fakes, bucket: str, s3_server: An
         assert PLANTED.encode() not in body, key
 
 
-def test_beats_tell_age_by_the_stores_clock_and_who_was_superseded(s3_fakes: Fakes, s3_server: Any) -> None:
+def test_beats_report_age_by_the_stores_clock_and_who_was_superseded(s3_fakes: Fakes, s3_server: Any) -> None:
     from sm_llm.storage.s3.s3_options import S3Options
     from sm_llm.storage.s3.store import S3Store
 

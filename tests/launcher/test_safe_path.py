@@ -48,7 +48,7 @@ def started_programs() -> Iterator[tuple[str, list[str]]]:
                     yield path.relative_to(root).as_posix(), following
 
 
-def test_s04_every_interpreter_that_we_start_is_told_not_to_look_in_the_working_folder() -> None:
+def test_s04_every_interpreter_that_we_start_is_made_not_to_look_in_the_working_folder() -> None:
     found = [(file, words) for file, words in started_programs() if file != USERS_PROGRAM]
     assert len(found) >= 7
     assert [(file, words) for file, words in found if words[:1] != ["-P"]] == []

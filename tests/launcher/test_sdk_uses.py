@@ -287,7 +287,7 @@ def test_S12_21_methods_that_cannot_work_name_what_does(method: Any, words: str,
     refused(lambda: method(est), "estimator.", words)
 
 
-def test_S12_41_what_is_no_session_and_the_local_mode_are_refused(tmp_path: Path, calls: list[Any]) -> None:
+def test_S12_41_what_is_not_a_session_and_the_local_mode_are_refused(tmp_path: Path, calls: list[Any]) -> None:
     from sagemaker.local import LocalSession
 
     refused(lambda: estimator(job(), sagemaker_session="x"), "sagemaker_session: is not a session", "str")

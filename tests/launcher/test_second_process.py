@@ -64,7 +64,7 @@ READING = {
 }  # fmt: skip
 
 
-def test_every_reading_verb_and_stop_work_from_other_shells_while_a_run_goes_on(fakes: Fakes, tmp_path: Path) -> None:
+def test_every_reading_verb_and_stop_work_from_other_shells_while_a_run_continues(fakes: Fakes, tmp_path: Path) -> None:
     fakes.use(TRAINS)
     run = fakes.launch()
     fakes.wait_until(lambda: run.status().progress.step >= 3)
@@ -117,7 +117,7 @@ def test_tables_for_people_have_the_same_facts(fakes: Fakes, tmp_path: Path) -> 
     assert "interrupted-resumable" in ended
 
 
-def test_wait_ends_with_the_exit_code_of_the_state_and_tells_the_cause(fakes: Fakes, tmp_path: Path) -> None:
+def test_wait_ends_with_the_exit_code_of_the_state_and_reports_the_cause(fakes: Fakes, tmp_path: Path) -> None:
     fakes.use("print('before'); raise ValueError('rows are upside down')")
     run = fakes.launch()
     done = shell(tmp_path, "wait", "--json")

@@ -40,7 +40,7 @@ def up(run: Run) -> bool:
     return len(list(folder.glob("node-*/scratch/up"))) == nodes
 
 
-def test_a_run_completes_and_says_so_everywhere(fakes: Fakes) -> None:
+def test_a_run_completes_and_reports_it_everywhere(fakes: Fakes) -> None:
     fakes.use("print('Loss: 1.0'); put(4); put(None)")
     run = fakes.launch()
     assert run.wait() is RunState.COMPLETED
@@ -74,7 +74,7 @@ def test_the_supervisor_leads_a_session_of_its_own_and_outlives_its_launcher(fak
     assert fakes.end(run) is RunState.STOPPED
 
 
-def test_LM04_the_real_error_is_told_not_the_tools_exit_code(fakes: Fakes) -> None:
+def test_LM04_the_real_error_is_reported_not_the_tools_exit_code(fakes: Fakes) -> None:
     fakes.use("raise ValueError('rows are upside down')")
     run = fakes.launch()
     with pytest.raises(RunFailed, match="ValueError: rows are upside down"):
@@ -202,7 +202,7 @@ def test_only_an_interrupt_makes_a_stop_urgent_in_whatever_order_they_arrive(sig
     assert interrupts.count == count
 
 
-def test_nodes_die_with_a_killed_supervisor_and_the_run_goes_on_later(fakes: Fakes) -> None:
+def test_nodes_die_with_a_killed_supervisor_and_the_run_continues_later(fakes: Fakes) -> None:
     fakes.use(SLEEP)
     run = fakes.launch("compute.instance_count=2")
     fakes.wait_until(lambda: up(run))
@@ -220,7 +220,7 @@ def test_nodes_die_with_a_killed_supervisor_and_the_run_goes_on_later(fakes: Fak
     assert not list(run.root.rglob("scratch")), "the killed attempt's scratch is cleaned too"
 
 
-def test_an_attempt_that_ends_while_it_is_looked_at_is_told_as_it_ended(
+def test_an_attempt_that_ends_while_it_is_read_is_reported_as_it_ended(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record was read before the supervisor wrote the end, the lock was looked at after it had gone."""
@@ -240,7 +240,7 @@ def test_an_attempt_that_ends_while_it_is_looked_at_is_told_as_it_ended(
     assert run.describe() == (RunState.FAILED, "ValueError: rows are upside down")
 
 
-def test_an_attempt_that_begins_while_it_is_looked_at_is_running(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_that_begins_while_it_is_read_is_running(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record was read while it was only claimed, and its launcher had done its part when that was looked at."""
     fakes.use("put(2); raise ValueError('x')")
     run = fakes.launch()
@@ -291,7 +291,7 @@ def test_a_running_run_is_refused_with_its_process_and_how_to_follow(fakes: Fake
         assert fakes.end(it) is RunState.STOPPED
 
 
-def test_a_run_that_has_told_its_end_is_continued_as_soon_as_its_supervisor_has_gone(fakes: Fakes) -> None:
+def test_a_run_that_has_reported_its_end_is_continued_as_soon_as_its_supervisor_has_gone(fakes: Fakes) -> None:
     fakes.use("put(2); raise ValueError('x')")
     run = fakes.launch()
     assert fakes.end(run) is RunState.FAILED
@@ -304,7 +304,7 @@ def test_a_run_that_has_told_its_end_is_continued_as_soon_as_its_supervisor_has_
     assert again.wait() is RunState.COMPLETED
 
 
-def test_a_run_that_has_told_its_end_and_does_not_go_is_refused(fakes: Fakes) -> None:
+def test_a_run_that_has_reported_its_end_and_does_not_go_is_refused(fakes: Fakes) -> None:
     fakes.use("put(2); raise ValueError('x')")
     run = fakes.launch()
     assert fakes.end(run) is RunState.FAILED
@@ -351,7 +351,7 @@ def test_DL18_runs_at_once_get_ports_of_their_own(fakes: Fakes) -> None:
     assert all(port.isdigit() for port in ports)
 
 
-def test_a_supervisor_that_cannot_start_is_told_with_its_own_words(fakes: Fakes) -> None:
+def test_a_supervisor_that_cannot_start_is_reported_with_its_own_words(fakes: Fakes) -> None:
     fakes.use("put(None)")
     fakes.monkeypatch.setattr("sm_llm.launcher.backends.local.local_run.SUPERVISOR", "sm_llm.launcher.nothing")
     with pytest.raises(SubmitError, match=r"supervisor could not start:\n.*No module named sm_llm.launcher.nothing"):
@@ -399,7 +399,7 @@ def test_a_supervisor_whose_launcher_was_interrupted_records_the_end_all_the_sam
     assert run.attempts[-1].state is RunState.COMPLETED
 
 
-def test_an_attempt_that_was_taken_back_is_not_recorded_again(fakes: Fakes) -> None:
+def test_an_attempt_that_was_rolled_back_is_not_recorded_again(fakes: Fakes) -> None:
     fakes.use("put(None)")
     run = fakes.launch()
     run.wait()

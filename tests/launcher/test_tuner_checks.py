@@ -116,7 +116,7 @@ def test_C8_a_validation_objective_is_that_of_a_job_with_validation_rows(calls: 
     assert len(calls) == 1
 
 
-def test_C8_a_tuners_own_rules_are_checked_and_said_where_they_replace_ours(
+def test_C8_a_tuners_own_rules_are_checked_and_reported_where_they_replace_ours(
     calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rule, words in (

@@ -44,7 +44,7 @@ def test_what_pip_downloads_lies_under_the_target(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "wheels" / found[0]).is_file()
 
 
-def test_pips_own_reason_is_told_and_nothing_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pips_own_reason_is_reported_and_nothing_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(SubmitError, match="cannot download the wheels of line smp: ERROR: No matching distribution"):

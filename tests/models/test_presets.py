@@ -99,7 +99,7 @@ def test_every_preset_is_readable_by_old_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NOT_IN_444))
-def test_a_family_that_old_transformers_lack_is_told(name: str) -> None:
+def test_a_family_that_old_transformers_lack_is_reported(name: str) -> None:
     assert misread_by_transformers_444(PRESETS[name].config) == ["transformers 4.44 knows no qwen3 models"]
 
 

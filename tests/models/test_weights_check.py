@@ -234,7 +234,7 @@ def test_F10_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert f"{gone} is missing, but model.safetensors.index.json names it" in message(folder)
 
 
-def test_a_tensor_in_another_shard_than_the_index_says_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_in_another_shard_than_the_index_states_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "w", arrays(), 2)
     places = index(folder)["weight_map"]
     first, second = sorted(set(places.values()))

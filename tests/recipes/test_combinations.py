@@ -57,7 +57,7 @@ def test_every_promised_combination_has_a_line() -> None:
 
 
 @pytest.mark.parametrize(("model", "on", "line"), LINES, ids=[f"{model} on {on}" for model, on, _ in LINES])
-def test_a_line_is_planned_for_what_it_says_without_a_warning(model: str, on: str, line: str) -> None:
+def test_a_line_is_planned_for_what_it_states_without_a_warning(model: str, on: str, line: str) -> None:
     found = planned(line)
     assert [it for it in found.warnings if not is_expected(it)] == []
     nodes, kind = on.split(" x ")

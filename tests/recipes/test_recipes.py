@@ -32,7 +32,7 @@ def test_a_recipe_can_be_planned_without_a_warning(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", recipe_files())
-def test_a_recipe_says_what_it_does_in_one_sentence(name: str) -> None:
+def test_a_recipe_states_what_it_does_in_one_sentence(name: str) -> None:
     summary = recipe_summary(recipe_files()[name])
     assert summary.endswith(".")
     assert 20 < len(summary) <= 118

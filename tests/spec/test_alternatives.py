@@ -27,7 +27,7 @@ def faults(source: Any, *overrides: str, **fields: Any) -> dict[str, Issue]:
         (SCRIPT, "task.seq_length=8", "task.kind: prepare; here it is script"),
     ],
 )
-def test_a_key_of_another_class_says_whose_it_is(source: dict[str, Any], override: str, owner: str) -> None:
+def test_a_key_of_another_class_states_whose_it_is(source: dict[str, Any], override: str, owner: str) -> None:
     ((path, fault),) = faults(source, override).items()
     assert path == override.partition("=")[0]
     assert owner in fault.remedy
@@ -53,7 +53,7 @@ def test_an_input_is_checked_as_what_its_keys_make_it(given: dict[str, str], exp
         assert words in str(found[f"inputs.data.{name}"])
 
 
-def test_what_no_key_tells_apart_is_told_as_a_whole() -> None:
+def test_what_no_key_distinguishes_is_reported_as_a_whole() -> None:
     assert list(faults(SCRIPT, inputs={"data": {"place": "s3://bucket/x"}})) == ["inputs.data"]
 
 

@@ -117,7 +117,7 @@ def test_references_point_to_earlier_steps() -> None:
     )
 
 
-def test_each_step_is_checked_and_a_shared_fault_is_told_once() -> None:
+def test_each_step_is_checked_and_a_shared_fault_is_reported_once() -> None:
     bad = {"task": {**TRAIN, "global_batch_size": 3}}
     spec = {"name": "flow", "steps": {"a": bad, "b": bad}, "environment": {"A B": "x"}}
     found = faults(spec, "compute.processes_per_instance=2")

@@ -54,7 +54,7 @@ def reported(seq_length: int = 4096, compile: bool = False, **smp: Any) -> str:
         ({"shard_degree": 8}, "hybrid_shard_degree"),
     ],
 )
-def test_what_smp_cannot_do_is_told_with_the_arithmetic(changes: dict[str, Any], expected: str) -> None:
+def test_what_smp_cannot_do_is_reported_with_the_arithmetic(changes: dict[str, Any], expected: str) -> None:
     assert expected in reported(**changes)
 
 
@@ -99,7 +99,7 @@ def model(name: str, **overrides: Any) -> dict[str, Any]:
         ("qwen3-8b", {}, "transformers 4.44 knows no qwen3 models, and SMP's image has no other"),
     ],
 )
-def test_what_a_model_does_not_allow_is_told(preset: str, degrees: dict[str, int], expected: str) -> None:
+def test_what_a_model_does_not_allow_is_reported(preset: str, degrees: dict[str, int], expected: str) -> None:
     wanted = {"tensor": 1, "context": 1, "expert": 1, "fp8": False, **degrees}
     assert expected in " ".join(str(fault) for fault in smp_issues(model(preset), **wanted))  # type: ignore[arg-type]
 

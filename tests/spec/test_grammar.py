@@ -61,7 +61,7 @@ def test_a_step_that_is_a_run_of_its_own_is_changed_by_its_path_in_the_workflow(
     ]  # fmt: skip
 
 
-def test_what_was_typed_in_a_shell_says_so() -> None:
+def test_what_was_typed_in_a_shell_reports_it() -> None:
     loaded = load("smoke", [CommandLine("task.max_steps=3"), "task.seed=1"], {"task.micro_batch_size": 1})
     origins = [loaded.origins[f"task.{name}"] for name in ("max_steps", "seed", "micro_batch_size")]
     assert origins == ["command line", "override", "Python argument"]
@@ -75,7 +75,7 @@ def test_an_override_that_is_neither_text_nor_a_mapping_is_refused_in_words() ->
     assert load("smoke", [{"task": {"max_steps": 3}}]).spec.task.max_steps == 3  # type: ignore[union-attr]
 
 
-def test_words_that_change_a_job_are_told_from_places() -> None:
+def test_words_that_change_a_job_are_reported_from_places() -> None:
     assert all(map(is_override, ["task.text_field=body", "backend.name=sagemaker", "secrets.A=env:A", "name=x"]))
     assert not any(map(is_override, ["texts/", "a.jsonl", "folder=1/x", "s3://b/k=v"]))
 
@@ -113,7 +113,7 @@ def test_S12_09_an_entry_of_a_list_is_not_changed_alone(args: list[str], change:
         load({**SCRIPT, "task": {**SCRIPT["task"], "args": args}}, [change])  # type: ignore[dict-item]
 
 
-def test_S12_09_a_number_is_no_name_of_an_argument() -> None:
+def test_S12_09_a_number_is_not_a_name_of_an_argument() -> None:
     with pytest.raises(SpecError, match=r"task\.args\.0 .*a number is the place of a word in a list"):
         load(SCRIPT, ["task.args.0=x"])
     kept = load({**SCRIPT, "task": {**SCRIPT["task"], "args": {"a": [1]}}}, ["task.args.b=2"]).spec  # type: ignore[dict-item]

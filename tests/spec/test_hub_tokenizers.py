@@ -23,7 +23,7 @@ PREPARE: dict[str, Any] = {"kind": "prepare", "sources": ["/texts"], "seq_length
         ("org/name", "hf://org/name"),
     ],
 )
-def test_a_reference_is_no_address_of_the_hub(given: str, read: str) -> None:
+def test_a_reference_is_not_an_address_of_the_hub(given: str, read: str) -> None:
     train: dict[str, Any] = {"task": {**TASK, "tokenizer": given}}
     if given.startswith("inputs."):
         train["inputs"] = {"tok": "s3://bucket/tok"}

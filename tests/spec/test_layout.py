@@ -134,7 +134,7 @@ def test_sequences_can_be_cut(fields: dict[str, Any], unit: int) -> None:
     assert [length for length in range(1, 25) if not training_issues(length, **fields)] == list(range(unit, 25, unit))
 
 
-def test_a_sequence_that_cannot_be_cut_is_told_with_its_neighbours() -> None:
+def test_a_sequence_that_cannot_be_cut_is_reported_with_its_neighbours() -> None:
     (issue,) = training_issues(30, context_parallel_degree=4)
     assert "30 / 8 leaves 6" in issue
     assert "24 or 32 works" in issue

@@ -246,7 +246,9 @@ def test_a_wrong_override_is_explained(load_clean: Any, override: str, expected:
         ("task.data.train=[a]", "[a]"),
     ],
 )
-def test_a_list_a_mapping_or_a_flag_is_no_text_until_it_is_quoted(load_clean: Any, override: str, value: str) -> None:
+def test_a_list_a_mapping_or_a_flag_is_not_a_text_until_it_is_quoted(
+    load_clean: Any, override: str, value: str
+) -> None:
     job = {**JOB, "task": {**JOB["task"], "data": {"format": "rows", "train": "/x", "seq_length": 8}}}
     (found,) = (it for it in faults(load_clean, job, override) if "If text is meant" in it)
     assert f"quote it: {json.dumps(value)} (in a shell: " in found
@@ -285,7 +287,7 @@ def test_DL31_an_unknown_override_is_an_error_with_the_nearest_key(load_clean: A
     assert "Did you mean steps.train.task.max_steps?" in faults(load_clean, "tiny-local", "max_steps=3")[0]
 
 
-def test_missing_keys_say_what_is_expected(load_clean: Any) -> None:
+def test_missing_keys_state_what_is_expected(load_clean: Any) -> None:
     found = faults(load_clean, {"task": {"kind": "train"}})
     assert found[0].startswith("name: missing; expected text") or found[0].startswith("name (Python): missing")
     assert "expected a mapping with format: rows | json_rows | synthetic | stream" in found[1]
@@ -305,11 +307,11 @@ def test_python_values_are_not_guessed_at(load_clean: Any) -> None:
         (Path(), "is a folder. Recipes: "),
     ],
 )
-def test_a_source_that_is_not_there_is_said(load_clean: Any, source: Any, expected: str) -> None:
+def test_a_source_that_is_not_there_is_reported(load_clean: Any, source: Any, expected: str) -> None:
     assert expected in faults(load_clean, source)[0]
 
 
-def test_a_file_that_is_no_mapping_is_refused(load_clean: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_mapping_is_refused(load_clean: Any, tmp_path: Path) -> None:
     file = tmp_path / "list.yaml"
     file.write_text("- a\n")
     assert "a specification is a mapping" in faults(load_clean, file)[0]
@@ -344,7 +346,7 @@ def test_the_digest_knows_meaning_not_name_or_place(load_clean: Any) -> None:
     assert JobSpec.model_validate_json(load_clean(JOB).spec.model_dump_json()) == load_clean(JOB).spec
 
 
-def test_E17_another_format_keeps_what_other_changes_say_and_what_nobody_knows(load_clean: Any) -> None:
+def test_E17_another_format_keeps_what_other_changes_state_and_what_nobody_knows(load_clean: Any) -> None:
     rows = ("task.data.rows=5", "task.data.format=rows", "task.data.train=/r")
     with pytest.raises(SpecError, match=r"task\.data\.rows"):
         load_clean(JOB, *rows)

@@ -39,7 +39,7 @@ def processes(source: Any, *overrides: str, environ: dict[str, str] | None = Non
         (["environment.CUDA_VISIBLE_DEVICES=3"], 1),
     ],
 )
-def test_a_training_uses_all_visible_gpus_unless_told_otherwise(overrides: list[str], expected: int) -> None:
+def test_a_training_uses_all_visible_gpus_unless_set_otherwise(overrides: list[str], expected: int) -> None:
     assert processes("smoke", *overrides) == expected
     assert processes("smoke", *overrides, environ={"CUDA_VISIBLE_DEVICES": ""}) == (
         2 if overrides == ["environment.CUDA_VISIBLE_DEVICES='0,3'"] else 1
@@ -84,7 +84,7 @@ def test_a_managed_job_and_a_job_that_was_launched_before_do_not_depend_on_this_
     assert changed(spec, ["task.seed=1"]).spec.compute == spec.compute
 
 
-def test_the_plan_says_which_devices_compute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_plan_states_which_devices_compute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from sm_llm.launcher.display.tables import plan_table
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

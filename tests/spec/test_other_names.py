@@ -100,6 +100,6 @@ def test_in_a_workflow_what_is_suggested_can_be_typed(typed: str, meant: list[st
         assert placed(WorkflowSpec, tuple(path.split(".")), whole)[1] is None
 
 
-def test_a_field_of_another_backend_says_whose_it_is() -> None:
+def test_a_field_of_another_backend_states_whose_it_is() -> None:
     remedy = nearest(JobSpec, Tree({"name": "a", "backend": {"name": "local"}, "task": TASKS[0]}), ("use_spot",))
     assert remedy == "Did you mean backend.spot? It belongs to backend.name: sagemaker; here it is local"

@@ -60,7 +60,7 @@ def test_the_walk_over_the_classes_reaches_them_all() -> None:
     } <= names
 
 
-def test_a_tagged_union_is_told_apart_by_its_constant() -> None:
+def test_a_tagged_union_is_distinguished_by_its_constant() -> None:
     annotation = TrainTask.model_fields["data"].annotation
     assert tag(annotation) == "format"
     assert tag_values(annotation)["rows"] is RowsData

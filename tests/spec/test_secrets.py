@@ -113,7 +113,7 @@ def test_HP21_a_token_in_an_override_or_a_python_field_is_refused_too() -> None:
     refusal(JOB, f"{TOKEN}=1")
 
 
-def test_HP21_a_variable_whose_name_says_secret_is_refused_whatever_its_shape() -> None:
+def test_HP21_a_variable_whose_name_states_secret_is_refused_whatever_its_shape() -> None:
     error = refusal({**JOB, "environment": {"WANDB_API_KEY": "0123456789abcdef", "TOKENIZERS_PARALLELISM": "false"}})
     assert [fault.path for fault in error.issues] == ["environment.WANDB_API_KEY"]
     assert "secrets.WANDB_API_KEY=env:WANDB_API_KEY" in str(error)

@@ -45,7 +45,7 @@ def test_a_field_is_named_where_it_is_written(step: str, path: str, where: str, 
     assert written(flow, step, path) == where
 
 
-def test_a_shared_fault_is_told_once_and_names_the_steps_unless_it_is_of_all(flow: WorkflowSpec) -> None:
+def test_a_shared_fault_is_reported_once_and_names_the_steps_unless_it_is_of_all(flow: WorkflowSpec) -> None:
     everywhere, somewhere = (
         Issue("a-b", "storage", "is none", [1]),
         Issue("a-c", "backend.max_run_seconds", "is missing"),

@@ -56,6 +56,6 @@ def test_every_documented_field_is_there_with_its_words() -> None:
     assert max(map(len, text.splitlines())) <= 125
 
 
-def test_a_name_that_is_no_recipe_is_refused() -> None:
+def test_a_name_that_is_not_a_recipe_is_refused() -> None:
     with pytest.raises(SpecError, match="is not a recipe"):
         commented("nope")

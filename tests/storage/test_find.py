@@ -63,7 +63,7 @@ def test_CK12_steps_are_numbers_not_names(bench: Any) -> None:
     assert newest(bench) == 100_000_000
 
 
-def test_CK15_times_of_files_say_nothing(bench: Any) -> None:
+def test_CK15_times_of_files_state_nothing(bench: Any) -> None:
     steps = [3, 30, 300, 7]
     for step in steps:
         bench.publish(step)
@@ -162,7 +162,7 @@ def test_a_storage_error_is_never_no_checkpoint(bench: Any, faulty: Any) -> None
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_checkpoint_that_is_collected_while_it_is_looked_at_is_not_there(bench: Any, deep: bool) -> None:
+def test_a_checkpoint_that_is_collected_while_it_is_read_is_not_there(bench: Any, deep: bool) -> None:
     doomed = bench.publish(10).commit
     bench.publish(20)
 

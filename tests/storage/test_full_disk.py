@@ -94,7 +94,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_disk_that_fills_up_in_a_fetch_is_told_once_and_holds_nothing_under_a_final_name(
+def test_a_disk_that_fills_up_in_a_fetch_is_reported_once_and_holds_nothing_under_a_final_name(
     store: S3Store, small_disk: SmallDisk, engine: str
 ) -> None:
     said: list[str] = []
@@ -109,13 +109,13 @@ def test_a_disk_that_fills_up_in_a_fetch_is_told_once_and_holds_nothing_under_a_
 @pytest.mark.integration
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.usefixtures("no_room_in_files")
-def test_a_quota_that_is_used_up_is_told_like_a_full_disk(store: S3Store, tmp_path: Path, engine: str) -> None:
+def test_a_quota_that_is_used_up_is_reported_like_a_full_disk(store: S3Store, tmp_path: Path, engine: str) -> None:
     copy = Copy("large", tmp_path / "large.part", len(BODY), crc64_bytes(BODY))
     with pytest.raises(DiskError, match=SAYS_FULL):
         transfer_of(engine).download(store, [copy], lambda _: None)
 
 
-def test_a_fetch_that_found_the_disk_full_goes_on_once_there_is_room(s3_bench: Any, small_disk: SmallDisk) -> None:
+def test_a_fetch_that_found_the_disk_full_continues_once_there_is_room(s3_bench: Any, small_disk: SmallDisk) -> None:
     commit = s3_bench.publish(1, {"a.bin": BODY[: 5 * MIB], "b.bin": BODY[: 6 * MIB]}).commit
     target = small_disk.folder / "restored"
     with pytest.raises(StorageError, match=SAYS_FULL):
@@ -126,7 +126,7 @@ def test_a_fetch_that_found_the_disk_full_goes_on_once_there_is_room(s3_bench: A
     assert names(target) == ["a.bin", "b.bin"]
 
 
-def test_a_sync_says_before_it_begins_what_will_not_fit(store: S3Store, small_disk: SmallDisk) -> None:
+def test_a_sync_states_before_it_begins_what_will_not_fit(store: S3Store, small_disk: SmallDisk) -> None:
     if not small_disk.mounted:  # a limit of files is seen only when it is met
         small_disk.folder = small_disk.folder / "with-a-limit"
     with pytest.raises(StorageError, match=SAYS_FULL + r"|only [\d,]+ are free on this disk\. Nothing was fetched"):

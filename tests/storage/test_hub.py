@@ -111,7 +111,7 @@ def test_a_damaged_or_missing_file_is_fetched_again(hub: Hub, tmp_path: Path) ->
     assert fetched(tmp_path)[large.name] == MODEL[large.name]
 
 
-def test_a_connection_that_breaks_goes_on_inside_the_file(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_connection_that_breaks_continues_inside_the_file(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
     hub.add("org/name", {"big.bin": noise(50_000)})
     hub.cuts, hub.cut_after = 1, 20_000
@@ -120,7 +120,7 @@ def test_a_connection_that_breaks_goes_on_inside_the_file(hub: Hub, tmp_path: Pa
     assert "bytes=20000-" in [span for _, span in hub.bodies()]
 
 
-def test_a_fetch_that_was_killed_goes_on_inside_the_file(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_fetch_that_was_killed_continues_inside_the_file(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
     """The library itself keeps nothing of a file that broke off; ours does."""
     hub.add("org/name", {"big.bin": noise(50_000)})
 
@@ -213,7 +213,7 @@ def test_what_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
         fetch("hf://org/name/nothing", tmp_path / "c")
 
 
-def test_offline_is_said_at_once(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
+def test_offline_is_reported_at_once(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hub.forget_connections()
     with pytest.raises(StorageError, match=r"HF_HUB_OFFLINE is set.*name a folder or s3://"):
@@ -223,13 +223,13 @@ def test_offline_is_said_at_once(hub: Hub, tmp_path: Path, monkeypatch: Any) -> 
     assert not hub.requests
 
 
-def test_a_hub_that_cannot_be_reached_is_said(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_hub_that_cannot_be_reached_is_reported(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(StorageError, match=r"hub at http://127\.0\.0\.1:9 cannot be reached.*name a folder"):
         fetch("hf://org/name", tmp_path)
 
 
-def test_a_full_disk_is_said_before_anything_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_full_disk_is_reported_before_anything_is_fetched(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
     hub.add("org/name", MODEL)
     free = os.statvfs(tmp_path)
     usage = type("Usage", (), {"free": 1000, "total": free.f_blocks, "used": 0})
@@ -269,7 +269,7 @@ class Dies(Exception):
     pass
 
 
-def test_a_store_gets_file_after_file_and_a_killed_attempt_is_gone_on_with(
+def test_a_store_gets_file_after_file_and_a_killed_attempt_is_continued_with(
     hub: Hub, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(hub_fetch, "WORKERS", 1)
@@ -303,7 +303,7 @@ def test_a_store_gets_file_after_file_and_a_killed_attempt_is_gone_on_with(
     assert not list((tmp_path / "scratch").iterdir())
 
 
-def test_s3_gets_the_files_and_the_same_call_goes_on(
+def test_s3_gets_the_files_and_the_same_call_continues(
     hub: Hub, tmp_path: Path, monkeypatch: Any, s3_server: Any, bucket: str
 ) -> None:
     """SeaweedFS in S3's place: real parts from the hub's library to the store."""

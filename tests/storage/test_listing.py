@@ -167,7 +167,9 @@ def store(scripted: Scripted, aws_environment: None, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_I7_s01_an_answer_that_is_no_whole_listing_is_an_error(scripted: Scripted, store: S3Store, name: str) -> None:
+def test_I7_s01_an_answer_that_is_not_a_whole_listing_is_an_error(
+    scripted: Scripted, store: S3Store, name: str
+) -> None:
     scripted.answers = [MALFORMED[name]]
     asks: list[Callable[[], object]] = [lambda: store.list(""), store.holds]
     if name != "keys rolled up":

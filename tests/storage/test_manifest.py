@@ -61,7 +61,7 @@ def test_a_later_version_is_not_guessed_at() -> None:
         decode(json.dumps(record).encode(), CommitManifest)
 
 
-def test_what_is_no_manifest_is_told() -> None:
+def test_what_is_not_a_manifest_is_reported() -> None:
     reported = {b"[]": "not a JSON object", b'{"version": 1}': "own checksum", b"\xff": "not whole JSON"}
     for body, reason in reported.items():
         with pytest.raises(ValueError, match=reason):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_publication_lies_where_the_layout_says(bench: Any) -> None:
+def test_a_publication_lies_where_the_layout_states(bench: Any) -> None:
     published = bench.publish(1200, meta={"world": 1})
     prefix = f"ckpt/step-00001200/{published.commit.save_id}/"
     assert [it.key for it in bench.store.list("")] == [
@@ -149,7 +149,7 @@ def test_two_nodes_of_one_number_are_noticed(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("change", ["short", "gone", "extra"])
-def test_the_commit_looks_at_the_data_itself(bench: Any, change: str) -> None:
+def test_the_commit_reads_the_data_itself(bench: Any, change: str) -> None:
     save = bench.save(5)
     write_part(bench.store, upload_part(bench.store, save, bench.sealed({"a": b"123", "b": b"456"}), 0))
     data = bench.root / save.data_prefix
@@ -192,14 +192,14 @@ def test_racing_writers_of_a_step_one_wins_and_all_losers_know(bench: Any, toget
         assert saves == {winners[0].commit.save_id}, "losers drop what they stored"
 
 
-def test_another_runs_commit_in_the_slot_is_told(bench: Any) -> None:
+def test_another_runs_commit_in_the_slot_is_reported(bench: Any) -> None:
     bench.publish(5, run_id="other-run")
     lost = bench.publish(5)
     assert not lost.won
     assert "run 'other-run'" in lost.reason
 
 
-def test_an_unreadable_commit_in_the_slot_is_told_and_nothing_deleted(bench: Any) -> None:
+def test_an_unreadable_commit_in_the_slot_is_reported_and_nothing_deleted(bench: Any) -> None:
     bench.store.put_if_absent(Slot(5).commit_key, b"{ torn")
     lost = bench.publish(5)
     assert (lost.won, lost.commit) == (False, None)

@@ -95,6 +95,6 @@ def test_C12_any_other_json_of_that_name_is_data(tmp_path: Path) -> None:
         assert pointed(tmp_path) is None
 
 
-def test_C12_a_store_that_does_not_answer_is_no_missing_run() -> None:
+def test_C12_a_store_that_does_not_answer_is_not_a_missing_run() -> None:
     with pytest.raises(StorageError):
         result_address("s3://no-such-bucket-anywhere/run/result", {"endpoint_url": "http://127.0.0.1:9"})

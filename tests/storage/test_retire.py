@@ -31,7 +31,7 @@ def test_the_step_becomes_the_newest_and_can_be_published_past_again(bench: Benc
     assert retire_after(bench.store, 100, label="attempt-3") == []
 
 
-def test_what_was_taken_back_in_vain_is_brought_back(bench: Bench) -> None:
+def test_what_was_rolled_back_in_vain_is_brought_back(bench: Bench) -> None:
     for step in (9, 100, 1000):
         bench.publish(step)
     before = bench.store.list("ckpt/commits/")
@@ -65,7 +65,7 @@ def test_a_crash_in_between_leaves_an_earlier_timeline_and_the_same_call_ends_it
     assert steps(bench) == [1]
 
 
-def test_damaged_commits_are_set_aside_and_their_slots_are_free_again(bench: Bench) -> None:
+def test_damaged_commits_are_quarantined_and_their_slots_are_free_again(bench: Bench) -> None:
     for step in (6, 12, 18):
         bench.publish(step)
     bench.store.delete([next(it.key for it in bench.store.list(Slot(12).prefix) if "/data/" in it.key)])
@@ -75,7 +75,7 @@ def test_damaged_commits_are_set_aside_and_their_slots_are_free_again(bench: Ben
     assert [it.valid for it in list_checkpoints(bench.store)] == [True] * 3
 
 
-def test_what_cannot_be_judged_is_not_set_aside(bench: Bench) -> None:
+def test_what_cannot_be_judged_is_not_quarantined(bench: Bench) -> None:
     for step in (6, 12, 18):
         bench.publish(step)
     key = Slot(12).commit_key

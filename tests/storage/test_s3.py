@@ -114,14 +114,14 @@ def test_I7_wrong_credentials_are_an_error_that_names_the_permission(
         find_newest(store)
 
 
-def test_no_credentials_at_all_is_told_with_the_remedy(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_at_all_is_reported_with_the_remedy(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(StorageError, match="Set AWS_PROFILE or AWS_ACCESS_KEY_ID"):
         store.list("")
 
 
-def test_a_server_that_does_not_answer_is_told(aws_environment: None) -> None:
+def test_a_server_that_does_not_answer_is_reported(aws_environment: None) -> None:
     nowhere = S3Store(
         "bucket", "", S3Options(endpoint_url="http://127.0.0.1:9"), {"retries": {"total_max_attempts": 1}}
     )
@@ -136,7 +136,7 @@ def test_CK03_a_prefix_ends_at_its_slash(s3_server: Any, bucket: str) -> None:
     assert [it.key for it in open_store(f"s3://{bucket}/run-1", options).list("")] == ["x"]
 
 
-def test_what_the_console_makes_for_a_folder_is_no_object(store: S3Store) -> None:
+def test_what_the_console_makes_for_a_folder_is_not_an_object(store: S3Store) -> None:
     for key in (store.prefix, f"{store.prefix}below/"):
         store.client.put_object(Bucket=store.bucket, Key=key, Body=b"")
     assert store.list("") == []
@@ -248,7 +248,7 @@ def near(fault_proxy: Any, bucket: str) -> S3Store:
     ],
     ids=["200", "412", "409-404", "503-409-reset", "lost"],
 )
-def test_answers_to_a_conditional_write_are_told_apart_on_the_wire(
+def test_answers_to_a_conditional_write_are_distinguished_on_the_wire(
     near: S3Store, fault_proxy: Any, rule: Any, actions: list[str], created: bool, requests: int
 ) -> None:
     fault_proxy.set(*(rule("PUT", action, first=number) for number, action in enumerate(actions)))
@@ -269,7 +269,7 @@ def test_access_denied_names_the_action_and_where(monkeypatch: pytest.MonkeyPatc
         store.put_if_absent("k", b"")
 
 
-def test_keys_that_the_store_does_not_know_are_told_with_what_to_do(
+def test_keys_that_the_store_does_not_know_are_reported_with_what_to_do(
     near: S3Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobodys")

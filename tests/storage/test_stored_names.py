@@ -69,7 +69,7 @@ def test_plain_names_stay_what_they_are(name: str, tmp_path: Path) -> None:
         ".git::$INDEX_ALLOCATION/config",
     ],
 )
-def test_A13_24_what_is_brought_is_no_repositorys_own(name: str) -> None:
+def test_A13_24_what_is_brought_is_not_a_repositorys_own(name: str) -> None:
     assert "whose files are programs" in brought_fault(name)
     assert not brought_fault("a/.gitignore")
     assert brought_fault("../x")

@@ -207,7 +207,7 @@ def test_objects_without_our_checksum_are_verified_by_md5_or_named(
     )
 
 
-def test_folder_to_folder_and_what_is_no_place(source: Path, tmp_path: Path, bucket: str) -> None:
+def test_folder_to_folder_and_what_is_not_a_place(source: Path, tmp_path: Path, bucket: str) -> None:
     assert len(sync(source, tmp_path / "copy").copied) == len(ODD)
     assert tree(tmp_path / "copy") == tree(source)
     assert sync(source, tmp_path / "copy").copied == []
@@ -257,7 +257,7 @@ def test_SR13_a_cache_of_links_is_stored_as_files(uri: str, options: dict[str, s
     assert not (tmp_path / "back" / "model.safetensors").is_symlink()
 
 
-def test_a_file_that_changes_while_it_is_stored_is_told(source: Path, uri: str, options: dict[str, str]) -> None:
+def test_a_file_that_changes_while_it_is_stored_is_reported(source: Path, uri: str, options: dict[str, str]) -> None:
     def touch(done: int, total: int) -> None:
         os.utime(source / "two words.bin", (5, 5))
 
@@ -269,7 +269,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "sm_llm.cli", *arguments]
 
 
-def test_the_command_says_what_it_did(source: Path, uri: str, options: dict[str, str], tmp_path: Path) -> None:
+def test_the_command_states_what_it_did(source: Path, uri: str, options: dict[str, str], tmp_path: Path) -> None:
     endpoint = ("--endpoint-url", options["endpoint_url"])
     run = subprocess.run(command("sync", str(source), uri, *endpoint, "--json"), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -311,7 +311,7 @@ def test_I10_SIGTERM_in_an_upload_ends_it_and_leaves_no_parts(
     assert not s3_server.client.list_objects_v2(Bucket=bucket).get("Contents")
 
 
-def test_doctor_tells_what_works_and_what_is_missing(bucket: str, s3_server: Any, tmp_path: Path) -> None:
+def test_doctor_reports_what_works_and_what_is_missing(bucket: str, s3_server: Any, tmp_path: Path) -> None:
     from sm_llm.storage.storage_probe import probe_storage
 
     options = {"endpoint_url": s3_server.endpoint}

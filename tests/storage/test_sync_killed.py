@@ -62,7 +62,7 @@ def broken(
     return uri, tmp_path / "out", options
 
 
-def test_the_same_sync_goes_on_inside_the_file(broken: tuple[str, Path, dict[str, str]], fault_proxy: Any) -> None:
+def test_the_same_sync_continues_inside_the_file(broken: tuple[str, Path, dict[str, str]], fault_proxy: Any) -> None:
     uri, target, options = broken
     sync(uri, target, options=options)
     assert tree(target) == {"sub/large": LARGE, "small": 5}

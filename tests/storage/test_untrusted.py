@@ -107,7 +107,7 @@ def test_s12_a_foreign_object_in_a_save_stops_no_collection(
 
 @pytest.mark.parametrize("kind", ["a link to itself", "a link to nothing", "a pipe", "a folder", "a device"])
 @pytest.mark.parametrize("name", [f"{COMMITS}step-00000003.json", f"{COMMITS}final.json", "ckpt/wanted/step-00000001"])
-def test_A13_22_what_is_no_plain_file_stops_neither_find_nor_collection(bench: Any, name: str, kind: str) -> None:
+def test_A13_22_what_is_not_a_plain_file_stops_neither_find_nor_collection(bench: Any, name: str, kind: str) -> None:
     for step in (1, 2):
         bench.publish(step)
     path = bench.root / name

@@ -18,7 +18,7 @@ def saved_every(checkpoint_age: CheckpointAge, clock: Clock, seconds: float, *st
         checkpoint_age.saved(step)
 
 
-def test_CK01_publication_is_late_after_twice_the_interval_and_told_again_when_that_has_doubled() -> None:
+def test_CK01_publication_is_late_after_twice_the_interval_and_reported_again_when_that_has_doubled() -> None:
     clock = Clock()
     checkpoint_age = CheckpointAge(clock)
     saved_every(checkpoint_age, clock, 100, 10)

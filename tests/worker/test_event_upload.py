@@ -49,7 +49,7 @@ def reported(store: S3Store, folder: Path) -> list[str]:
     return [event["message"] for event in read_events(folder / "events")]
 
 
-def test_a_node_ships_its_own_events_and_a_fresh_container_goes_on_with_them(
+def test_a_node_ships_its_own_events_and_a_fresh_container_continues_with_them(
     store: S3Store, container: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:
     for name in ("first", "second"):  # the second takes the place of the first, with an empty disk
@@ -90,7 +90,7 @@ def test_a_request_in_S3_becomes_a_stop_file_on_the_first_node(
     periodic.close()
 
 
-def test_a_store_that_is_down_is_told_once_and_never_raised(
+def test_a_store_that_is_down_is_reported_once_and_never_raised(
     container: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = container("node")

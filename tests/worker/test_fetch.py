@@ -54,7 +54,7 @@ def test_fetch_publishes_one_weight_format_at_a_pinned_commit(hub: Hub, tmp_path
     assert "published already" in events(tmp_path / "run", "nothing_done")[-1]["reason"]
 
 
-def test_the_next_attempt_goes_on_with_the_commit_and_the_files_of_the_first(
+def test_the_next_attempt_continues_with_the_commit_and_the_files_of_the_first(
     hub: Hub, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(hub_fetch, "WORKERS", 1)
@@ -70,7 +70,7 @@ def test_the_next_attempt_goes_on_with_the_commit_and_the_files_of_the_first(
     assert published(run)["config.json"] == b"{}"
 
 
-def test_a_refused_fetch_says_what_to_do_where_people_look(hub: Hub, tmp_path: Path) -> None:
+def test_a_refused_fetch_states_what_to_do_where_people_look(hub: Hub, tmp_path: Path) -> None:
     hub.add("org/name", FILES, token="other", refusal=(403, "GatedRepo"))
     assert main("fetch", fetch_job(tmp_path / "run")) == 1
     (failed,) = events(tmp_path / "run", "failed")

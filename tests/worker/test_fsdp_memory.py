@@ -79,7 +79,9 @@ def test_gradients_are_sharded_after_every_micro_batch_not_after_the_last_alone(
     assert strategy._update.clip(None).item() == pytest.approx(2 * first, rel=1e-5)
 
 
-def test_fsdp2_is_told_what_the_options_say(alone: list[fsdp.FsdpStrategy], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp2_is_reported_what_the_options_state(
+    alone: list[fsdp.FsdpStrategy], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reported: list[dict[str, Any]] = []
     original = fsdp.fully_shard
 

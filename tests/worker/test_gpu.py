@@ -89,7 +89,7 @@ def test_without_determinism_the_restored_state_is_bit_identical_and_losses_agre
     assert max(abs(whole[step] - broken[step]) for step in whole) <= max(4 * usual, 1e-3)
 
 
-def test_a_gradient_that_is_not_finite_is_masked_on_the_device_and_told(tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_is_masked_on_the_device_and_reported(tmp_path: Path) -> None:
     with poison({5: "gradient"}):
         assert run(tmp_path / "stop", train_task(precision={"compute": "bf16"})) == 1
     assert run(tmp_path / "stop", train_task(precision={"compute": "bf16"}), attempt=2) == 0

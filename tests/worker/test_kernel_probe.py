@@ -47,7 +47,7 @@ def test_SR07_where_training_needs_it_the_job_ends_with_the_reason(kernel: str, 
         probe_kernels(context(tmp_path, parallelism={"strategy": "smp"}), (kernel,))
 
 
-def test_what_is_not_installed_or_can_be_loaded_is_no_matter(tmp_path: Path) -> None:
+def test_what_is_not_installed_or_can_be_loaded_is_not_a_matter(tmp_path: Path) -> None:
     assert reason_not_to_load("not_there_at_all") is None
     assert reason_not_to_load("json") is None
 

@@ -28,7 +28,7 @@ PREPARE = {"kind": "prepare", "seq_length": 16, "train_tokenizer": {"vocab_size"
 
 
 @pytest.mark.parametrize("kind", TASK_KINDS)
-def test_entrypoints_are_what_the_template_says(kind: str) -> None:
+def test_entrypoints_are_what_the_template_states(kind: str) -> None:
     text = (REPOSITORY / "entrypoints" / f"{kind}.py").read_text()
     assert text == entrypoint_source(kind)
     assert 'if __name__ == "__main__":' in text
@@ -112,7 +112,9 @@ def failure(environ: dict[str, str]) -> str:
     return ContainerPaths(Path(environ["SAGEMAKER_BASE_DIR"])).failure.read_text()
 
 
-def test_a_fault_of_the_user_is_told_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_the_user_is_reported_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     environ, _ = prepare_context(tmp_path, str(tmp_path / "nowhere"))
     assert main("prepare", environ) == 1
     reported = capsys.readouterr().err
@@ -149,7 +151,7 @@ def test_a_stop_is_recorded_before_anything_closes(tmp_path: Path, monkeypatch: 
     assert seen == [record]
 
 
-def test_the_first_failing_process_of_a_node_is_the_one_that_is_told(tmp_path: Path) -> None:
+def test_the_first_failing_process_of_a_node_is_the_one_that_is_reported(tmp_path: Path) -> None:
     environ, _ = prepare_context(tmp_path, str(tmp_path / "nowhere"))
     main("prepare", environ)
     first = failure(environ)

@@ -37,7 +37,7 @@ def test_a_value_arrives_as_it_was(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [SAVE, COMMIT, Newest(COMMIT, (Rejected(2, "damaged"),)), (Published(COMMIT, False), None), Newest(None)]
 )
-def test_what_publication_says_arrives_as_it_was(value: Any) -> None:
+def test_what_publication_states_arrives_as_it_was(value: Any) -> None:
     assert decode(encode(value)) == value
 
 

@@ -60,7 +60,7 @@ def test_flags_on_a_cpu_are_known_at_once() -> None:
     assert watch.bad_steps(settle=True) == []
 
 
-def test_stop_fails_at_the_first_and_tells_its_numbers() -> None:
+def test_stop_fails_at_the_first_and_reports_its_numbers() -> None:
     nonfinite = NonFinitePolicy(NotFiniteSpec())
     assert nonfinite.judge([7], [Step(7, math.nan, math.inf, 1e-3, 10)]) is Action.FAIL
     assert "step 7: the loss or a gradient is not finite (loss nan, gradient norm inf)" in nonfinite.message

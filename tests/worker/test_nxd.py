@@ -173,7 +173,7 @@ def test_graphs_are_cut_once_a_micro_batch_and_once_an_update(nxd2: World) -> No
     assert len(cuts) >= STEPS * (4 + 1) + 10
 
 
-def test_a_process_without_the_sdk_says_which_image_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_the_sdk_states_which_image_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from sm_llm.errors import RunFailed
     from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.strategies.table import find_device

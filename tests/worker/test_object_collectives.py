@@ -63,7 +63,7 @@ def test_9_an_object_that_calls_a_function_is_refused_before_it_is_called(functi
         ("antigravity", "fly"),
     ],
 )
-def test_9_a_name_is_no_way_to_what_a_module_imports(module: str, name: str) -> None:
+def test_9_a_name_is_not_a_way_to_what_a_module_imports(module: str, name: str) -> None:
     body = (
         b"\x80\x04\x8c"
         + bytes([len(module)])

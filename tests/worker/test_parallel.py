@@ -153,7 +153,7 @@ def test_CK22_CK32_a_checkpoint_continues_under_tensor_parallelism_and_back(
     assert "tensor_parallel_degree 2 -> 1" in reported
 
 
-def test_CK32_four_processes_deal_out_anew_to_other_degrees_to_one_process_and_back(
+def test_CK32_four_processes_distribute_anew_to_other_degrees_to_one_process_and_back(
     plain: dict[int, float], parallel4: World, parallel1: World
 ) -> None:
     assert_continued(parallel4.run("dealt"), plain, [0, 2, 4], 3)

@@ -287,6 +287,6 @@ def test_place_reads_torchruns_variables() -> None:
     assert ProcessInfo.read({}).is_leader
 
 
-def test_a_worker_without_job_file_says_who_starts_it() -> None:
+def test_a_worker_without_job_file_states_who_starts_it() -> None:
     with pytest.raises(RunFailed, match="SM_LLM_JOB_FILE"):
         WorkerContext.read({})

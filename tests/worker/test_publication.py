@@ -165,7 +165,7 @@ StopRequests.seconds_left = lambda self, grace: None if self.signalled_at is Non
 """What is left of the grace time when the stop is decided; breaking an upload off may then take the machine's time."""
 
 
-def test_I10_a_job_that_is_stopped_in_an_upload_says_so_and_leaves_no_parts(
+def test_I10_a_job_that_is_stopped_in_an_upload_reports_it_and_leaves_no_parts(
     tmp_path: Path, s3_server: Any, bucket: str, fault_proxy: Any, rule: Any
 ) -> None:
     large = {"preset": "tiny", "config": {**MODEL, "vocab_size": 65_536}}

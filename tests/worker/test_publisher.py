@@ -97,7 +97,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 @pytest.mark.parametrize(
     ("is_awaited", "said"), [(False, "Training continues, and"), (True, "The run waits for it, and")]
 )
-def test_a_save_that_fails_is_told_with_what_happens_meanwhile(bench: Bench, is_awaited: bool, said: str) -> None:
+def test_a_save_that_fails_is_reported_with_what_happens_meanwhile(bench: Bench, is_awaited: bool, said: str) -> None:
     bench.publisher.is_awaited = is_awaited
     sealed = bench.offer(1)
     while not bench.said:

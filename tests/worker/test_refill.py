@@ -37,7 +37,7 @@ def unfed(root: Path, number: int, *steps: int) -> None:
     log.close()
 
 
-def test_what_earlier_attempts_measured_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_earlier_attempts_measured_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "run"
     unfed(root, 1, *range(1, 19))
     unfed(root, 2, *range(13, 16))
@@ -99,7 +99,7 @@ def test_D15_wandb_is_refilled_with_what_its_server_lacks(
 
 
 @pytest.mark.parametrize("mode", ["offline", None])
-def test_D15_wandb_says_where_it_cannot_be_refilled(
+def test_D15_wandb_states_where_it_cannot_be_refilled(
     mode: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

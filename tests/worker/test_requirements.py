@@ -39,7 +39,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("setup", [None, ""], ids=["none", "empty"])
-def test_SR01_SR02_SR04_requirements_are_installed_and_told_with_or_without_a_setup_py(
+def test_SR01_SR02_SR04_requirements_are_installed_and_reported_with_or_without_a_setup_py(
     tmp_path: Path, setup: str | None
 ) -> None:
     job = Job(tmp_path, PROGRAM)

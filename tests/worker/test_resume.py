@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_is_refused_loudly_and_the_one_before_used(how: str
     assert saved(run) == [3, 6, 9, 10], "step 6 was saved again; what was resumed from stays"
 
 
-def test_with_no_usable_checkpoint_nothing_starts_unless_told(world1: World) -> None:
+def test_with_no_usable_checkpoint_nothing_starts_unless_forced(world1: World) -> None:
     run = world1.run("ruined/half")
     assert starts(run) == [("scratch", 0), ("scratch", 0)], "attempt 2 did not start"
     assert {event["attempt"] for event in events(run, "step")} == {1, 3}
@@ -93,7 +93,7 @@ def test_I7_a_run_that_published_never_begins_from_scratch_unasked(world1: World
     assert "task.start=scratch" in failures[-1]
 
 
-def test_a_requested_step_is_where_it_goes_on_and_later_ones_are_set_aside(world1: World) -> None:
+def test_a_requested_step_is_where_it_continues_and_later_ones_are_quarantined(world1: World) -> None:
     run = world1.run("wanted-3/half")
     assert starts(run)[-1] == ("checkpoint", 3)
     assert "quarantined (ckpt/retired): steps 6" in notices(run)
@@ -138,7 +138,7 @@ def test_F1_another_model_or_order_is_refused_before_it_is_built(name: str, worl
     assert starts(run) == [("scratch", 0), ("checkpoint", 6)]
 
 
-def test_F1_a_checkpoint_of_an_earlier_release_is_continued_and_says_what_was_not_compared(world1: World) -> None:
+def test_F1_a_checkpoint_of_an_earlier_release_is_continued_and_states_what_was_not_compared(world1: World) -> None:
     run = world1.run("old/half")
     assert exact_steps(run) == exact_steps(world1.run("base"))
     assert "recorded neither model nor data" in notices(run)
@@ -183,7 +183,7 @@ def by_step(run: Path) -> dict[int, dict[str, Any]]:
     return {event["step"]: event for event in events(run, "step")}
 
 
-def test_skipped_steps_change_nothing_and_training_goes_on(world2: World) -> None:
+def test_skipped_steps_change_nothing_and_training_continues(world2: World) -> None:
     run, base = by_step(world2.run("nan-skip")), by_step(world2.run("base"))
     assert math.isinf(run[5]["loss"])
     assert math.isnan(run[5]["grad_norm"]), "a loss of one process with finite gradients is everyone's"

@@ -12,12 +12,12 @@ from sm_llm.runs.run_paths import CONTAINER_BASE, ContainerPaths
 from sm_llm.worker.inputs.scratch import DISK_ENVIRONMENT, scratch_folder
 
 
-def test_a_pretended_node_keeps_its_files_below_its_base(tmp_path: Path) -> None:
+def test_a_simulated_node_keeps_its_files_below_its_base(tmp_path: Path) -> None:
     container = ContainerPaths(tmp_path)
     assert scratch_folder(container, "run", 0, {}) == container.scratch
 
 
-def test_the_disk_that_is_told_is_used_and_the_same_for_every_attempt(tmp_path: Path) -> None:
+def test_the_disk_that_is_reported_is_used_and_the_same_for_every_attempt(tmp_path: Path) -> None:
     reported = {DISK_ENVIRONMENT: str(tmp_path)}
     folders = {scratch_folder(ContainerPaths(Path(f"/base-{attempt}")), "run", 1, reported) for attempt in (1, 2)}
     assert folders == {tmp_path / "sm-llm" / "run" / "node-1"}

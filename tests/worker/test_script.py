@@ -92,7 +92,7 @@ def test_SR16_a_module_runs_with_its_package(tmp_path: Path) -> None:
     assert job.argv == ["1"]
 
 
-def test_HP16_a_strict_parser_refuses_a_misspelt_name_and_is_heard(tmp_path: Path) -> None:
+def test_HP16_a_strict_parser_refuses_a_misspelt_name_and_is_received(tmp_path: Path) -> None:
     program = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--train-batch-size')\np.parse_args()\n"
     job = Job(tmp_path, program, args={"train_batch_size": 4})
     assert job.run() == 1
@@ -110,7 +110,7 @@ def test_LM04_the_programs_own_error_comes_first(tmp_path: Path, capsys: pytest.
     assert "sm_llm/worker" not in traceback
 
 
-def test_a_program_that_a_signal_ended_is_told_so(tmp_path: Path) -> None:
+def test_a_program_that_a_signal_ended_is_reported_so(tmp_path: Path) -> None:
     job = Job(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     assert job.run() == 1
     assert "train.py ended with signal 11 (SIGSEGV)" in job.failure
@@ -154,7 +154,7 @@ for step in range(start + 1, 5):
 """
 
 
-def test_a_program_goes_on_from_the_checkpoint_it_handed_over(tmp_path: Path) -> None:
+def test_a_program_continues_from_the_checkpoint_it_handed_over(tmp_path: Path) -> None:
     job = Job(tmp_path, CHECKPOINTS, args=[str(tmp_path / "run")])
     assert job.run() == 1
     assert [it.step for it in list_checkpoints(open_store(job.folder))] == [2]

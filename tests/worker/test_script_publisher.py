@@ -123,7 +123,7 @@ def handing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     return hand
 
 
-def test_what_vanishes_while_it_is_looked_at_counts_as_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_vanishes_while_it_is_read_counts_as_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "checkpoint-5"
     assert quiet_since(folder) == 0
     (folder / "inner").mkdir(parents=True)
@@ -167,7 +167,9 @@ def test_a_link_that_stays_dangling_does_not_hinder_publication(tmp_path: Path) 
     assert not cluster.notices
 
 
-def test_a_bad_look_is_told_once_and_does_not_end_publication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_look_is_reported_once_and_does_not_end_publication(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = []
 
     def quiet(folder: Path) -> float:
@@ -223,7 +225,7 @@ def test_a_folder_that_changes_as_it_is_taken_waits_until_it_is_settled_again(
     assert not cluster.notices
 
 
-def test_a_folder_without_a_file_is_no_checkpoint(tmp_path: Path) -> None:
+def test_a_folder_without_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     (cluster.checkpoints() / "checkpoint-9").mkdir()
     cluster.write(5)
@@ -231,7 +233,7 @@ def test_a_folder_without_a_file_is_no_checkpoint(tmp_path: Path) -> None:
     assert cluster.published() == [5]
 
 
-def test_files_that_cannot_be_taken_are_told_and_publication_goes_on(
+def test_files_that_cannot_be_taken_are_reported_and_publication_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def link(source: Path, target: Path) -> None:
@@ -306,7 +308,7 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path / "source" / "mine"
 
 
-def test_files_whose_copy_lasts_until_the_node_has_given_up_are_told_to_be_late(
+def test_files_whose_copy_lasts_until_the_node_has_given_up_are_reported_as_late(
     tmp_path: Path, mine: Path, monkeypatch: pytest.MonkeyPatch, handing: Callable[[Path], None]
 ) -> None:
     monkeypatch.setattr(script_publisher, "LATE_SECONDS", 0.0)

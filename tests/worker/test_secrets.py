@@ -126,7 +126,7 @@ def test_s09_credentials_of_addresses_are_hidden_from_output_and_events_without_
     assert "planted" not in "".join(capsys.readouterr())
 
 
-def test_a_failure_that_quotes_a_secret_is_told_without_it(
+def test_a_failure_that_quotes_a_secret_is_reported_without_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(context: Any, job: Any) -> None:

@@ -135,7 +135,7 @@ def test_all_nine_parameters_reach_the_library(smp2: World) -> None:
     }
 
 
-def test_a_process_without_the_library_says_which_image_has_it() -> None:
+def test_a_process_without_the_library_states_which_image_has_it() -> None:
     from sm_llm.errors import RunFailed
     from sm_llm.worker.strategies.smp.library import symbol
 

@@ -68,7 +68,7 @@ def test_CK34_a_disk_full_in_a_save_fails_the_job_by_name_and_leaves_the_commit_
 
 
 @pytest.mark.integration
-def test_CK34_a_disk_without_any_room_left_can_still_be_told_of(small_disk: Path, forks: dict[str, str]) -> None:
+def test_CK34_a_disk_without_any_room_left_can_still_be_reported_of(small_disk: Path, forks: dict[str, str]) -> None:
     late = {"every_steps": 4000}
     with Nodes(small_disk / "run", environ=forks, checkpoint=late, validation=late) as job:
         job.until_step(5)
@@ -78,7 +78,7 @@ def test_CK34_a_disk_without_any_room_left_can_still_be_told_of(small_disk: Path
     assert {it.cause for it in failures} == {Cause.DISK_FULL}, job.log()
 
 
-def test_CK34_a_disk_that_cannot_hold_one_checkpoint_is_told_before_the_first_step(
+def test_CK34_a_disk_that_cannot_hold_one_checkpoint_is_reported_before_the_first_step(
     small_disk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (small_disk / "filler").write_bytes(b"x" * (shutil.disk_usage(small_disk).free - 400_000))

@@ -48,7 +48,7 @@ def test_CK18_a_signal_to_one_process_stops_both_nodes_at_the_same_step_with_a_c
 
 
 @pytest.mark.integration
-def test_a_stop_file_stops_the_job_and_a_second_attempt_goes_on_bit_for_bit(
+def test_a_stop_file_stops_the_job_and_a_second_attempt_continues_bit_for_bit(
     tmp_path: Path, forks: dict[str, str]
 ) -> None:
     short: dict[str, Any] = {"max_steps": 12, "checkpoint": {"every_steps": 1000}, "environ": forks}
@@ -163,7 +163,7 @@ BEFORE = StopRecord(reason="x", detail="why")
         (BEFORE, "stopped before the first step (x); no checkpoint: why", RunState.STOPPED),
     ],
 )
-def test_a_stop_says_what_is_safe(tmp_path: Path, record: StopRecord, sentence: str, state: RunState) -> None:
+def test_a_stop_states_what_is_safe(tmp_path: Path, record: StopRecord, sentence: str, state: RunState) -> None:
     assert (record.sentence, record.state) == (sentence, state)
     record.write(tmp_path / "stopped")
     assert StopRecord.read(tmp_path / "stopped") == record

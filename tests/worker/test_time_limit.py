@@ -34,7 +34,7 @@ def context(tmp_path: Path, **backend: Any) -> WorkerContext:
     return WorkerContext.read(job_environment(job))
 
 
-def test_OB14_the_job_stops_by_itself_before_the_limit_and_says_so(tmp_path: Path) -> None:
+def test_OB14_the_job_stops_by_itself_before_the_limit_and_reports_it(tmp_path: Path) -> None:
     found = context(tmp_path, max_run_seconds=3600)
     timers: list[Timer] = []
 

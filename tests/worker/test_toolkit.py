@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TOOLKIT = {"SM_TRAINING_ENV": "{}"}
 
 
-def test_SF07_what_the_toolkit_forces_on_nccl_is_taken_back() -> None:
+def test_SF07_what_the_toolkit_forces_on_nccl_is_rolled_back() -> None:
     environ = {**TOOLKIT, "NCCL_PROTO": "simple", "RDMAV_FORK_SAFE": "1", "NCCL_IB_DISABLE": "1"}
     settle_environment(environ, {}, ["eth0"])
     assert environ == {**TOOLKIT, "NCCL_IB_DISABLE": "1"}
@@ -35,7 +35,7 @@ def test_the_jobs_own_variables_win_over_the_toolkit() -> None:
     assert (environ["NCCL_PROTO"], environ["NCCL_DEBUG"]) == ("Simple", "INFO")
 
 
-def test_elsewhere_nothing_is_taken_back() -> None:
+def test_elsewhere_nothing_is_rolled_back() -> None:
     environ = {"NCCL_PROTO": "LL"}
     settle_environment(environ, {"X": "1"}, ["eth0"])
     assert environ == {"NCCL_PROTO": "LL"}
@@ -79,7 +79,7 @@ def test_a_pipelines_run_and_a_tuning_trial_have_runs_of_their_own(tmp_path: Pat
     assert (job.run_uri, job.run_id) == (str(tmp_path / "run" / "trials" / "tune-007"), "tune-007")
 
 
-def test_hyperparameters_change_a_training_and_are_told(tmp_path: Path) -> None:
+def test_hyperparameters_change_a_training_and_are_reported(tmp_path: Path) -> None:
     run = tmp_path / "run"
     environ = job_environment(job_file(train_task(), run, 1))
     container = ContainerPaths(run.parent / environ["SAGEMAKER_BASE_DIR"])

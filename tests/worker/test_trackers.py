@@ -96,7 +96,9 @@ def fed(context: WorkerContext, *events: ev.Event, seconds: float = LONG_SECONDS
     feed.close(seconds)
 
 
-def test_every_event_arrives_once_in_order_and_the_id_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_event_arrives_once_in_order_and_the_id_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context, fake = context_of(tmp_path / "run", monkeypatch, {}), Fake()
     fed(context, *(step(number, 1.0 / number) for number in range(1, 200)), ev.FinalPublished("x", 1), a=fake)
     assert [event["step"] for event in fake.events if event["kind"] == "step"] == list(range(1, 200))
@@ -105,7 +107,7 @@ def test_every_event_arrives_once_in_order_and_the_id_is_told(tmp_path: Path, mo
     assert (opened["tracker"], opened["id"]) == ("a", "id-1")
 
 
-def test_a_tracker_that_fails_is_left_and_told_while_the_others_go_on(
+def test_a_tracker_that_fails_is_left_and_reported_while_the_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, good, bad = context_of(tmp_path / "run", monkeypatch, {}), Fake(), Fake(fail=True)
@@ -212,7 +214,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> WandbDouble:
     return double
 
 
-def test_CK33_every_attempt_goes_on_under_the_same_id_and_only_rank_0_opens_it(
+def test_CK33_every_attempt_continues_under_the_same_id_and_only_rank_0_opens_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wandb: WandbDouble
 ) -> None:
     spec = {"wandb": {"project": "p", "entity": "team"}}
@@ -248,7 +250,7 @@ def test_an_id_from_the_run_record_is_used_again(
 
 
 @pytest.mark.integration
-def test_tensorboard_reads_one_curve_over_attempts_without_the_steps_taken_back(
+def test_tensorboard_reads_one_curve_over_attempts_without_the_steps_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -121,7 +121,7 @@ def kill_when_busy(agent: TransferAgent, requests: Callable[[], int], times: int
     threading.Thread(target=kill, daemon=True).start()
 
 
-def test_I10_an_agent_that_is_told_to_end_aborts_its_upload(
+def test_I10_an_agent_that_is_reported_to_end_aborts_its_upload(
     agent: TransferAgent, store: S3Store, sealed: Path, fault_proxy: Any, rule: Any, s3_server: Any, bucket: str
 ) -> None:
     fault_proxy.set(rule("PUT .*partNumber=2", "hold", count=9))
@@ -238,7 +238,7 @@ def test_I10_parts_that_a_SIGKILL_left_go_with_the_next_start(
     assert (open_uploads(s3_server, bucket), notices) == ([], [])
 
 
-def test_an_agent_that_ends_by_SIGTERM_is_replaced_if_its_owner_goes_on(
+def test_an_agent_that_ends_by_SIGTERM_is_replaced_if_its_owner_continues(
     agent: TransferAgent, store: S3Store, sealed: Path, fault_proxy: Any, rule: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_process, "working_seconds", lambda grace: 0.1)

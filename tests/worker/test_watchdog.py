@@ -25,7 +25,7 @@ EAGER = {"stall_seconds": 10.0, "stall_factor": 2.0}
 
 @pytest.mark.integration
 @pytest.mark.parametrize("rank", [1, 0])
-def test_a_stopped_rank_is_named_and_the_others_tell_their_stacks(
+def test_a_stopped_rank_is_named_and_the_others_report_their_stacks(
     tmp_path: Path, forks: dict[str, str], rank: int
 ) -> None:
     with Nodes(tmp_path / "run", environ=forks, watchdog=EAGER) as job:

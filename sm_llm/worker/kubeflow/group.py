@@ -26,7 +26,7 @@ _LONGEST_LINE = 4_096
 
 
 @dataclass(frozen=True)
-class Start:
+class GroupStart:
     """What all pods of one start know."""
 
     rendezvous: str
@@ -36,7 +36,7 @@ class Start:
     """Signs what the processes leave in the store."""
 
     @classmethod
-    def new(cls) -> Start:
+    def new(cls) -> GroupStart:
         """Another than any before, on a port that is free in this pod."""
         with socket.socket() as probe:
             probe.bind(("", 0))
@@ -83,14 +83,14 @@ class Group:
     _listener: socket.socket | None = None
     _lost: str = ""
 
-    def start(self, is_over: Callable[[], bool]) -> Start | None:
+    def start(self, is_over: Callable[[], bool]) -> GroupStart | None:
         """Wait until all pods are there; None where ``is_over`` comes first.
 
         There is no limit: pods may wait for nodes as long as the cluster has none.
         """
         return self._gather(is_over) if self.pod == 0 else self._join(is_over)
 
-    def _gather(self, is_over: Callable[[], bool]) -> Start | None:
+    def _gather(self, is_over: Callable[[], bool]) -> GroupStart | None:
         self._listener = socket.create_server(("", self.address[1]), backlog=max(128, self.pods))
         self._listener.settimeout(_POLL_SECONDS)
         reported = time.monotonic()
@@ -103,7 +103,7 @@ class Group:
                 absent = [it for it in range(1, self.pods) if it not in self._peers]
                 self.say(f"waits for {len(absent)} of {self.pods} pods: {', '.join(map(str, absent[:20]))}")
                 reported = time.monotonic()
-        start = Start.new()
+        start = GroupStart.new()
         for peer in self._peers.values():
             with suppress(OSError):  # found lost at the next look
                 peer.send(vars(start))
@@ -133,7 +133,7 @@ class Group:
                 peer.connection.close()
                 del self._peers[pod]
 
-    def _join(self, is_over: Callable[[], bool]) -> Start | None:
+    def _join(self, is_over: Callable[[], bool]) -> GroupStart | None:
         reported = time.monotonic()
         while not is_over():
             with suppress(OSError):  # a name of a fresh cluster may not resolve yet, and the first pod may not listen
@@ -146,7 +146,7 @@ class Group:
             time.sleep(_POLL_SECONDS)
         return None
 
-    def _await_start(self, first: _Line, is_over: Callable[[], bool]) -> Start | None:
+    def _await_start(self, first: _Line, is_over: Callable[[], bool]) -> GroupStart | None:
         first.send({"job": self.job, "pod": self.pod})
         self._peers = {0: first}
         while not is_over():
@@ -154,7 +154,7 @@ class Group:
                 found = first.receive()
                 if not isinstance(found, dict):
                     break  # the first pod has ended, or runs an earlier start that it has to leave
-                return Start(**found)
+                return GroupStart(**found)
         first.connection.close()
         self._peers = {}
         return None

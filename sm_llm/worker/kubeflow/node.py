@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import FrameType
 
-    from sm_llm.worker.kubeflow.group import Start
+    from sm_llm.worker.kubeflow.group import GroupStart
 
 BAD_POD = 78
 """Exit code of a pod that is unfit: EX_CONFIG of sysexits.h."""
@@ -93,7 +93,7 @@ class Pod:
         """Where the first pod is: the operator makes a service for it."""
         return self.environ["MASTER_ADDR"], int(self.environ["MASTER_PORT"])
 
-    def command(self, start: Start | None) -> list[str]:
+    def command(self, start: GroupStart | None) -> list[str]:
         """What runs the processes of this pod. Restarts are the operator's business, so torchrun's stay 0."""
         entry = str(Path(__file__).parents[3] / self.entry)
         common = [
@@ -109,7 +109,7 @@ class Pod:
             f"--master-addr={self.address[0]}", f"--master-port={start.port}", entry,
         ]  # fmt: skip
 
-    def variables(self, start: Start | None) -> dict[str, str]:
+    def variables(self, start: GroupStart | None) -> dict[str, str]:
         """The environment of the processes."""
         threads = max(1, (os.cpu_count() or 1) // self.processes)
         kept = self.environ
@@ -206,7 +206,7 @@ def _code(pod: Pod, code: int, ending: _Ending) -> int:
     return code
 
 
-def _run(pod: Pod, start: Start | None, group: Group | None, ending: _Ending) -> int:
+def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Ending) -> int:
     """Run the processes to their end, or until another pod is lost."""
     moment = time.strftime("%FT%TZ", time.gmtime())
     meeting = "hyperpodrun" if start is None else f"rendezvous {start.rendezvous}"

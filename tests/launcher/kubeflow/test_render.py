@@ -202,11 +202,10 @@ def test_the_rules_for_the_log_match_our_training_line() -> None:
 
 def a_training_line(step: int, total: int) -> str:
     """The real one, of the worker."""
-    from sm_llm.worker.training.metrics import Costs, Meter
-
     from sm_llm.worker.strategies.device import CpuDevice
+    from sm_llm.worker.training.step_metrics import Costs, ThroughputMeter
 
-    meter = Meter(Costs(1, 6.0, "6N", None, 1), CpuDevice(), 0)
+    meter = ThroughputMeter(Costs(1, 6.0, "6N", None, 1), CpuDevice(), 0)
     return meter.line(Step(step, 3.25, 1.0, 1e-4, 1), Throughput(step, 1.0, 1.0, None, 1.0, 0.0, None, 1), total)
 
 

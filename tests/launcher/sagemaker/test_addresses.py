@@ -80,13 +80,13 @@ def test_a_folder_with_a_dot_brings_no_neighbour_of_a_longer_name(place: str, se
     assert request["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"] == sent
 
 
-def test_a_limit_is_told_by_the_name_that_the_user_gave_and_with_a_remedy(faults: Faults) -> None:
+def test_a_limit_is_reported_by_the_name_that_the_user_gave_and_with_a_remedy(faults: Faults) -> None:
     found = {it.path: it for it in faults(TINY, inputs={"my data": "s3://bucket/x"}, backend={"role": "Trainer"})}
     assert set(found) == {"inputs.my data", "backend.role"}
     assert "arn:aws:iam::" in found["backend.role"].remedy
 
 
-def test_a_storage_that_is_none_is_told_once(faults: Faults) -> None:
+def test_a_storage_that_is_none_is_reported_once(faults: Faults) -> None:
     assert [it.path for it in faults(TINY, storage="./runs")] == ["storage"]
 
 
@@ -98,7 +98,7 @@ def test_a_storage_that_is_none_is_told_once(faults: Faults) -> None:
         ("backend.base_job_name=what!", "backend.base_job_name"),
     ],
 )
-def test_what_our_own_tags_cannot_hold_is_told_of_the_field_it_comes_from(
+def test_what_our_own_tags_cannot_hold_is_reported_of_the_field_it_comes_from(
     override: str, path: str, faults: Faults
 ) -> None:
     assert [it.path for it in faults(TINY, override)] == [path]
@@ -113,7 +113,7 @@ def test_what_our_own_tags_cannot_hold_is_told_of_the_field_it_comes_from(
         ("ml.nothing", "give compute.processes_per_instance"),
     ],
 )
-def test_a_misspelt_type_is_told_alone_and_by_the_type_that_is_near(kind: str, remedy: str, faults: Faults) -> None:
+def test_a_misspelt_type_is_reported_alone_and_by_the_type_that_is_near(kind: str, remedy: str, faults: Faults) -> None:
     """Degrees and times cannot be reckoned without it: their faults would only mislead."""
     smp = {"strategy": "smp", "hybrid_shard_degree": 8, "tensor_parallel_degree": 2}
     (fault,) = faults(TINY, task={"parallelism": smp}, compute={"instance_type": kind, "instance_count": 2})
@@ -121,7 +121,7 @@ def test_a_misspelt_type_is_told_alone_and_by_the_type_that_is_near(kind: str, r
     assert remedy in fault.remedy
 
 
-def test_the_types_of_all_groups_are_looked_at(faults: Faults) -> None:
+def test_the_types_of_all_groups_are_read(faults: Faults) -> None:
     groups = [{"name": "a", "instance_type": "ml.p5.48xlarg", "instance_count": 2}]
     (fault,) = faults(TINY, backend={"instance_groups": groups})
     assert fault.path == "backend.instance_groups.0.instance_type"

@@ -72,7 +72,7 @@ def test_SR02_SR04_a_setup_py_of_the_program_stays_below_the_root(
     assert "setup.py is empty" in fault.message
 
 
-def test_SR10_what_is_no_code_stays_here_and_secrets_are_refused(tmp_path: Path) -> None:
+def test_SR10_what_is_not_a_code_stays_here_and_secrets_are_refused(tmp_path: Path) -> None:
     source = write(tmp_path, train_py="", data__big="", _git__config="", _env="KEY=1", key="")
     (source / ".git").mkdir()
     (source / ".git" / "HEAD").write_text("ref")
@@ -100,7 +100,7 @@ def test_a_large_program_is_warned_of(tmp_path: Path) -> None:
     assert (warning.severity, "60 MB" in warning.message) == ("warning", True)
 
 
-def test_SR12_links_are_followed_told_and_loops_refused(tmp_path: Path) -> None:
+def test_SR12_links_are_followed_reported_and_loops_refused(tmp_path: Path) -> None:
     outside = write(tmp_path / "common", util_py="shared = 1")
     source = write(tmp_path / "source", train_py="")
     (source / "common").symlink_to(outside)
@@ -126,11 +126,13 @@ def test_SR13_a_tree_of_links_to_blobs_is_packed_as_files(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("entry", ["train.sh;id", 'tr"ain.py', "../x.py", "/abs.py", "train.py extra", "-m pkg;id", ""])
-def test_HP18_an_entry_that_is_no_plain_name_is_refused(entry: str, faults: Callable[..., list[Issue]]) -> None:
+def test_HP18_an_entry_that_is_not_a_plain_name_is_refused(entry: str, faults: Callable[..., list[Issue]]) -> None:
     assert "task.entry" in {it.path for it in faults({**SCRIPT, "task": {"kind": "script", "entry": entry}})}
 
 
-def test_SR17_a_missing_entry_is_told_with_what_there_is(tmp_path: Path, faults: Callable[..., list[Issue]]) -> None:
+def test_SR17_a_missing_entry_is_reported_with_what_there_is(
+    tmp_path: Path, faults: Callable[..., list[Issue]]
+) -> None:
     write(tmp_path, run_py="")
     (fault,) = faults({**SCRIPT, "task": {"kind": "script", "entry": "train.py", "source": str(tmp_path)}})
     assert (fault.path, fault.remedy) == ("task.entry", "There are: run.py")
@@ -194,7 +196,7 @@ def test_files_that_are_no_text_are_faults_and_no_traceback(tmp_path: Path) -> N
         assert (fault.path, "cannot be read" in fault.message) == ("task.source", True)
 
 
-def test_a_whole_disk_or_home_is_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_disk_or_home_is_not_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for folder in (Path("/"), tmp_path):
         (fault,) = source_tree(folder).issues
@@ -432,7 +434,7 @@ def test_s11_a_link_is_judged_by_what_it_leads_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["/proc/self/environ", "/proc/self", "/sys/kernel", "/dev/null", "/proc/self/fd/0"])
-def test_A13_15_a_link_to_what_is_no_file_of_a_disk_is_refused(tmp_path: Path, target: str) -> None:
+def test_A13_15_a_link_to_what_is_not_a_file_of_a_disk_is_refused(tmp_path: Path, target: str) -> None:
     """The launcher's own environment, for one, reads like a file."""
     (tmp_path / "main.py").write_text("")
     (tmp_path / "notes").symlink_to(target)

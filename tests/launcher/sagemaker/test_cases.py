@@ -103,7 +103,7 @@ def test_PL05_arguments_of_any_length_lie_in_S3_and_not_in_the_step(length: int)
     ],
     ids=["a long name", "a long step", "an underscore"],
 )
-def test_PL05_names_that_the_service_refuses_are_told_early(changes: dict[str, Any], path: str) -> None:
+def test_PL05_names_that_the_service_refuses_are_reported_early(changes: dict[str, Any], path: str) -> None:
     with pytest.raises((PlanError, SpecError)) as caught:
         definition(flow(**changes))
     assert path in {fault.path for fault in caught.value.issues}

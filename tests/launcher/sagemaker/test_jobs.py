@@ -75,7 +75,7 @@ def shown(run: Run) -> str:
     return " ".join(captured.get().split())
 
 
-def test_a_launch_uploads_once_creates_the_job_and_says_so(
+def test_a_launch_uploads_once_creates_the_job_and_reports_it(
     start: Callable[..., Run], sagemaker_double: SageMakerDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = start()
@@ -119,7 +119,7 @@ def test_states_follow_the_service_and_the_end_is_kept(
     assert len(sagemaker_double.requests) == calls
 
 
-def test_OB13_status_tells_the_bill_of_all_attempts_and_what_spot_saved(
+def test_OB13_status_reports_the_bill_of_all_attempts_and_what_spot_saved(
     start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
     run = start("backend.spot=true")
@@ -138,7 +138,7 @@ def test_OB13_status_tells_the_bill_of_all_attempts_and_what_spot_saved(
     assert (reported["billable_seconds"], reported["used_seconds"]) == (2400, 7200)
 
 
-def test_a_job_that_completes_without_a_result_is_told_apart(
+def test_a_job_that_completes_without_a_result_is_distinguished(
     start: Callable[..., Run], sagemaker_double: SageMakerDouble
 ) -> None:
     run = start()
@@ -177,7 +177,7 @@ def test_an_end_is_not_written_onto_an_attempt_that_took_its_place(
 
 
 @pytest.mark.parametrize("age", [0, 3600])
-def test_a_cause_is_what_this_jobs_processes_told_not_an_earlier_jobs(
+def test_a_cause_is_what_this_jobs_processes_reported_not_an_earlier_jobs(
     age: int, start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
     """A step of a pipeline that runs again is the same attempt, in another job."""
@@ -193,7 +193,7 @@ def test_a_cause_is_what_this_jobs_processes_told_not_an_earlier_jobs(
     assert run.describe() == (RunState.FAILED, reported)
 
 
-def test_the_same_launch_goes_on_with_the_run_and_never_twice_at_once(
+def test_the_same_launch_continues_with_the_run_and_never_twice_at_once(
     start: Callable[..., Run], sagemaker_double: SageMakerDouble, tmp_path: Path
 ) -> None:
     run = start()
@@ -209,7 +209,7 @@ def test_the_same_launch_goes_on_with_the_run_and_never_twice_at_once(
     assert job_of(again).endswith("-2")
 
 
-def test_a_stop_is_told_to_the_processes_and_to_sagemaker(
+def test_a_stop_is_reported_to_the_processes_and_to_sagemaker(
     start: Callable[..., Run], sagemaker_double: SageMakerDouble
 ) -> None:
     run = start()
@@ -285,7 +285,7 @@ def test_a_job_of_which_nobody_knows_keeps_its_attempt(
     assert len(sagemaker_double.jobs) == 1
 
 
-def test_a_name_that_another_job_has_taken_is_told(
+def test_a_name_that_another_job_has_taken_is_reported(
     start: Callable[..., Run], sagemaker_double: SageMakerDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create = sagemaker_double._CreateTrainingJob
@@ -330,7 +330,7 @@ def test_a_job_that_is_being_created_is_not_taken_for_one_that_never_was(
     assert [it.number for it in start().attempts] == [1, 2]
 
 
-def test_a_role_that_does_not_exist_is_told_before_anything_is_uploaded(
+def test_a_role_that_does_not_exist_is_reported_before_anything_is_uploaded(
     start: Callable[..., Run], sagemaker_double: SageMakerDouble, bucket: str, s3_server: S3Server
 ) -> None:
     sagemaker_double.roles.clear()

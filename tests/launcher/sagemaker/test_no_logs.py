@@ -30,7 +30,7 @@ def name_of(run: Run) -> str:
     return str(run.attempts[-1].native_id).partition("/")[2]
 
 
-def test_f11_following_a_job_without_a_stream_says_where_it_looks_and_ends(
+def test_f11_following_a_job_without_a_stream_states_where_it_looks_and_ends(
     run: Run, sagemaker_double: SageMakerDouble, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = name_of(run)
@@ -44,12 +44,12 @@ def test_f11_following_a_job_without_a_stream_says_where_it_looks_and_ends(
     assert "Training" in reported
 
 
-def test_f11_a_look_without_following_says_it_too(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_f11_a_look_without_following_reports_it_too(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(run.logs()) == []
     assert f"streams {name_of(run)}/" in capsys.readouterr().err
 
 
-def test_f11_a_job_that_waits_for_machines_is_waited_for_and_each_status_is_said_once(
+def test_f11_a_job_that_waits_for_machines_is_waited_for_and_each_status_is_reported_once(
     run: Run, sagemaker_double: SageMakerDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = name_of(run)
@@ -72,7 +72,7 @@ def test_f11_a_job_that_waits_for_machines_is_waited_for_and_each_status_is_said
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 
-def test_f11_nothing_is_said_where_there_are_lines(
+def test_f11_nothing_is_reported_where_there_are_lines(
     run: Run, sagemaker_double: SageMakerDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sagemaker_double.say(f"{name_of(run)}/algo-1-1", "hello")

@@ -76,7 +76,7 @@ def test_the_image_follows_job_and_region(overrides: tuple[str, ...], address: s
     assert plan_of(TINY, *overrides).facts["image"].startswith(address)
 
 
-def test_the_end_of_patches_is_told() -> None:
+def test_the_end_of_patches_is_reported() -> None:
     row = next(it for it in images.IMAGES if it.version == "2.9.0")
     (ended,) = images.patch_warnings(row, date(2026, 11, 28))
     assert "no security patches since 2026-10-15" in ended.message
@@ -113,7 +113,7 @@ def test_DL01_DL02_efa_is_named_where_there_is_a_card_and_nowhere_else(row: Any)
     assert not {"NCCL_PROTO", "RDMAV_FORK_SAFE"} & set(distribution(several).environment)
 
 
-def test_SF07_the_number_of_processes_is_told_where_it_is_not_the_accelerators() -> None:
+def test_SF07_the_number_of_processes_is_reported_where_it_is_not_the_accelerators() -> None:
     key = "sagemaker_mpi_num_of_processes_per_host"
     assert key not in distribution(job()).hyperparameters
     assert distribution(job("compute.processes_per_instance=4")).hyperparameters[key] == 4
@@ -163,7 +163,7 @@ def test_OB01_exponents_are_read_whole(text: str, number: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
-def test_OB03_what_is_no_number_is_captured_as_such(text: str) -> None:
+def test_OB03_what_is_not_a_number_is_captured_as_such(text: str) -> None:
     found = re.search(METRICS["train:loss"], f"Loss: {text} |")
     assert found is not None
     assert found[1] == text
@@ -243,7 +243,7 @@ def test_a_users_sdk_defaults_win_over_the_administrators(tmp_path: Path) -> Non
     assert read_sdk_defaults(environ).get("VpcConfig.Subnets") == ["subnet-b"]
 
 
-def test_sdk_defaults_that_cannot_be_kept_or_read_are_told(
+def test_sdk_defaults_that_cannot_be_kept_or_read_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Any
 ) -> None:
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(tmp_path / "missing.yaml"))
@@ -268,7 +268,7 @@ def test_sdk_defaults_that_cannot_be_kept_or_read_are_told(
         ("{EnableNetworkIsolation: 'no'}", "EnableNetworkIsolation", "true or false"),
     ],
 )
-def test_sdk_defaults_of_another_shape_are_told_and_never_taken_apart(
+def test_sdk_defaults_of_another_shape_are_reported_and_never_taken_apart(
     values: str, path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Any
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -316,7 +316,7 @@ def test_every_state_of_the_service_has_one_of_ours() -> None:
         ({"SecondaryStatus": "Novel", "TrainingJobStatus": "InProgress"}, RunState.UNKNOWN, "InProgress / Novel"),
     ],
 )
-def test_states_are_told_apart(raw: dict[str, Any], state: RunState, words: str) -> None:
+def test_states_are_distinguished(raw: dict[str, Any], state: RunState, words: str) -> None:
     reported = native_state(raw, time.time())
     assert reported.state is state
     assert words in reported.detail

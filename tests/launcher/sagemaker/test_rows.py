@@ -43,7 +43,7 @@ def test_the_table_of_task_kinds_holds_every_kind_under_its_name() -> None:
     assert workers == modules, "a module of tasks/ that no row names, or the other way round"
 
 
-def test_the_default_of_every_line_of_images_is_one_that_we_train_with() -> None:
+def test_the_default_of_every_image_stack_is_one_that_we_train_with() -> None:
     for line, oldest in MINIMUM_TORCH.items():
         if line != "cpu":  # its default is for tasks that train nothing
             assert tuple(map(int, rows(line)[0].torch.split("."))) >= oldest  # type: ignore[arg-type]

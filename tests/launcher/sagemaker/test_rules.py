@@ -167,7 +167,7 @@ def test_a_good_job_has_no_faults_and_no_warnings() -> None:
     assert plan.facts["image"].startswith("763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:")
 
 
-def test_a_fault_says_where_the_value_was_written() -> None:
+def test_a_fault_states_where_the_value_was_written() -> None:
     loaded = load(TINY, ["backend.max_retry_attempts=31"], environ={})
     with pytest.raises(Exception, match=r"backend.max_retry_attempts \(override\)"):
         plan_loaded(loaded)
@@ -198,7 +198,7 @@ def test_CK20_waiting_belongs_to_spot_and_covers_the_run(
     assert [it.path for it in faults(TINY, backend=backend)] == (["backend.max_wait_seconds"] if wrong else [])
 
 
-def test_CK17_spot_goes_on_from_checkpoints_in_the_storage() -> None:
+def test_CK17_spot_continues_from_checkpoints_in_the_storage() -> None:
     plan = plan_of(TINY, "backend.spot=true")
     assert any("newest checkpoint in s3://bucket/runs" in warning for warning in plan.warnings)
     assert "waiting included" in plan.facts["time limit"]
@@ -246,7 +246,7 @@ def test_DL01_an_unknown_type_is_warned_of_and_needs_the_number_of_processes(fau
 
 
 @pytest.mark.parametrize("task", ["prepare", "fetch", "convert", "script"])
-def test_who_cannot_tell_the_time_is_asked_for_it(task: str, faults: Faults) -> None:
+def test_who_cannot_report_the_time_is_asked_for_it(task: str, faults: Faults) -> None:
     tasks: dict[str, Any] = {
         "prepare": {"kind": "prepare", "sources": ["s3://bucket/text"], "seq_length": 128},
         "fetch": {"kind": "fetch", "source": "hf://org/name@main"},
@@ -327,7 +327,7 @@ def test_faults_of_the_specification_hide_none_of_the_plan() -> None:
     assert len(caught.value.issues) == 6
 
 
-def test_the_steps_of_a_workflow_tell_all_their_faults_together() -> None:
+def test_the_steps_of_a_workflow_report_all_their_faults_together() -> None:
     flow = {key: TINY[key] for key in ("storage", "backend", "compute")} | {"name": "flow"}
     step = {"task": {**TINY["task"], "max_epochs": 1}}
     with pytest.raises(SpecError) as caught:
@@ -343,7 +343,7 @@ def test_what_is_missing_hides_no_broken_limit(missing: str, faults: Faults) -> 
     assert len(found) == len(set(found))
 
 
-def test_a_fault_that_makes_the_plan_impossible_is_told_alone() -> None:
+def test_a_fault_that_makes_the_plan_impossible_is_reported_alone() -> None:
     """What refers to nothing has no plan; there is no other error in its place."""
     data = {"format": "rows", "train": "steps.none.output", "seq_length": 64}
     with pytest.raises(SpecError, match="a job alone has no steps"):

@@ -90,7 +90,7 @@ def test_a_workflow_is_stored_started_and_followed_to_its_end(
     assert attach(execution, storage=flow["storage"]).uri == run.uri
 
 
-def test_a_failed_step_is_the_reason_and_the_next_launch_goes_on(
+def test_a_failed_step_is_the_reason_and_the_next_launch_continues(
     flow: dict[str, Any], sagemaker_double: SageMakerDouble
 ) -> None:
     run = launch(flow)

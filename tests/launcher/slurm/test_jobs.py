@@ -139,7 +139,7 @@ def test_SL18_the_newest_row_of_the_accounting_counts() -> None:
 
 
 @pytest.mark.parametrize("error", ["Unable to contact slurm controller", "Socket timed out on send/recv operation"])
-def test_SL10_a_query_that_fails_is_no_failure_of_the_run(error: str, tmp_path: Path) -> None:
+def test_SL10_a_query_that_fails_is_not_a_failure_of_the_run(error: str, tmp_path: Path) -> None:
     home, record = a_run(tmp_path, "7")
     with pytest.raises(NoAnswer, match=error):
         jobs.state_of(home, record, Cluster(Scripted(CommandResult(1, b"", error))))

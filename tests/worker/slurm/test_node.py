@@ -123,7 +123,7 @@ def until(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_SL13_SIGTERM_reaches_torchrun_once_and_a_stop_in_order_is_no_failure(tmp_path: Path) -> None:
+def test_SL13_SIGTERM_reaches_torchrun_once_and_a_stop_in_order_is_not_a_failure(tmp_path: Path) -> None:
     process = run(tmp_path, STOPS % str(tmp_path / "never"), {**job(tmp_path), "SLURMD_NODENAME": "m1"})
     until(tmp_path / f"scratch/sm-llm-{os.geteuid()}/run-1/node-m1/ready", process)
     process.send_signal(signal.SIGTERM)

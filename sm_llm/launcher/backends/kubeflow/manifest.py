@@ -26,7 +26,7 @@ POD_ENVIRONMENT = "SM_LLM_POD_NAME"
 NODE_PROGRAM = "sm_llm/worker/kubeflow/node.py"
 FETCH_SCRIPT = "fetch_code.py"
 _LOSS_LINE = r".*\bLoss: (\S+).*"
-"""The training line of ``worker.training.metrics``."""
+"""The training line of ``worker.training.step_metrics``."""
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class _ValueFrom(_Closed):
     configMapKeyRef: _Key | None = None
 
 
-class Variable(_Closed):
+class EnvVariable(_Closed):
     """An environment variable."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -93,7 +93,7 @@ class Container(_Closed):
     command: list[str] = []
     args: list[str] = []
     workingDir: str = ""
-    env: list[Variable] = []
+    env: list[EnvVariable] = []
     ports: list[_Port] = []
     resources: Resources = Resources()
     volumeMounts: list[_Mount] = []
