@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import Overrides  # noqa: TC001 - typer reads the annotations
+from sm_llm.cli.options import ClusterName, Overrides  # noqa: TC001 - typer reads the annotations
 from sm_llm.terminal import say
 
 ENV_VERBS = {"create": "sm_llm.launcher.tools.clusters:create_environment"}
@@ -28,7 +28,7 @@ def _group() -> None:
 def create(
     overrides: Overrides = None,
     profile: Annotated[str, typer.Option(help="fsdp or neuron.")] = "fsdp",
-    backend: Annotated[str, typer.Option(metavar="NAME", help="Whose cluster.")] = "slurm",
+    backend: ClusterName = None,
     python: Annotated[str, typer.Option(help="The interpreter on the nodes, 3.11 or newer.")] = "python3",
     wheels: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Wheels that the nodes see, in place of the package index.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import Overrides  # noqa: TC001 - typer reads the annotations
+from sm_llm.cli.options import ClusterName, Overrides  # noqa: TC001 - typer reads the annotations
 from sm_llm.terminal import quoted, say
 
 IMAGE_VERBS = {
@@ -47,7 +47,7 @@ def build(
 def import_image(
     image: Image,
     overrides: Overrides = None,
-    backend: Annotated[str, typer.Option(metavar="NAME", help="Whose cluster.")] = "slurm",
+    backend: ClusterName = None,
 ) -> None:
     """Bring an image onto a cluster by a job on a node, unless it is current there; prints backend.container_image.
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from sm_llm.cli.app import app
-from sm_llm.cli.options import AsJson, Overrides, RunName, Storage, console, print_json
+from sm_llm.cli.options import AsJson, ClusterName, Overrides, RunName, Storage, console, print_json
 from sm_llm.terminal import say
 
 
@@ -46,9 +46,7 @@ def ls(
 @app.command()
 def nodes(
     overrides: Overrides = None,
-    backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Whose cluster; else that of the first backend with nodes.")
-    ] = None,
+    backend: ClusterName = None,
     as_json: AsJson = False,
 ) -> None:
     """List the nodes of a cluster: state, free accelerators, health, reason.

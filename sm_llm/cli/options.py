@@ -39,6 +39,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]", help="e.g. task.optim.learning_rate=1e-4", callback=typed),
 ]
+ClusterName = Annotated[
+    str | None, typer.Option("--backend", metavar="NAME", help="Whose cluster; else that of the first that has one.")
+]
 RunName = Annotated[
     str | None,
     typer.Argument(

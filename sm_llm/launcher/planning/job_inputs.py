@@ -15,7 +15,7 @@ from sm_llm.spec.loading.references import sources, workflow_job
 from sm_llm.storage.uri import run_and_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.backends.base import Submission
     from sm_llm.launcher.planning.plan import Plan
@@ -45,12 +45,23 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
         if folder is not None and folder.exists():
             _put(task, dotted.split(".")[1:], f"{folder}{suffix}")
             channels[channel_name(dotted)] = str(folder)
+    for tracker, key in _trackers(task):
+        tracker[key] = str(local_folder(tracker[key], base or Path.cwd()))
+    update = {"task": type(job.task).model_validate(task), "inputs": _anchored_places(job.inputs, base or Path.cwd())}
+    return job.model_copy(update=update), channels
+
+
+def _trackers(task: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Experiment trackers of a task that keep their runs in a folder, each with the name of that field."""
     for block, key in _TRACKER_FOLDERS:
         tracker = task.get("logging", {}).get("sinks", {}).get(block)
         if tracker and _is_folder(tracker[key]):
-            tracker[key] = str(local_folder(tracker[key], base or Path.cwd()))
-    update = {"task": type(job.task).model_validate(task), "inputs": _anchored_places(job.inputs, base or Path.cwd())}
-    return job.model_copy(update=update), channels
+            yield tracker, key
+
+
+def tracker_folders(job: JobSpec) -> list[str]:
+    """Folders, as they are written, in which a job's experiment trackers keep their runs."""
+    return [tracker[key] for tracker, key in _trackers(job.task.model_dump())]
 
 
 def _is_folder(place: str | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.base import ChecksCluster, ListsNodes, PreparesSoftware, backend
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode, ImportedImage
     from sm_llm.spec.loading.overrides import Override
 
+Kind = TypeVar("Kind")
 _KNOWN = f"Known: {', '.join(BACKENDS)}"
+_NOTHING_TO_PREPARE = "has no cluster to prepare"
 
 
 def nodes(name: str | None = None, *overrides: Override, **fields: Any) -> list[ClusterNode]:
@@ -32,10 +34,7 @@ def nodes(name: str | None = None, *overrides: Override, **fields: Any) -> list[
         SpecError: the options are wrong.
         SubmitError: the cluster does not answer.
     """
-    having = [it for it in map(backend, BACKENDS if name is None else [_known(name)]) if isinstance(it, ListsNodes)]
-    if not having:
-        raise PlanError([Issue("backend-without-cluster", "backend", "has no nodes to list", name, _KNOWN)])
-    return having[0].nodes(overrides, fields)
+    return _first(ListsNodes, name, "has no nodes to list").nodes(overrides, fields)
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,12 @@ def check_cluster(
 
     Raises ``PlanError`` for a backend that has no such check, ``SpecError`` for wrong options.
     """
-    target = backend(_known(name))
-    if not isinstance(target, ChecksCluster):
-        raise PlanError([Issue("backend-without-cluster", "backend", "has no cluster to check", name, _KNOWN)])
+    target = _first(ChecksCluster, name, "has no cluster to check")
     return ClusterReport(name, tuple(target.check_cluster(overrides, fields, tell)))
 
 
 def create_environment(
-    name: str,
+    name: str | None,
     profile: str,
     *overrides: Override,
     python: str = "python3",
@@ -95,7 +92,7 @@ def create_environment(
     """Build a pinned virtual environment on a cluster's shared file system and check it on its nodes.
 
     Args:
-        name: the backend.
+        name: the backend; None takes the first that has a cluster.
         profile: ``fsdp`` or ``neuron``.
         overrides: options of the backend, as in a job: ``backend.shared_folder=/fsx/sm_llm``.
         python: the interpreter on the nodes.
@@ -106,17 +103,17 @@ def create_environment(
     Returns its folder, for ``backend.virtual_environment``.
     Raises ``PlanError``, ``SpecError``, and ``SubmitError`` where it cannot be built or differs between nodes.
     """
-    target = _preparing(name)
+    target = _first(PreparesSoftware, name, _NOTHING_TO_PREPARE)
     return target.create_environment(profile, overrides, fields, tell, python=python, wheels=wheels)
 
 
 def import_image(
-    name: str, image: str, *overrides: Override, tell: Callable[[str], None] = lambda text: None, **fields: Any
+    name: str | None, image: str, *overrides: Override, tell: Callable[[str], None] = lambda text: None, **fields: Any
 ) -> ImportedImage:
     """Bring an image of ECR onto a cluster, as the file for ``backend.container_image``, unless it is current there.
 
     Args:
-        name: the backend.
+        name: the backend; None takes the first that has a cluster.
         image: ``ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG``.
         overrides: options of the backend, as in a job.
         tell: gets a line about each step.
@@ -124,21 +121,17 @@ def import_image(
 
     Raises ``PlanError``, ``SpecError``, and ``SubmitError`` where it cannot be imported.
     """
-    return _preparing(name).import_image(image, overrides, fields, tell)
+    return _first(PreparesSoftware, name, _NOTHING_TO_PREPARE).import_image(image, overrides, fields, tell)
 
 
-def _preparing(name: str) -> PreparesSoftware:
-    target = backend(_known(name))
-    if not isinstance(target, PreparesSoftware):
-        problem = "has no cluster to prepare"
-        raise PlanError([Issue("backend-without-cluster", "backend", problem, name, _KNOWN)])
-    return target
-
-
-def _known(name: str) -> str:
-    if name not in BACKENDS:
+def _first(kind: type[Kind], name: str | None, problem: str) -> Kind:
+    """The backend called ``name``, or the first that is of ``kind``. Raises ``PlanError``."""
+    if name is not None and name not in BACKENDS:
         raise PlanError([Issue("backend-unknown", "backend", "there is no such backend", name, _KNOWN)])
-    return name
+    for it in map(backend, BACKENDS if name is None else [name]):
+        if isinstance(it, kind):
+            return it
+    raise PlanError([Issue("backend-without-cluster", "backend", problem, name, _KNOWN)])
 
 
 def rows(found: Sequence[ClusterNode]) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 import sm_llm
 from sm_llm.contract.job_file import JobFile
@@ -10,6 +13,8 @@ from sm_llm.launcher.backends.slurm.backend import SlurmBackend
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sm_llm.launcher.backends.base import Submission
 
 VENV = {"name": "slurm", "shared_folder": "/fsx/sm_llm", "virtual_environment": "/fsx/venv"}
@@ -35,3 +40,23 @@ def render(source: Any, attempt: int = 1, **fields: Any) -> Submission:
         run_id=run_id, attempt=attempt, run_uri=join(plan.job.storage, run_id), spec=plan.job, spec_digest=plan.digest
     )
     return SlurmBackend().render(plan, job)
+
+
+@pytest.fixture
+def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that gets what the script's srun was given."""
+    programs, spied = tmp_path / "bin", tmp_path / "spied"
+    programs.mkdir()
+    spied.mkdir()
+    (programs / "srun").write_text(
+        f"#!/bin/bash\nprintf '%s\\0' \"$@\" > {spied}/argv\nprintf '%s' \"$NAME\" > {spied}/name\nexit 7\n"
+    )
+    (programs / "scontrol").write_text(
+        f'#!/bin/bash\n[ "$1" != show ] || exec echo node1\nprintf \'%s \' "$@" > {spied}/scontrol\n'
+    )
+    for program in programs.iterdir():
+        program.chmod(0o700)
+    variables = {"SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "run-1", "SLURM_JOB_NODELIST": "node[1-2]"}
+    for name, value in {**variables, "PATH": f"{programs}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    return spied

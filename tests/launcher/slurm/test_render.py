@@ -166,6 +166,57 @@ def test_a_container_sees_every_folder_that_the_specification_names(tmp_path: Pa
     assert mounts[1].split(",") == [*(f"{it}:{it}" for it in expected), bundle, "/opt/own:/own:ro"]
 
 
+def test_trackers_secrets_and_relative_places_are_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows").mkdir()
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / "rows" / name).write_text("{}")
+    (tmp_path / "rows" / "rows.json").write_text(
+        '{"seq_length": 64, "rows": 9, "columns": ["input_ids"], "vocab_size": 300}'
+    )
+    task = {
+        **TINY["task"],
+        "logging": {"sinks": {"tensorboard": {"folder": "/fsx/board"}, "mlflow": {"tracking_uri": "/fsx/mlflow"}}},
+        "data": {"format": "rows", "train": "rows", "seq_length": 64},
+    }
+    fields = {"secrets": {"HF_TOKEN": "file:/keys/hub"}, "task": task}
+    mounts = re.search(
+        r"--container-mounts=(\S+)",
+        render({**TINY, **fields, "backend": container(scratch_folder="/scratch")}).request["script"],
+    )
+    assert mounts is not None
+    for folder in ("/fsx/board", "/fsx/mlflow", "/keys/hub", str(tmp_path / "rows")):
+        assert f"{folder}:{folder}" in mounts[1].split(","), folder
+
+
+HOSTILE_WORD = "a b'c\"d $HOME `touch executed` $(touch executed) é 日本 # ; & | > * ? [x] ~ !"
+
+
+def test_hostile_values_in_every_field_stay_values(stubs: Path, tmp_path: Path) -> None:
+    """Every field of a job that reaches its script and takes any text; words and paths are checked before that."""
+    shared = tmp_path / HOSTILE_WORD
+    backend = {
+        "name": "slurm", "shared_folder": str(shared), "virtual_environment": f"/venv {HOSTILE_WORD}",
+        "scratch_folder": f"/scratch {HOSTILE_WORD}", "time_limit_minutes": 60,
+    }  # fmt: skip
+    environment = {"NAME": f"{HOSTILE_WORD}\nsecond line\\", "PYTHONPATH": HOSTILE_WORD}
+    submission = render({**TINY, "backend": backend, "environment": environment, "storage": f"/fsx/{HOSTILE_WORD}"})
+    script = tmp_path / "job.sh"
+    script.write_text(submission.request["script"], encoding="utf-8")
+    Path(next(it for it in submission.uploads if it.endswith("job.json"))).parent.mkdir(parents=True)
+    done = subprocess.run(["bash", str(script)], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 7, done.stderr  # of the stub of srun
+    assert (stubs / "name").read_bytes().decode() == environment["NAME"]
+    argv = (stubs / "argv").read_bytes().decode().split("\0")
+    assert f"/venv {HOSTILE_WORD}/bin/python" in argv
+    assert not list(tmp_path.rglob("executed"))
+    if shutil.which("shellcheck") is not None:
+        # The two excluded only warn of quotes in the text of a value.
+        command = ["shellcheck", "--shell=bash", "--exclude=SC2089,SC2090", str(script)]
+        checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert checked.returncode == 0, checked.stdout
+
+
 def test_a_path_of_the_user_comes_after_the_bundle() -> None:
     submission = render({**TINY, "environment": {"PYTHONPATH": "/own"}})
     bundle = f"/fsx/sm_llm/bundles/{submission.request['bundle']}"

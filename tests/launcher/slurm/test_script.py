@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -72,24 +71,6 @@ def slurm_word(text: str) -> str:
         else:
             found += character
     return found
-
-
-@pytest.fixture
-def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that gets what the script's srun was given."""
-    programs, spied = tmp_path / "bin", tmp_path / "spied"
-    programs.mkdir()
-    spied.mkdir()
-    (programs / "srun").write_text(
-        f"#!/bin/bash\nprintf '%s\\0' \"$@\" > {spied}/argv\nprintf '%s' \"$NAME\" > {spied}/name\nexit 7\n"
-    )
-    (programs / "scontrol").write_text(f"#!/bin/bash\nprintf '%s ' \"$@\" > {spied}/scontrol\n")
-    for program in programs.iterdir():
-        program.chmod(0o700)
-    variables = {"SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "run-1", "SLURM_JOB_NODELIST": "node[1-2]"}
-    for name, value in {**variables, "PATH": f"{programs}:{os.environ['PATH']}"}.items():
-        monkeypatch.setenv(name, value)
-    return spied
 
 
 def run(script: BatchScript, folder: Path) -> subprocess.CompletedProcess[bytes]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.bundle import local_source
+from sm_llm.launcher.planning.inputs import tracker_folders
+from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
 from sm_llm.launcher.planning.removed_modules import import_warnings
@@ -17,7 +19,7 @@ from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.gpus import machines, network_environment
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.spec.validation.runner import errors_of, run
-from sm_llm.storage.uri import fill, parse
+from sm_llm.storage.uri import fill, parse, run_and_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -136,11 +138,16 @@ def _mounts(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
 
 
 def _folders(job: JobSpec) -> Iterator[str]:
-    """Folders and files of the cluster that the task reads, and inputs."""
-    for place in (*sources(job).values(), *(input_place(value) for value in job.inputs.values())):
-        if place.startswith("/"):
-            # RUN@STEP is a checkpoint in the folder RUN.
-            yield place.rpartition("@")[0] or place
+    """Folders and files of the cluster that the job reads or writes beside its storage."""
+    places = [*sources(job).values(), *(input_place(value) for value in job.inputs.values())]
+    places += tracker_folders(job)
+    places += [it.partition(":")[2] for it in job.secrets.values() if it.startswith("file:")]
+    for place in places:
+        # RUN@STEP is a checkpoint in the folder RUN.
+        folder = local_folder(run_and_step(place)[0])
+        # What is relative and not there may be the name of a model in the hub.
+        if folder is not None and (place.startswith(("/", "~", "file:")) or folder.exists()):
+            yield str(folder)
 
 
 @dataclass(frozen=True)
