@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.bundle import local_source
-from sm_llm.launcher.planning.inputs import tracker_folders
+from sm_llm.launcher.planning.job_inputs import tracker_folders
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
