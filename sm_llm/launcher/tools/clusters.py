@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.base import ChecksCluster, ListsNodes, PreparesSoftware, backend
@@ -13,12 +13,10 @@ from sm_llm.spec.backends.table import BACKENDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode, ImportedImage
+    from sm_llm.launcher.backends.base import Backend, ClusterCheck, ClusterNode, ImportedImage
     from sm_llm.spec.loading.overrides import Override
 
-Kind = TypeVar("Kind")
 _KNOWN = f"Known: {', '.join(BACKENDS)}"
-_NOTHING_TO_PREPARE = "has no cluster to prepare"
 
 
 def nodes(name: str | None = None, *overrides: Override, **fields: Any) -> list[ClusterNode]:
@@ -34,7 +32,10 @@ def nodes(name: str | None = None, *overrides: Override, **fields: Any) -> list[
         SpecError: the options are wrong.
         SubmitError: the cluster does not answer.
     """
-    return _first(ListsNodes, name, "has no nodes to list").nodes(overrides, fields)
+    for it in _backends(name):
+        if isinstance(it, ListsNodes):
+            return it.nodes(overrides, fields)
+    raise _lacking(name, "has no nodes to list")
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,10 @@ def check_cluster(
 
     Raises ``PlanError`` for a backend that has no such check, ``SpecError`` for wrong options.
     """
-    target = _first(ChecksCluster, name, "has no cluster to check")
-    return ClusterReport(name, tuple(target.check_cluster(overrides, fields, tell)))
+    for it in _backends(name):
+        if isinstance(it, ChecksCluster):
+            return ClusterReport(name, tuple(it.check_cluster(overrides, fields, tell)))
+    raise _lacking(name, "has no cluster to check")
 
 
 def create_environment(
@@ -103,8 +106,7 @@ def create_environment(
     Returns its folder, for ``backend.virtual_environment``.
     Raises ``PlanError``, ``SpecError``, and ``SubmitError`` where it cannot be built or differs between nodes.
     """
-    target = _first(PreparesSoftware, name, _NOTHING_TO_PREPARE)
-    return target.create_environment(profile, overrides, fields, tell, python=python, wheels=wheels)
+    return _preparing(name).create_environment(profile, overrides, fields, tell, python=python, wheels=wheels)
 
 
 def import_image(
@@ -121,17 +123,25 @@ def import_image(
 
     Raises ``PlanError``, ``SpecError``, and ``SubmitError`` where it cannot be imported.
     """
-    return _first(PreparesSoftware, name, _NOTHING_TO_PREPARE).import_image(image, overrides, fields, tell)
+    return _preparing(name).import_image(image, overrides, fields, tell)
 
 
-def _first(kind: type[Kind], name: str | None, problem: str) -> Kind:
-    """The backend called ``name``, or the first that is of ``kind``. Raises ``PlanError``."""
+def _preparing(name: str | None) -> PreparesSoftware:
+    for it in _backends(name):
+        if isinstance(it, PreparesSoftware):
+            return it
+    raise _lacking(name, "has no cluster to prepare")
+
+
+def _backends(name: str | None) -> list[Backend]:
+    """The backend called ``name``; None stands for all. Raises ``PlanError``."""
     if name is not None and name not in BACKENDS:
         raise PlanError([Issue("backend-unknown", "backend", "there is no such backend", name, _KNOWN)])
-    for it in map(backend, BACKENDS if name is None else [name]):
-        if isinstance(it, kind):
-            return it
-    raise PlanError([Issue("backend-without-cluster", "backend", problem, name, _KNOWN)])
+    return [backend(it) for it in (BACKENDS if name is None else [name])]
+
+
+def _lacking(name: str | None, problem: str) -> PlanError:
+    return PlanError([Issue("backend-without-cluster", "backend", problem, name, _KNOWN)])
 
 
 def rows(found: Sequence[ClusterNode]) -> list[str]:
