@@ -129,13 +129,13 @@ class Bare:
 
         from sm_llm.models.families.table import family
         from sm_llm.spec.tasks import TrainTask
-        from sm_llm.worker.checkpoint.weights import InitialWeights
         from sm_llm.worker.context import Place
-        from sm_llm.worker.strategies.device import gpu_or_cpu
+        from sm_llm.worker.device import gpu_or_cpu
         from sm_llm.worker.strategies.fsdp.memory import wrap_layer
         from sm_llm.worker.strategies.fsdp.mesh import start_process_group
         from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise
         from sm_llm.worker.strategies.table import make_strategy
+        from sm_llm.worker.strategies.weights import InitialWeights
         from sm_llm.worker.training.job_setup import set_up
 
         task, place = TrainTask.model_validate(setting.task(), strict=False), Place.read(os.environ)

@@ -84,10 +84,10 @@ def load(folder: Path, master: str) -> None:
     from sm_llm.models.config import model_config
     from sm_llm.models.weights_check import check_weights
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.checkpoint.weights import PretrainedWeights
+    from sm_llm.worker.device import gpu_or_cpu
     from sm_llm.worker.process_info import ProcessInfo
-    from sm_llm.worker.strategies.device import gpu_or_cpu
     from sm_llm.worker.strategies.fsdp import strategy as fsdp
+    from sm_llm.worker.strategies.weights import PretrainedWeights
 
     task = TrainTask.model_validate(
         {

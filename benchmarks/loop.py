@@ -29,10 +29,10 @@ import torch
 from sm_llm.contract.job_file import JOB_ENVIRONMENT, JobFile
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.strategies.model import build_on_meta, materialise
 from sm_llm.worker.strategies.table import find_device, make_strategy
+from sm_llm.worker.strategies.weights import InitialWeights
 from sm_llm.worker.tasks.train import Trainer
 from sm_llm.worker.training import random_state
 from sm_llm.worker.training.job_setup import set_up

@@ -28,7 +28,7 @@ import torch
 from loop import Ours, interval, small_task
 
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
 from sm_llm.worker.training import random_state
 

@@ -32,8 +32,8 @@ from sm_llm.runs.events.events import read_events  # noqa: E402
 from sm_llm.storage.engines.auto import EngineTransfer  # noqa: E402
 from sm_llm.storage.publication import publish as publication  # noqa: E402
 from sm_llm.storage.s3.s3_options import S3Options  # noqa: E402
-from sm_llm.storage.s3.store import S3Store  # noqa: E402
-from sm_llm.worker.publishing.local_copies import LocalCopies  # noqa: E402
+from sm_llm.storage.s3_store import S3Store  # noqa: E402
+from sm_llm.worker.transfer.local_copies import LocalCopies  # noqa: E402
 from tests.fixtures.s3_server import KEY, SECRET, running_server  # noqa: E402
 from tests.fixtures.slurm import SlurmCluster, started_cluster  # noqa: E402
 

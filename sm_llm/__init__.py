@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sm_llm import pipelines
     from sm_llm.convert.api import convert
     from sm_llm.errors import (
         CheckpointError,
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
         SubmitError,
     )
     from sm_llm.launcher.api import launch, load_spec, prepare
-    from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
     from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
     from sm_llm.launcher.find_runs import attach, ls
+    from sm_llm.launcher.planner import plan
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.planning.planner import plan
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.tools.sync_command import sync
     from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -86,7 +86,7 @@ _HOMES = {
     "sm_llm.launcher.api": ("launch", "load_spec", "prepare"),
     "sm_llm.launcher.find_runs": ("attach", "ls"),
     "sm_llm.launcher.backends.sagemaker.sdk.estimators": ("distribution", "estimator"),
-    "sm_llm.launcher.planning.planner": ("plan",),
+    "sm_llm.launcher.planner": ("plan",),
     "sm_llm.launcher.planning.plan": ("Plan",),
     "sm_llm.launcher.run": ("Run",),
     "sm_llm.launcher.tools.sync_command": ("sync",),
@@ -94,7 +94,7 @@ _HOMES = {
     "sm_llm.spec.job": ("JobSpec", "WorkflowSpec"),
     "sm_llm.worker.script.calls": ("log", "publish"),
 }
-_MODULES = {"convert": "sm_llm.convert", "pipelines": "sm_llm.launcher.backends.sagemaker.pipelines.pipelines"}
+_MODULES = {"convert": "sm_llm.convert", "pipelines": "sm_llm.pipelines"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 

@@ -91,7 +91,7 @@ FAULTS = (
         "runs/run_record.py",
         'with exclusive(path.with_name(f".{path.name}.lock")):',
         "if True:",
-        "contract/test_run_record.py",
+        "runs/test_run_record.py",
         "two writers of a record lose changes",
     ),
     Fault(
@@ -158,7 +158,7 @@ FAULTS = (
         "one step too many is skipped",
     ),
     Fault(
-        "worker/publishing/agent_process.py",
+        "worker/transfer/agent_process.py",
         "    raise _Ended\n\n\ndef _listen",
         "    os._exit(0)\n\n\ndef _listen",
         "worker/test_transfer_agent.py",

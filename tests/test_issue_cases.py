@@ -10,10 +10,10 @@ import pytest
 
 from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.errors import PlanError, SpecError
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.loading.references import resolve
+from sm_llm.spec.references import resolve
 from tests.issue_codes import codes
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import pytest
 from sm_llm.contract import bootstrap
 from sm_llm.contract.image_packages import LOCK_FILE
 from sm_llm.errors import DataError, RunFailed
-from sm_llm.launcher.backends.local import emulation
+from sm_llm.launcher.backends.sagemaker import emulation
 from sm_llm.owned import close_to_others, make_folders, opener, own_user, private_folder, temporary_folder
 from sm_llm.runs.events.events import EventWriter, StopRequested
 from sm_llm.runs.run_lock import hold, is_anyone_alive, is_starting, starting
@@ -28,7 +28,7 @@ from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.syncing.sync_memory import SyncMemory
-from sm_llm.worker.inputs.scratch import DISK_ENVIRONMENT, scratch_folder
+from sm_llm.worker.scratch import DISK_ENVIRONMENT, scratch_folder
 from sm_llm.worker.script.child_program import Program
 from tests.fixtures.wheels import wheel
 
@@ -158,7 +158,7 @@ def test_s16_a_folder_or_link_of_somebody_else_is_never_taken_for_an_own_one(ope
 @is_root
 def test_s16_two_users_emulate_and_no_planted_link_is_written_to(open_tmp: Path) -> None:
     def rehearse() -> str:
-        with emulation.fixed_port(2):
+        with emulation.alone(2):
             return "done"
 
     victim = open_tmp / "victim"

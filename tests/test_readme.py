@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sm_llm.launcher.backends.base import BACKENDS
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.backend import BACKENDS
+from sm_llm.launcher.planner import plan
 from sm_llm.spec.parallelism.table import trained
 from sm_llm.terminal import quoted
 

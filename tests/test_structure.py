@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm_llm.spec.backends.table import BACKENDS
-
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "sm_llm"
@@ -28,6 +26,7 @@ LIMITS = {
     "modules in the largest folder": (15, 15),
     "import cycles": (0, 0),
     "modules in import cycles": (0, 0),
+    "import cycles of parts of a package": (0, 0),
     "own modules entered by a dry run": (100, 100),
     "isinstance on types of strategies, backends and stores": (0, 0),
 }
@@ -117,6 +116,19 @@ def cycles(edges: Mapping[str, set[str]]) -> list[set[str]]:
     return [group for group in found if len(group) > 1]
 
 
+def between_parts(edges: Mapping[str, set[str]]) -> list[set[str]]:
+    """Cycles among the parts of one package, its modules and the packages in it: whole folders that import each other,
+    though no two of their modules do.
+    """
+    parts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for importer, targets in edges.items():
+        for target in targets:
+            pairs = enumerate(zip(importer.split("."), target.split("."), strict=False))
+            depth, (own, other) = next((depth, pair) for depth, pair in pairs if pair[0] != pair[1])
+            parts[".".join(importer.split(".")[:depth])][own].add(other)
+    return [{f"{package}.{it}" for it in group} for package, inner in parts.items() for group in cycles(inner)]
+
+
 def chosen_types(tree: ast.Module) -> int:
     """How often ``isinstance`` asks for one of the types in ``CHOSEN``."""
     calls = [it for it in ast.walk(tree) if isinstance(it, ast.Call) and getattr(it.func, "id", "") == "isinstance"]
@@ -135,6 +147,7 @@ def comments(text: str) -> int:
 def counts() -> dict[str, int]:
     folders = Counter(name.rpartition(".")[0] for name in trees())
     circles = cycles(imports(trees()))
+    between = between_parts(imports(trees()))
     environ = {**os.environ, "AWS_CONFIG_FILE": os.devnull, "AWS_DEFAULT_REGION": "us-east-1"}
     entered = subprocess.check_output([sys.executable, "-c", DRY_RUN], cwd=ROOT, env=environ, text=True, timeout=120)
     return {
@@ -142,6 +155,7 @@ def counts() -> dict[str, int]:
         "modules in the largest folder": max(folders.values()),
         "import cycles": len(circles),
         "modules in import cycles": sum(map(len, circles)),
+        "import cycles of parts of a package": len(between),
         "own modules entered by a dry run": int(entered.split()[-1]),
         "isinstance on types of strategies, backends and stores": sum(map(chosen_types, trees().values())),
     }
@@ -228,6 +242,18 @@ def test_cycles_are_found_however_a_module_is_imported() -> None:
     assert found == [{"a", "b", "c"}]
 
 
+def test_folders_that_import_each_other_are_found() -> None:
+    sources = {
+        "p.a.one": "import p.b.two",
+        "p.b.two": "x = 1",
+        "p.b.three": "import p.a.four",
+        "p.a.four": "import p.base",
+    }
+    found = imports({name: ast.parse(source) for name, source in {**sources, "p.base": ""}.items()})
+    assert cycles(found) == []
+    assert between_parts(found) == [{"p.a", "p.b"}]
+
+
 def test_choices_by_type_and_comments_are_counted() -> None:
     assert (
         chosen_types(ast.parse("isinstance(a, SmpSpec | int) or isinstance(b, spec.LocalBackend) or f(SmpSpec)")) == 2
@@ -257,39 +283,30 @@ def test_the_design_shows_the_tree_as_it_is() -> None:
     assert documented_folders() == folders - {"."}
 
 
-OF_BACKENDS = {
-    "cli/pipeline.py": "the verbs of SageMaker Pipelines",
-    "launcher/images/image_build.py": "copies images to ECR with the account's clients",
-    "__init__.py": "the public functions for the SageMaker SDK and Pipelines",
-    "spec/backends/table.py": "the rows",
-    "optional.py": "the SageMaker SDK is a package that may be missing",
-    "runs/run_paths.py": "local/ is a folder of a run",
-    "worker/tasks/register.py": "the task registers with the service",
-}
-"""Modules outside a backend's own that name it, each with the reason."""
+def named_places(text: str) -> list[str]:
+    """Modules and folders that a page names, with a slash: ``spec/loading/load``, ``worker/tasks/``."""
+    return [it for it in re.findall(r"`([\w./]+)`", text) if "/" in it and not it.startswith(("/", "."))]
 
 
-def names_of_backends(tree: ast.Module, names: Collection[str]) -> set[str]:
-    """Backends that a module names: as a whole text in its logic, or by importing something of theirs."""
-    texts = {it.value for it in ast.walk(tree) if isinstance(it, ast.Constant) and isinstance(it.value, str)}
-    modules = {it.module or "" for it in ast.walk(tree) if isinstance(it, ast.ImportFrom)}
-    modules |= {name.name for it in ast.walk(tree) if isinstance(it, ast.Import) for name in it.names}
-    return {
-        name
-        for name in names
-        if name in texts or any(re.search(rf"\.backends\.{name}(\.|$)", module) for module in modules)
-    }
+def is_there(place: str) -> bool:
+    """Whether a named place is a module or folder of the package, or a file or folder of the project."""
+    return any(it.exists() for it in (PACKAGE / f"{place}.py", PACKAGE / place, ROOT / place, ROOT / "docs" / place))
 
 
-def test_no_module_names_a_backend_that_is_not_its_own() -> None:
-    assert names_of_backends(ast.parse("x == 'slurm'\nimport a.backends.local.b"), ["slurm", "local"]) == {
-        "slurm",
-        "local",
-    }
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        name = path.relative_to(PACKAGE).as_posix()
-        own = re.search(r"backends/(\w+)(/|\.py)", name)
-        if own is None and name not in OF_BACKENDS:
-            found[name] = names_of_backends(ast.parse(path.read_text()), BACKENDS)
-    assert not {name: it for name, it in found.items() if it}, "ask the options class or the backend instead"
+def test_the_design_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    assert not is_there("launcher/nowhere")
+    assert [it for it in named_places(text) if not is_there(it)] == []
+    walks = text.split("## 3.", 1)[1].split("## 4.", 1)[0]
+    steps = re.split(r"^\d\. ", walks, flags=re.MULTILINE)[1:]
+    assert len(steps) > 10
+    assert [it for it in steps if not any((PACKAGE / f"{place}.py").is_file() for place in named_places(it))] == []
+
+
+def test_the_folders_of_the_tests_are_those_of_the_package() -> None:
+    packages = {name.split(".")[1] for name in trees() if name.count(".") > 1}
+    with_tests = {it.parent.name for it in (ROOT / "tests").glob("*/test_*.py")}
+    assert packages - with_tests == set()
+    assert with_tests - packages == {"recipes"}
+    listed = (ROOT / "tests" / "README.md").read_text()
+    assert [it for it in packages if f"`{it}`" not in listed] == []

@@ -27,7 +27,7 @@ _REFUSALS = (SpecError, PlanError, LaunchRefused, RunNotFound, CheckpointError, 
 
 VERBS = {
     "fit": "sm_llm.launcher.api:launch",
-    "plan": "sm_llm.launcher.planning.planner:plan",
+    "plan": "sm_llm.launcher.planner:plan",
     "show": "sm_llm.spec.reference.show:show",
     "init": "sm_llm.spec.reference.template:commented",
     "prepare": "sm_llm.launcher.api:prepare",

@@ -149,7 +149,7 @@ def metrics(
     --json has every field with every digit; NaN and infinity, which JSON lacks, are text.
     """
     from sm_llm.launcher.find_runs import attach
-    from sm_llm.launcher.observe.run_metrics import to_json
+    from sm_llm.runs.events.run_metrics import to_json
 
     found = attach(run, storage=storage)
     rows = found.metrics()

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PIPELINE_VERBS = {
-    "render": "sm_llm.launcher.backends.sagemaker.pipelines.pipelines:definition",
-    "upsert": "sm_llm.launcher.backends.sagemaker.pipelines.pipelines:upsert",
-    "start": "sm_llm.launcher.backends.sagemaker.pipelines.pipelines:start",
-    "status": "sm_llm.launcher.backends.sagemaker.pipelines.pipelines:status",
-    "logs": "sm_llm.launcher.backends.sagemaker.pipelines.pipelines:logs",
-    "stop": "sm_llm.launcher.backends.sagemaker.pipelines.pipelines:stop",
+    "render": "sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations:definition",
+    "upsert": "sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations:upsert",
+    "start": "sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations:start",
+    "status": "sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations:status",
+    "logs": "sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations:logs",
+    "stop": "sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations:stop",
 }
 """Every verb of the group and the Python function that does its work."""
 
@@ -55,7 +55,7 @@ def _pairs(texts: Sequence[str] | None, form: str) -> dict[str, str]:
 @group.command()
 def render(spec: Spec, overrides: Overrides = None, variable: Variables = None) -> None:
     """Print the definition that would be stored, as JSON; nothing is touched."""
-    from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
+    from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import definition
 
     print_json(definition(spec, *(overrides or ()), variables=_pairs(variable, _VARIABLE)).to_json())
 
@@ -63,7 +63,7 @@ def render(spec: Spec, overrides: Overrides = None, variable: Variables = None) 
 @group.command()
 def upsert(spec: Spec, overrides: Overrides = None, variable: Variables = None) -> None:
     """Store code and job files in S3 and create or update the pipeline."""
-    from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import upsert as store
+    from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import upsert as store
 
     say(store(spec, *(overrides or ()), variables=_pairs(variable, _VARIABLE)))
 
@@ -75,7 +75,7 @@ def start(
     region: Annotated[str | None, typer.Option(help="AWS region.")] = None,
 ) -> None:
     """Start an execution and print its ARN."""
-    from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import start as begin
+    from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import start as begin
 
     say(begin(name, _pairs(values, "NAME=VALUE"), region=region))
 
@@ -85,7 +85,7 @@ def status(execution: Execution, as_json: AsJson = False) -> None:
     """The state of an execution and of its steps."""
     from dataclasses import asdict
 
-    from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import status as state_of
+    from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import status as state_of
 
     state, steps = state_of(execution)
     if as_json:
@@ -103,7 +103,7 @@ def logs(
     step: Annotated[str | None, typer.Argument(metavar="[STEP]", help="Only this step.")] = None,
 ) -> None:
     """What the training jobs of an execution printed."""
-    from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import logs as read
+    from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import logs as read
 
     for line in read(execution, step):
         say(line)
@@ -112,6 +112,6 @@ def logs(
 @group.command()
 def stop(execution: Execution) -> None:
     """Ask an execution to stop."""
-    from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import stop as end
+    from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import stop as end
 
     end(execution)

@@ -85,8 +85,8 @@ def plan(spec: Spec, overrides: Overrides = None, as_json: AsJson = False) -> No
       sm-llm plan tiny-local
       sm-llm plan job.yaml task.max_tokens=1000000000 --json
     """
+    from sm_llm.launcher.planner import plan as make_plan
     from sm_llm.launcher.planning.input_places import check_places
-    from sm_llm.launcher.planning.planner import plan as make_plan
 
     plans = make_plan(spec, *overrides or ())
     check_places(plans)

@@ -12,9 +12,9 @@ from sm_llm.terminal import say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
+    from sm_llm.launcher.planner import Source
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.planning.planner import Source
     from sm_llm.launcher.run import Run
     from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.loading.overrides import Override
@@ -74,7 +74,7 @@ def launch(
     if dry_run:
         return preview(source, *overrides, **fields)[1]
     from sm_llm.launcher.lifecycle import begin, proceed  # a dry run needs nothing of what starts runs
-    from sm_llm.launcher.planning.planner import load_whole
+    from sm_llm.launcher.planner import load_whole
     from sm_llm.launcher.run import Run
     from sm_llm.launcher.unfinished import Found, find_unfinished
     from sm_llm.storage.s3.s3_client import one_client
@@ -109,9 +109,9 @@ def preview(source: Source, *overrides: Override, **fields: Any) -> tuple[list[P
 
     Also what cannot run yet or here is rendered (``Plan.unsupported``). Raises ``SpecError`` and ``PlanError``.
     """
-    from sm_llm.launcher.backends.base import backend, workflows_of
-    from sm_llm.launcher.planning.job_inputs import rendered
-    from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+    from sm_llm.launcher.backend import backend, workflows_of
+    from sm_llm.launcher.job_inputs import rendered
+    from sm_llm.launcher.planner import load_whole, plan_loaded
     from sm_llm.spec.job import WorkflowSpec
 
     loaded = load_whole(source, overrides, fields)

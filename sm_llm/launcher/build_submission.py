@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sm_llm.launcher.planning.job_inputs import anchored, code_digest, rendered
+from sm_llm.launcher.job_inputs import anchored, code_digest, rendered
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.git_state import git_state
 from sm_llm.runs.locate import launch_folder
@@ -17,7 +17,7 @@ from sm_llm.spec.loading.defaults import read_defaults
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import JobSpec

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError, RunNotFound, StorageError
-from sm_llm.launcher.backends.base import backend
+from sm_llm.launcher.backend import backend
+from sm_llm.launcher.observe.listed import Listed
 from sm_llm.launcher.run import Run
 from sm_llm.runs.locate import assert_storage, find_home, homes_below, read_records
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
@@ -22,7 +22,7 @@ from sm_llm.terminal import say
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from sm_llm.launcher.backends.base import NativeJob
+    from sm_llm.launcher.backend import NativeJob
     from sm_llm.runs.run_record import RunRecord
     from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.comparison.leaves import Difference
@@ -30,31 +30,6 @@ if TYPE_CHECKING:
 
 SHOWN_RUNS = 20
 _SPEC_SUFFIXES = (".yaml", ".yml")
-
-
-@dataclass(frozen=True)
-class Listed:
-    """One run of a storage root. Times in seconds since the epoch; ``ended`` is None while it runs."""
-
-    run_id: str
-    uri: str
-    kind: str
-    state: RunState
-    reason: str | None = None
-    attempts: int = 0
-    created: float | None = None
-    started: float | None = None
-    """When the newest attempt began."""
-    ended: float | None = None
-    step: int = 0
-    total_steps: int | None = None
-    loss: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as JSON values; a loss that is not a number, which JSON lacks, is text."""
-        from sm_llm.launcher.observe.run_metrics import to_json
-
-        return to_json(asdict(self))
 
 
 def attach(run: str | Path | None = None, *, storage: str | Path | None = None) -> Run:
@@ -220,7 +195,7 @@ def _row(home: RunStore, record: RunRecord | StorageError) -> Listed:
 
 
 def _listed(home: RunStore, record: RunRecord) -> Listed:
-    from sm_llm.launcher.observe.run_metrics import glance
+    from sm_llm.runs.events.run_metrics import glance
 
     run = Run(home)
     state, reason = run.describe()

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sm_llm.errors import CheckpointError, Issue, LaunchRefused, PlanError, StorageError, SubmitError
-from sm_llm.launcher.backends.base import backend
+from sm_llm.launcher.backend import backend
 from sm_llm.launcher.build_submission import build_submission, new_record
 from sm_llm.launcher.continuation import assert_continues, assert_starts
+from sm_llm.launcher.job_inputs import anchored
 from sm_llm.launcher.observe.status import status_of
+from sm_llm.launcher.planner import plan_loaded
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
-from sm_llm.launcher.planning.job_inputs import anchored
 from sm_llm.launcher.planning.plan import assert_supported
-from sm_llm.launcher.planning.planner import plan_loaded
 from sm_llm.launcher.run_handle import POLL_SECONDS, RunHandle
 from sm_llm.launcher.submission import Change, submit_job, submit_workflow
 from sm_llm.runs.events.events import EventWriter, StopRequested
@@ -142,7 +142,7 @@ def recorded_spec(
 
     ``start`` is a checkpoint to start from. Raises ``SpecError``.
     """
-    from sm_llm.launcher.planning.planner import load_whole
+    from sm_llm.launcher.planner import load_whole
 
     spec = dict(record.spec)
     if start:
@@ -360,7 +360,7 @@ def _new_from(run: RunHandle, loaded: Loaded) -> RunHandle:
 def differences(record: RunRecord, folder: Path | None = None) -> list[str]:
     """What is not as it was when the run was launched: versions, this package's code, the git commit in ``folder``."""
     from sm_llm.launcher.build_submission import RECORDED_PACKAGES
-    from sm_llm.launcher.planning.job_inputs import code_digest
+    from sm_llm.launcher.job_inputs import code_digest
     from sm_llm.runs.git_state import git_state
     from sm_llm.runs.run_record import package_versions
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.launcher.backends.base import workflows_of
-from sm_llm.launcher.observe.run_metrics import MetricRow, metric_rows
+from sm_llm.launcher.backend import workflows_of
+from sm_llm.runs.events.run_metrics import MetricRow, metric_rows
 from sm_llm.runs.reader import RunReader
 from sm_llm.spec.backends.table import BACKENDS, options_class
 from sm_llm.terminal import quoted
@@ -14,7 +14,7 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sm_llm.launcher.backends.base import Backend
+    from sm_llm.launcher.backend import Backend
     from sm_llm.runs.run_states import RunState
     from sm_llm.runs.run_store import RunStore
 
@@ -43,7 +43,7 @@ class RunHandle(RunReader):
     @property
     def backend(self) -> Backend:
         """Where the run runs."""
-        from sm_llm.launcher.backends.base import backend
+        from sm_llm.launcher.backend import backend
 
         name = self._created_from.spec["backend"]["name"]
         if name not in BACKENDS:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import LaunchRefused, StorageError, SubmitError
-from sm_llm.launcher.backends.base import workflows_of
+from sm_llm.launcher.backend import workflows_of
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sm_llm.launcher.backends.base import Backend, Submission
+    from sm_llm.launcher.backend import Backend, Submission
     from sm_llm.runs.run_record import Attempt
     from sm_llm.runs.run_store import RunStore
 

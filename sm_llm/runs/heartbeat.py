@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import StorageError
 from sm_llm.runs.run_record import MOST_ATTEMPTS
 from sm_llm.storage.s3.s3_client import AnswerError, code_of, header, s3_errors
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import read_tagged, swap
+from sm_llm.storage.s3_store import S3Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

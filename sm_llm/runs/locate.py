@@ -19,8 +19,8 @@ from sm_llm.runs.run_store import FolderRunStore, run_store_at
 from sm_llm.runs.s3_run_store import CONFIG, S3RunStore, workspace
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import folders
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.storage.uri import parse
 from sm_llm.terminal import quoted
 

@@ -14,8 +14,8 @@ from sm_llm.owned import cache_folder, make_folders, private_folder
 from sm_llm.runs.run_paths import RUN_RECORD, RunPaths
 from sm_llm.runs.run_record import RunRecord, exists_already
 from sm_llm.storage.files import write_atomically
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import Tagged, change, read_tagged, swap
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from sm_llm.storage.s3.swap import change
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
 
 def ask_to_stop(store: S3Store, attempt: int) -> None:

@@ -32,7 +32,7 @@ class _SourceMark:
 
 
 Source = Annotated[str, _SourceMark()]
-"""A folder, file or URI that the task reads: ``sm_llm.spec.loading.references.sources`` lists these fields."""
+"""A folder, file or URI that the task reads: ``sm_llm.spec.references.sources`` lists these fields."""
 
 
 def is_source(field: FieldInfo) -> bool:

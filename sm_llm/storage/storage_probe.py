@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import StorageError
 from sm_llm.storage.s3.s3_client import DENIED, code_of
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.s3_trials import S3Trials
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
+from sm_llm.storage.s3_trials import S3Trials
 from sm_llm.storage.trials import Trials
 from sm_llm.storage.uri import open_store, parse
 

@@ -147,7 +147,7 @@ def open_store(
 
         return FolderStore(location.path)
     from sm_llm.storage.s3.s3_options import S3Options
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
     assert location.bucket is not None
     return S3Store(location.bucket, location.prefix, S3Options.of(options), config)

@@ -17,14 +17,14 @@ from sm_llm.runs.run_paths import ContainerPaths, RunPaths
 from sm_llm.spec.tasks import starts_ranks
 from sm_llm.storage.uri import open_store
 from sm_llm.terminal import counted
-from sm_llm.worker.inputs.scratch import scratch_folder
 from sm_llm.worker.job_reader import read_job
 from sm_llm.worker.process_info import ProcessInfo, container_paths
-from sm_llm.worker.publishing.local_copies import LocalCopies
-from sm_llm.worker.publishing.transfer_agent import TransferAgent
 from sm_llm.worker.run_folder import run_folder
 from sm_llm.worker.runtime.progress_marker import ProgressMarker
 from sm_llm.worker.runtime.stop import StopRequests
+from sm_llm.worker.scratch import scratch_folder
+from sm_llm.worker.transfer.local_copies import LocalCopies
+from sm_llm.worker.transfer.transfer_agent import TransferAgent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -28,11 +28,11 @@ from sm_llm.worker.inputs.stage_inputs import stage_inputs
 from sm_llm.worker.process_info import ProcessInfo, container_paths
 from sm_llm.worker.publishing.event_upload import upload_events
 from sm_llm.worker.publishing.own_record import keep_record
-from sm_llm.worker.runtime import failure_report as failures
-from sm_llm.worker.runtime.kernel_probe import probe_kernels
 from sm_llm.worker.runtime.stop import Stopping, leave
-from sm_llm.worker.runtime.time_limit import start_time_limit
-from sm_llm.worker.runtime.toolkit import is_child_of_toolkit, settle_environment, start_watch
+from sm_llm.worker.supervision import failure_report as failures
+from sm_llm.worker.supervision.kernel_probe import probe_kernels
+from sm_llm.worker.supervision.time_limit import start_time_limit
+from sm_llm.worker.supervision.toolkit import is_child_of_toolkit, settle_environment, start_watch
 from sm_llm.worker.trackers.experiment_trackers import forwarded_events
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _kv_store(context: WorkerContext, environ: Mapping[str, str]) -> KeyValueSto
 
 @contextmanager
 def _watchdog(context: WorkerContext, spec: WatchdogSpec, kv_store: KeyValueStore | None) -> Iterator[None]:
-    from sm_llm.worker.runtime.watchdog import Watchdog
+    from sm_llm.worker.supervision.watchdog import Watchdog
 
     watchdog = Watchdog(context, spec, kv_store).start()
     try:

@@ -20,8 +20,8 @@ from sm_llm.errors import PlanError
 from sm_llm.launcher import api
 from sm_llm.launcher.display.live import live_text
 from sm_llm.launcher.display.tables import metrics_table, origins_table, runs_table, status_table
-from sm_llm.launcher.find_runs import Listed
-from sm_llm.launcher.observe.run_metrics import Summary, SummaryBuilder
+from sm_llm.launcher.observe.listed import Listed
+from sm_llm.runs.events.run_metrics import Summary, SummaryBuilder
 from sm_llm.runs.run_states import EXIT_CODES, USAGE_EXIT_CODE, RunState
 from sm_llm.spec.loading.load import load, recipe_files, recipe_summary
 
@@ -255,8 +255,8 @@ def test_a_storage_that_cannot_be_reached_is_reported_once(reached: bool, s3_ser
 
 
 def test_status_shows_that_a_run_stops(tmp_path: Path) -> None:
-    from sm_llm.launcher.observe.run_metrics import Summary
     from sm_llm.launcher.observe.status import Status
+    from sm_llm.runs.events.run_metrics import Summary
 
     status = Status(
         "r", str(tmp_path), "train", RunState.RUNNING, None, 1, "1", "local://x/1", 0.0, None,

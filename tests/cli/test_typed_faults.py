@@ -12,7 +12,7 @@ import pytest
 
 from sm_llm import cli
 from sm_llm.errors import SpecError
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.runs.run_states import USAGE_EXIT_CODE
 from sm_llm.spec.parallelism.fsdp import FsdpSpec
 

@@ -47,7 +47,7 @@ def main(folder: Path) -> dict[str, Any]:
     run = sm_llm.launch(job)
     (place,) = queue.iterdir()
     found["pending"] = run.state.value
-    (place / "state").write_text("RUNNING")
+    (place / "state").write_text("running")
     (place / "log").write_text("one\ntwo\n")
     found["again"] = verb("fit", str(file), "--no-wait")
     found["by uri"] = sm_llm.attach(str(run.native_uri)).uri == run.uri

@@ -144,7 +144,7 @@ if __name__ == "__main__":
     run, place, *packages = sys.argv[1:]
     sys.meta_path.insert(0, Refusing(set(packages)))
     # Once, and not in every fork.
-    from sm_llm.launcher.planning.planner import plan
+    from sm_llm.launcher.planner import plan
 
     plan("smoke")
 

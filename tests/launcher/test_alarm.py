@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.launcher.display.formatting import event_line
-from sm_llm.launcher.observe.run_metrics import summarise
 from sm_llm.runs.events.checkpoints import CheckpointPublished, PublicationLate
+from sm_llm.runs.events.event_lines import event_line
 from sm_llm.runs.events.events import EventWriter, read_events
+from sm_llm.runs.events.run_metrics import summarise
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.launcher.attempt_outcome import Evidence, completed, judge, record_outcome
 from sm_llm.launcher.backends.local.evidence import evidence
 from sm_llm.launcher.backends.local.processes import Ended
-from sm_llm.launcher.display.formatting import event_line
 from sm_llm.runs.events.checkpoints import NothingDone
+from sm_llm.runs.events.event_lines import event_line
 from sm_llm.runs.events.events import EventWriter
 from sm_llm.runs.events.failures import Failed
 from sm_llm.runs.outcome import Outcome, recorded_end

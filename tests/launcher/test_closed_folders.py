@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import LaunchRefused
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.launcher.run import Run
 from sm_llm.runs.run_states import RunState
 from tests.launcher.conftest import SYNTHETIC

@@ -11,7 +11,7 @@ import pytest
 
 from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.errors import PlanError
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm import launch
+from sm_llm.launcher import planner
 from sm_llm.launcher.backends.local.backend import LocalBackend
-from sm_llm.launcher.backends.sagemaker import decisions
+from sm_llm.launcher.backends.sagemaker import plan_checks
 from sm_llm.launcher.backends.sagemaker.request import capacity, request, settings
 from sm_llm.launcher.backends.sagemaker.request import distribution as starting
 from sm_llm.launcher.images import images
-from sm_llm.launcher.planning import planner
 from sm_llm.spec import derive
 from tests.cli.test_typed_faults import said
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DECISIONS = {
     "plan": planner.plan_job,
-    "decisions": decisions.decide,
+    "decisions": plan_checks.decide,
     "settings": settings.settings,
     "distribution": starting.distribution,
     "image": images.choose,

@@ -9,7 +9,7 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.launcher import api
-from sm_llm.launcher.backends.local import emulation
+from sm_llm.launcher.backends.sagemaker import emulation
 from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.runs.run_states import RunState
 

@@ -10,8 +10,8 @@ import pytest
 from moto import mock_aws
 
 from sm_llm.errors import PlanError, SpecError, SubmitError
-from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import build_pipeline
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import distribution, estimator
+from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import build_pipeline
 from sm_llm.spec.parallelism.table import trained
 from tests.fixtures.sagemaker_calls import store_data
 

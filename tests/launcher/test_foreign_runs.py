@@ -20,14 +20,14 @@ from typer.testing import CliRunner
 from sm_llm import cli
 from sm_llm.errors import SmLlmError
 from sm_llm.launcher.attempt_outcome import failures_in_events
-from sm_llm.launcher.display.formatting import event_line
 from sm_llm.launcher.display.tables import attempts_table, checkpoints_table, metrics_table, runs_table, status_table
 from sm_llm.launcher.find_runs import ls
-from sm_llm.launcher.observe.run_metrics import to_json
 from sm_llm.launcher.run import Run
 from sm_llm.runs.events import checkpoints, failures
 from sm_llm.runs.events import events as module
+from sm_llm.runs.events.event_lines import event_line
 from sm_llm.runs.events.events import encode, read_events
+from sm_llm.runs.events.run_metrics import to_json
 from sm_llm.runs.run_record import Attempt, AttemptStart, RunRecord
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.loading.load import load

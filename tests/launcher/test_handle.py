@@ -15,9 +15,9 @@ from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import CheckpointError, RunFailed, RunNotFound, SmLlmError, SubmitError
 from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.lifecycle import differences
-from sm_llm.launcher.observe.run_metrics import to_json
 from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.events.events import read_events
+from sm_llm.runs.events.run_metrics import to_json
 from sm_llm.runs.run_states import RunState
 from sm_llm.storage.publication.pins import pinned
 
@@ -272,7 +272,7 @@ def test_the_record_reports_what_was_sent_read_and_reached(fakes: Fakes, tmp_pat
 
 
 def test_a_manifest_follows_the_content_and_of_large_inputs_the_listing(tmp_path: Path) -> None:
-    from sm_llm.launcher.planning.job_inputs import manifest
+    from sm_llm.launcher.job_inputs import manifest
 
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "a").write_text("one")
@@ -291,7 +291,7 @@ def test_a_manifest_follows_the_content_and_of_large_inputs_the_listing(tmp_path
 
 
 def test_C8_a_run_inside_an_input_is_not_a_part_of_what_was_read(tmp_path: Path) -> None:
-    from sm_llm.launcher.planning.job_inputs import manifest
+    from sm_llm.launcher.job_inputs import manifest
 
     (tmp_path / "a.txt").write_text("text")
     before = manifest(tmp_path)
@@ -475,8 +475,8 @@ def test_ls_lists_every_run_of_a_storage_root_with_where_it_stands(fakes: Fakes)
 
 
 def test_a_glance_reads_only_the_ends_of_a_long_log(tmp_path: Path) -> None:
-    from sm_llm.launcher.observe.run_metrics import glance, summarise
     from sm_llm.runs.events import events as ev
+    from sm_llm.runs.events.run_metrics import glance, summarise
 
     log = ev.EventWriter(tmp_path / "attempt-1-rank0.jsonl", 1)
     log.write(ev.AttemptStarted(1, "cpu", 5000, {}))

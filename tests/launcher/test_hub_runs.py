@@ -12,7 +12,7 @@ import pytest
 
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:

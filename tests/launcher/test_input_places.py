@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from sm_llm.cli.app import app
 from sm_llm.errors import PlanError
 from sm_llm.launcher import api
+from sm_llm.launcher.planner import load_whole, plan, plan_loaded
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
-from sm_llm.launcher.planning.planner import load_whole, plan, plan_loaded
 from sm_llm.storage.folder import FolderStore
 from tests.fixtures.s3_server import READER_KEY
 

@@ -18,13 +18,13 @@ from sm_llm.launcher.backends.local.backend import LocalBackend, Machine, this_m
 from sm_llm.launcher.backends.local.container import PORT, clear_scratch, lay_out
 from sm_llm.launcher.backends.local.processes import reserved_port
 from sm_llm.launcher.build_submission import build_submission
-from sm_llm.launcher.planning.job_inputs import absolute_inputs
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.job_inputs import absolute_inputs
+from sm_llm.launcher.planner import plan
 from sm_llm.runs.run_paths import RunPaths, mint_run_id
 from sm_llm.spec.job import JobSpec
 
 if TYPE_CHECKING:
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planning.plan import Plan
 
 JOB = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from sm_llm.launcher.planner import plan
 from sm_llm.launcher.planning.memory_estimate import GIB, MemoryEstimate, memory_estimate
-from sm_llm.launcher.planning.planner import plan
 from sm_llm.models.config import model_config
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.machines.hardware import Instance, instance

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import pytest
 
-from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
-from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import Register, definition
+from sm_llm.launcher.backends.sagemaker.pipelines import pipeline_operations as pipelines
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import Register, definition
 from sm_llm.launcher.find_runs import attach
 from sm_llm.runs.events.events import read_events
 from sm_llm.storage.publication.publish import find_final
@@ -68,7 +68,7 @@ def test_f02_without_a_cache_every_execution_trains_in_a_run_of_its_own(
     train = workflow(bucket)["steps"]["train"]["task"]
     task = {**train, "tokenizer": None, "data": {"format": "synthetic", "seq_length": 16, "rows": 40}}
     found = definition({**workflow(bucket), "steps": {"train": {"task": task}}}, cache_days=None)
-    pipelines._store(found)
+    pipelines.store_files(found)
     interpreter = Interpreter(tmp_path, {})
     runs = []
     for number in (1, 2):
@@ -147,7 +147,7 @@ def test_steps_are_cached_and_what_follows_reads_what_exists(
     variables = {"Steps": "steps.train.task.max_steps"}
     register = Register("train", "models", "111122223333.dkr.ecr.us-east-1.amazonaws.com/serve:1")
     found = definition(workflow(bucket), variables=variables, register=register)
-    pipelines._store(found)
+    pipelines.store_files(found)
     interpreter = Interpreter(tmp_path, {})
     assert interpreter.execute(found.to_json()) == {"prepare": "ran", "train": "ran", "register": "ran"}
     assert set(interpreter.execute(found.to_json()).values()) == {"cached"}

@@ -10,11 +10,12 @@ import pytest
 from sm_llm.contract.hyperparameters import overrides
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import PlanError, SpecError, StorageError, SubmitError
-from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
+from sm_llm.launcher.backends.sagemaker.pipelines import pipeline_operations as pipelines
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import render
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import Register, definition
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, value_issues
-from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import Register, definition
-from sm_llm.launcher.planning.planner import plan_workflow
+from sm_llm.launcher.backends.sagemaker.sdk import pipeline_sdk
+from sm_llm.launcher.planner import plan_workflow
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.loading.load import load
 
@@ -334,7 +335,7 @@ def test_a_pipeline_is_stored_started_watched_and_stopped(monkeypatch: pytest.Mo
     client = Client()
     connect = Connect(client)
     stored: list[Any] = []
-    monkeypatch.setattr(pipelines, "_store", stored.append)
+    monkeypatch.setattr(pipelines, "store_files", stored.append)
     monkeypatch.setattr(pipelines, "job_in", job_files(workflow(), VARIABLES))
     assert pipelines.upsert(workflow(), variables=VARIABLES, connect=connect) == "arn:pipeline"
     assert json.loads(client.sent[0][1]["PipelineDefinition"]) == definition(workflow(), variables=VARIABLES).to_json()
@@ -371,7 +372,7 @@ def test_C8_values_that_a_pipeline_cannot_take_are_refused_before_it_starts(
     flow = workflow(optim={"learning_rate": 1e-3, "min_learning_rate": 1e-5, "schedule": "linear"})
     optim = "steps.train.task.optim"
     variables = {**VARIABLES, "Floor": f"{optim}.min_learning_rate", "Plan": f"{optim}.schedule"}
-    monkeypatch.setattr(pipelines, "_store", lambda _: None)
+    monkeypatch.setattr(pipelines, "store_files", lambda _: None)
     monkeypatch.setattr(pipelines, "job_in", job_files(flow, variables))
     pipelines.upsert(flow, variables=variables, connect=Connect(client))
     with pytest.raises(PlanError) as caught:
@@ -415,13 +416,13 @@ def test_C8_a_session_that_is_not_for_the_pipeline_stores_nothing(monkeypatch: p
     from sagemaker.workflow.pipeline_context import PipelineSession
 
     stored: list[Any] = []
-    monkeypatch.setattr(pipelines, "_store", stored.append)
+    monkeypatch.setattr(pipeline_sdk, "store_files", stored.append)
     there = boto3.session.Session(region_name="eu-west-1")
     with pytest.raises(PlanError, match=r"sagemaker_session: sends requests to eu-west-1.*us-east-1"):
-        pipelines.build_pipeline(workflow(), sagemaker_session=PipelineSession(there))
+        pipeline_sdk.build_pipeline(workflow(), sagemaker_session=PipelineSession(there))
     here = boto3.session.Session(region_name="us-east-1")
     with pytest.raises(PlanError, match="must be a PipelineSession"):
-        pipelines.build_pipeline(workflow(), sagemaker_session=sagemaker.Session(here))
+        pipeline_sdk.build_pipeline(workflow(), sagemaker_session=sagemaker.Session(here))
     assert not stored
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from sm_llm.data.describe import RowsInfo
 from sm_llm.errors import Issue, PlanError, SpecError
-from sm_llm.launcher.backends import base
+from sm_llm.launcher import backend as base
 from sm_llm.launcher.backends.local import backend as local
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from sm_llm.cli.app import app
 from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.display.live import begin
 from sm_llm.launcher.display.tables import plan_table
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.launcher.run import Run
 from sm_llm.runs.run_store import run_store_at
 from sm_llm.spec.loading.load import load

@@ -18,7 +18,7 @@ from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.run_states import RunState
 from sm_llm.runs.run_store import run_store_at
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ import pytest
 
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator
+from sm_llm.launcher.planner import plan
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.launcher.planning.local_places import local_folder
-from sm_llm.launcher.planning.planner import plan
 from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_store import run_store_at
 from sm_llm.storage.publication.publish import new_save, publish, seal

@@ -11,7 +11,7 @@ import pytest
 from sm_llm.contract.failure import Cause
 from sm_llm.errors import PlanError
 from sm_llm.launcher.display.summary import _next as next_words
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.spec.comparison.leaves import declared
 from sm_llm.spec.field_classes import FieldClass
 from sm_llm.spec.job import JobSpec, WorkflowSpec

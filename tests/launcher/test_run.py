@@ -15,11 +15,11 @@ from rich.console import Console
 from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.display import live, plot
-from sm_llm.launcher.display.formatting import event_line
 from sm_llm.launcher.observe.follow import EventTail
-from sm_llm.launcher.observe.run_metrics import metric_rows, summarise, to_json
 from sm_llm.launcher.run import Run
 from sm_llm.runs.events import events as ev
+from sm_llm.runs.events.event_lines import event_line
+from sm_llm.runs.events.run_metrics import metric_rows, summarise, to_json
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_record import Attempt, RunRecord
 from sm_llm.runs.run_states import RunState

@@ -20,10 +20,10 @@ from sm_llm.launcher.build_submission import new_record
 from sm_llm.launcher.find_runs import attach, ls
 from sm_llm.launcher.observe.follow import follow
 from sm_llm.launcher.observe.retry_policy import RetryPolicy
-from sm_llm.launcher.observe.run_metrics import to_json
 from sm_llm.launcher.run import Run
 from sm_llm.runs import heartbeat
 from sm_llm.runs.events.events import read_events
+from sm_llm.runs.events.run_metrics import to_json
 from sm_llm.runs.run_lock import is_anyone_alive
 from sm_llm.runs.run_record import Attempt
 from sm_llm.runs.run_states import RunState
@@ -430,7 +430,7 @@ def test_S3_holds_no_secret_of_a_run(s3_fakes: Fakes, bucket: str, s3_server: An
 
 def test_beats_report_age_by_the_stores_clock_and_who_was_superseded(s3_fakes: Fakes, s3_server: Any) -> None:
     from sm_llm.storage.s3.s3_options import S3Options
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
     bucket = str(s3_fakes.storage).split("/")[2]
     store = S3Store(bucket, "runs/x", S3Options(endpoint_url=s3_server.endpoint))

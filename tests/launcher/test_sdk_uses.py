@@ -403,7 +403,7 @@ def test_S12_13_values_of_a_start_are_checked(calls: list[Any]) -> None:
 def test_S12_40_defaults_of_a_session_are_checked_for_a_built_pipeline(calls: list[Any]) -> None:
     from sagemaker.workflow.pipeline_context import PipelineSession
 
-    from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import build_pipeline
+    from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import build_pipeline
 
     one = job()
     flow = {**{name: one[name] for name in ("backend", "compute", "storage")}, "name": "flow"}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.runs.run_store import RunStore
 
 SPEC = {"backend": {"name": "local"}, "task": {"kind": "train"}}

@@ -15,7 +15,7 @@ from sm_llm import cli
 from sm_llm.errors import PlanError, SpecError, SubmitError
 from sm_llm.launcher.backends.local import backend as local
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_issues
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.load import load, recipe_files
 from sm_llm.spec.machines.machine import Machine

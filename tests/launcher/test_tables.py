@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from sm_llm.errors import warning
-from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
+from sm_llm.launcher.backends.sagemaker.request.request import SageMakerTarget
 from sm_llm.launcher.display.tables import plan_table, status_table
-from sm_llm.launcher.observe.run_metrics import Summary
 from sm_llm.launcher.observe.status import Status
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
+from sm_llm.runs.events.run_metrics import Summary
 from sm_llm.runs.run_states import RunState
 from tests.launcher.sagemaker.conftest import TINY
 

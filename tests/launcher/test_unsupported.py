@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from sm_llm import launch
 from sm_llm.errors import PlanError
-from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import definition
 from sm_llm.launcher.backends.sagemaker.sdk import estimators
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.spec.parallelism.nxd import NxdSpec
 from tests.cli.test_typed_faults import said
 
@@ -71,6 +72,7 @@ def test_every_way_to_start_it_refuses(job: tuple[dict[str, Any], str], monkeypa
         "pipelines": lambda: definition(as_workflow(spec)),
         "estimator": lambda: estimators.estimator(spec),
     }
+    ways["distribution"] = lambda: estimators.distribution(spec)
     for name, way in ways.items():
         with pytest.raises(PlanError, match="there is no worker for") as error:
             way()
@@ -118,3 +120,19 @@ def test_a_local_job_whose_packages_are_missing_is_refused_by_the_same_gate(monk
     assert [it.path for it in plan("smoke")[0].unsupported] == ["task.kind"]
     with pytest.raises(PlanError, match="a local run cannot start: torch is not installed"):
         launch("smoke", new=True)
+
+
+def test_a_step_of_a_local_workflow_passes_the_same_gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sm_llm import optional
+    from sm_llm.launcher.backends.local import workflow
+    from sm_llm.spec.loading.load import load
+
+    # At its launch, days ago, the workflow could run.
+    monkeypatch.setattr(optional, "is_installed", lambda module: module != "torch")
+    flow: Any = load(
+        as_workflow(plan("smoke")[0].job.model_dump(mode="json", include={"name", "task", "compute"}))
+    ).spec
+    nothing: Any = SimpleNamespace(count=0)
+    ending = workflow._run_step(nothing, "run.one", flow, "one", {}, nothing, nothing, tmp_path)
+    assert ending.state.value == "failed"
+    assert "a local run cannot start: torch is not installed" in str(ending.reason)

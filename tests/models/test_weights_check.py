@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from sm_llm.errors import PlanError, SpecError
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.models.config import both_spellings, model_config, normalise
 from sm_llm.models.families.table import family
 from sm_llm.models.weights_check import CheckedWeights, check_weights

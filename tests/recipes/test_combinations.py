@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sm_llm.launcher import api
+from sm_llm.launcher.planner import plan
 from sm_llm.launcher.planning.memory_estimate import GIB
-from sm_llm.launcher.planning.planner import plan
 from sm_llm.models.config import model_config
 from sm_llm.models.families.table import family
 from sm_llm.spec.machines.hardware import instance, instance_bf16_flops

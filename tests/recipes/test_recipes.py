@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.spec.loading.load import load, recipe_files, recipe_summary
 from tests.fixtures.expected_warnings import is_expected
 

@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.launcher.backends.sagemaker.request.distribution import distribution
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.models.config import model_config
 from sm_llm.models.parallel import kv_copies, nxd_issues
 from sm_llm.spec.loading.load import load

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sm_llm.errors import PlanError, SpecError
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 
 JOB = {
     "name": "fp8",

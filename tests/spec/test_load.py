@@ -17,10 +17,10 @@ from sm_llm.errors import SpecError
 from sm_llm.spec.job import JobSpec, WorkflowSpec, spec_digest
 from sm_llm.spec.loading.load import Loaded, load
 from sm_llm.spec.loading.overrides import parse_overrides
-from sm_llm.spec.loading.tree import Tree
 from sm_llm.spec.loading.yaml_text import to_yaml
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import ModelSpec, SyntheticData
+from sm_llm.spec.tree import Tree
 from tests.fixtures.sampling import number
 
 JOB: dict[str, Any] = {

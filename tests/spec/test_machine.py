@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.launcher.backends.local.backend import LocalBackend
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.loading.references import workflow_job
 from sm_llm.spec.machines import machine
 from sm_llm.spec.machines.machine import Machine, this_machine
+from sm_llm.spec.references import workflow_job
 
 if TYPE_CHECKING:
     from pathlib import Path

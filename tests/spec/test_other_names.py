@@ -10,8 +10,8 @@ import pytest
 from sm_llm.spec.job import JobSpec, WorkflowSpec
 from sm_llm.spec.loading.load import read_source
 from sm_llm.spec.loading.overrides import placed
-from sm_llm.spec.loading.tree import Tree
 from sm_llm.spec.schema import dotted_paths, knows
+from sm_llm.spec.tree import Tree
 from sm_llm.spec.validation.fields import nearest
 from sm_llm.spec.validation.other_names import OTHER_NAMES
 

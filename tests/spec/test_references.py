@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.errors import SpecError
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.loading.references import references, resolve, sources, step_dependencies, workflow_job
+from sm_llm.spec.references import references, resolve, sources, step_dependencies, workflow_job
 
 
 def job(**task: Any) -> JobSpec:

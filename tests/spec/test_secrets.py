@@ -9,7 +9,7 @@ import pytest
 from sm_llm.errors import SpecError
 from sm_llm.spec.job import WorkflowSpec, spec_digest
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.loading.references import workflow_job
+from sm_llm.spec.references import workflow_job
 
 TOKEN = "hf_" + "qW7" * 12
 DATA = {"format": "synthetic", "seq_length": 8}

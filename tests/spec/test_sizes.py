@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import PlanError, SmLlmError, SpecError
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from sm_llm.models.config import normalise
 from sm_llm.models.families.table import family
 from sm_llm.models.presets import preset
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.defaults import read_defaults
 from sm_llm.spec.loading.load import load
-from sm_llm.spec.loading.tree import DEEPEST, MOST_VALUES, Tree, from_python
 from sm_llm.spec.loading.yaml_text import LONGEST_TEXT, from_typed, from_yaml
 from sm_llm.spec.schema import members
+from sm_llm.spec.tree import DEEPEST, MOST_VALUES, Tree, from_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.publish import Published, Save, new_save, publish, seal, upload_part
 from sm_llm.storage.s3.s3_objects import to_base64
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.storage.transfer import CopyTransfer
 from tests.fixtures.children import in_small_parts
 

@@ -17,8 +17,8 @@ from sm_llm.storage.engines.classic import ClassicTransfer
 from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.s3 import bounded, listing, s3_client
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import read_tagged, swap
+from sm_llm.storage.s3_store import S3Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

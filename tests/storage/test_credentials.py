@@ -12,6 +12,7 @@ import pytest
 from s3transfer.crt import RenameTempFileHandler
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.arrival import accept, part_of
 from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.engines import crt, ranges
@@ -21,8 +22,7 @@ from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.s3 import s3_client
 from sm_llm.storage.s3.s3_client import connect
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
-from sm_llm.storage.syncing.arrival import accept, part_of
+from sm_llm.storage.s3_store import S3Store
 from tests.fixtures.s3_server import KEY, OTHER_KEY, OTHER_SECRET, READER_KEY, READER_SECRET, SECRET
 
 if TYPE_CHECKING:

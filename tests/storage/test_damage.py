@@ -14,7 +14,7 @@ from sm_llm.storage.engines.auto import EngineTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.publication.publish import fetch, find_newest, restore
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.storage.syncing.sync import sync
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.base import Copy, MissingObjectError
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
 from sm_llm.storage.engines import auto, ranges, s5cmd
@@ -23,8 +24,7 @@ from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.engines.s5cmd import S5cmdTransfer
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
-from sm_llm.storage.syncing.arrival import accept, clear_leftovers, journal_of, part_of
+from sm_llm.storage.s3_store import S3Store
 
 if TYPE_CHECKING:
     from pathlib import Path

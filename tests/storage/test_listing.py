@@ -24,8 +24,8 @@ from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication.find import find_newest
 from sm_llm.storage.s3 import listing
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import folders
+from sm_llm.storage.s3_store import S3Store
 from tests.fixtures.sampling import sample
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.checksum import crc64_bytes
 from sm_llm.storage.publication.publish import find_newest
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.storage.uri import open_store
 
 if TYPE_CHECKING:

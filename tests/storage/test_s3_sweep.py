@@ -209,7 +209,7 @@ def test_I4_the_sdk_repeats_a_commit_whose_answer_was_lost_and_the_nonce_settles
     s3_bench: Any, fault_proxy: Any, rule: Any
 ) -> None:
     from sm_llm.storage.s3.s3_options import S3Options
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
     fault_proxy.set(rule("PUT .*/commits/", "lost"))
     store = S3Store(s3_bench.bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))
@@ -273,7 +273,7 @@ def test_I2_I7_a_storm_of_503_costs_time_and_never_a_checkpoint(
 ) -> None:
     """Of so many seconds of the pauses between tries."""
     from sm_llm.storage.s3.s3_options import S3Options
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
     s3_bench.publish(1)
     store = S3Store(s3_bench.bucket, "runs/tiny", S3Options(endpoint_url=fault_proxy.endpoint))

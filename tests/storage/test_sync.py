@@ -155,7 +155,7 @@ def test_keys_that_are_no_paths_are_refused_before_anything_is_written(
     bucket: str, options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     from sm_llm.storage.base import StoredObject
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
     monkeypatch.setattr(S3Store, "list", lambda *_: [StoredObject(key, 1)])
     with pytest.raises(StorageError, match="cannot be the name of a file"):
@@ -351,8 +351,7 @@ def test_doctor_prints_the_policy_that_a_reader_lacks(
 def test_doctor_refuses_a_store_that_ignores_if_match(
     bucket: str, s3_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sm_llm.storage import storage_probe
-    from sm_llm.storage.s3 import s3_trials
+    from sm_llm.storage import s3_trials, storage_probe
     from sm_llm.storage.s3.swap import read_tagged, swap
 
     def careless(store: Any, key: str, body: bytes, tag: str | None) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.storage.uri import fill, join, open_store, parse
 
 

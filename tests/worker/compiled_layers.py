@@ -15,11 +15,11 @@ from worker_jobs import train_task
 from sm_llm.data.source import Batch
 from sm_llm.models.families.table import family
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.worker.checkpoint.weights import InitialWeights
+from sm_llm.worker.device import gpu_or_cpu
 from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.strategies import compiled
-from sm_llm.worker.strategies.device import gpu_or_cpu
 from sm_llm.worker.strategies.fsdp.strategy import FsdpStrategy
+from sm_llm.worker.strategies.weights import InitialWeights
 from sm_llm.worker.training.job_setup import set_up
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -27,14 +27,15 @@ from sm_llm.errors import StorageError
 from sm_llm.spec.training import CheckpointSpec
 from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.worker.checkpoint.checkpoint import Checkpointer
 from sm_llm.worker.checkpoint.checkpoint_restore import Fetcher
 from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.process_info import ProcessInfo
-from sm_llm.worker.publishing import agent_process, publisher
+from sm_llm.worker.publishing import publisher
 from sm_llm.worker.runtime.collectives import ControlGroup
-from sm_llm.worker.strategies.device import CpuDevice
+from sm_llm.worker.transfer import agent_process
 from tests.fixtures.fault_proxy import FaultProxy, Rule, running_proxy
 
 DATA = "(PUT|POST) .*/data/"

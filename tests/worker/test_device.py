@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import sys, torch
-from sm_llm.worker.strategies.device import keep_freed_memory
+from sm_llm.worker.device import keep_freed_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1])

@@ -13,8 +13,8 @@ from worker_jobs import events, job_environment, job_file, losses, train_task
 from sm_llm.errors import DataError
 from sm_llm.spec.parallelism.base import Layout
 from sm_llm.spec.training import NotFiniteSpec
+from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.main import main
-from sm_llm.worker.strategies.device import CpuDevice
 from sm_llm.worker.training.batch_transfer import loss_share
 from sm_llm.worker.training.nonfinite_policy import NO_TARGETS, NonFinitePolicy, NonFiniteWatch, flag_of
 

@@ -14,7 +14,7 @@ from sm_llm.runs.events.events import Notice, read_events
 from sm_llm.runs.replication.s3_cache import S3Cache
 from sm_llm.runs.stop_request import ask_to_stop
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.publishing.event_upload import upload_events
 

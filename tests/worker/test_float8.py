@@ -7,7 +7,7 @@ import torch
 
 from sm_llm import optional
 from sm_llm.errors import RunFailed
-from sm_llm.worker.strategies.device import CpuDevice
+from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.strategies.fsdp import float8
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers
 

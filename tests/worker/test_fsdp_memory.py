@@ -19,14 +19,14 @@ from sm_llm.models.families.table import family
 from sm_llm.spec.parallelism.base import Layout
 from sm_llm.spec.parallelism.fsdp import FsdpSpec
 from sm_llm.spec.tasks import PrecisionSpec, TrainTask
-from sm_llm.worker.checkpoint.weights import InitialWeights
+from sm_llm.worker.device import gpu_or_cpu
 from sm_llm.worker.process_info import ProcessInfo
-from sm_llm.worker.strategies.device import gpu_or_cpu
 from sm_llm.worker.strategies.fsdp import strategy as fsdp
 from sm_llm.worker.strategies.fsdp import tensor as fsdp_tensor
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
 from sm_llm.worker.strategies.fsdp.memory import wrap_layer
 from sm_llm.worker.strategies.model import build_on_meta, decoder_layers
+from sm_llm.worker.strategies.weights import InitialWeights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import torch
 from resume_configurations import poison
 from worker_jobs import events, exact_steps, job_environment, job_file, losses, train_task
 
+from sm_llm.worker.device import LAG_STEPS, gpu_or_cpu
 from sm_llm.worker.main import main
 from sm_llm.worker.process_info import ProcessInfo
-from sm_llm.worker.strategies.device import LAG_STEPS, gpu_or_cpu
 from sm_llm.worker.tasks import train
 from sm_llm.worker.training.nonfinite_policy import NonFiniteWatch
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sm_llm.spec.parallelism.table import STRATEGIES
+from sm_llm.worker.device import CpuDevice, CudaDevice, Device
 from sm_llm.worker.strategies.base import Strategy
-from sm_llm.worker.strategies.device import CpuDevice, CudaDevice, Device
 from sm_llm.worker.strategies.nxd.device import NeuronDevice
 
 

@@ -11,7 +11,7 @@ from worker_jobs import job_environment, job_file, train_task
 from sm_llm.errors import RunFailed
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.process_info import ProcessInfo
-from sm_llm.worker.runtime.kernel_probe import probe_kernels, reason_not_to_load
+from sm_llm.worker.supervision.kernel_probe import probe_kernels, reason_not_to_load
 
 if TYPE_CHECKING:
     from pathlib import Path

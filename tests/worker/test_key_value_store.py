@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from sm_llm.errors import RunFailed
 from sm_llm.worker.runtime.key_value_store import KeyValueStore, connect
 from sm_llm.worker.runtime.message import encode
-from sm_llm.worker.runtime.store_all_gather import StoreAllGather
+from sm_llm.worker.supervision.store_all_gather import StoreAllGather
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication import publish as publication
 from sm_llm.worker.checkpoint.checkpoint_restore import Fetcher
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.publishing.local_copies import LocalCopies
+from sm_llm.worker.transfer.local_copies import LocalCopies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

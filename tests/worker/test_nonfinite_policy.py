@@ -10,7 +10,7 @@ import torch
 from sm_llm.models.families.family import Tensor
 from sm_llm.runs.events.events import Step
 from sm_llm.spec.training import NotFiniteSpec, OptimSpec
-from sm_llm.worker.strategies.device import CpuDevice
+from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.training.nonfinite_policy import Action, NonFinitePolicy, NonFiniteWatch, not_finite, poisoned
 from sm_llm.worker.training.optim import MOMENTS, build_adamw
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm_llm.models.families.family import Packing, Tensor
-from sm_llm.worker.checkpoint.weights import InitialWeights
 from sm_llm.worker.strategies.packed import PackedWeights, unpacked
+from sm_llm.worker.strategies.weights import InitialWeights
 
 TENSORS = {
     f"expert.{number}.{name}": Tensor(shape, "matrix", "normal", 1.0)

@@ -81,7 +81,7 @@ def test_labels_of_rows_that_several_processes_see_count_once(monkeypatch: pytes
     import torch.distributed as dist
 
     from sm_llm.spec.parallelism.base import Layout
-    from sm_llm.worker.strategies.device import CpuDevice
+    from sm_llm.worker.device import CpuDevice
     from sm_llm.worker.training.batch_transfer import global_targets
 
     monkeypatch.setattr(dist, "all_reduce", lambda total: total.add_(10 + 6 + 6))

@@ -16,11 +16,11 @@ from sm_llm.models.config import model_config
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.weights_check import compare_weights
 from sm_llm.spec.training import OptimSpec
-from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights
 from sm_llm.worker.context import WorkerContext
+from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.process_info import ProcessInfo
-from sm_llm.worker.strategies.device import CpuDevice
 from sm_llm.worker.strategies.master import MasterWeights
+from sm_llm.worker.strategies.weights import InitialWeights, PretrainedWeights
 from sm_llm.worker.training import random_state
 from sm_llm.worker.training.optim import MOMENTS, build_adamw, is_decayed
 from sm_llm.worker.training.step_metrics import Costs, StepBuffer, ThroughputMeter

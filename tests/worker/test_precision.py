@@ -8,7 +8,7 @@ import pytest
 from worker_jobs import train_task
 
 from sm_llm.spec.tasks import TrainTask
-from sm_llm.worker.strategies.device import CpuDevice
+from sm_llm.worker.device import CpuDevice
 from sm_llm.worker.training.precision import settled
 
 if TYPE_CHECKING:

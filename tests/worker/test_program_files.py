@@ -9,8 +9,8 @@ from test_script import Job
 
 from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.errors import RunFailed
-from sm_llm.launcher.planning.job_inputs import manifest
-from sm_llm.launcher.source_tree import source_tree
+from sm_llm.launcher.job_inputs import manifest
+from sm_llm.launcher.planning.source_tree import source_tree
 from sm_llm.worker.script.program_files import copy_program
 
 if TYPE_CHECKING:

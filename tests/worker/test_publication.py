@@ -153,9 +153,9 @@ def test_a_storm_of_503_is_survived(results: dict[str, Any]) -> None:
 
 
 INTO_S3 = """
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.worker.publishing import agent_process
+from sm_llm.worker.transfer import agent_process
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.runtime.stop import StopRequests
 agent_process.ABORT_SECONDS = 120.0

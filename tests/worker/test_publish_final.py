@@ -12,7 +12,7 @@ from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.publish import find_final
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.publishing import publish_final as module
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.display.formatting import event_line
-from sm_llm.launcher.observe.run_metrics import summarise
+from sm_llm.runs.events.event_lines import event_line
 from sm_llm.runs.events.events import AttemptStarted, EventWriter, Notice, Step, last_events, read_events
 from sm_llm.runs.events.failures import Recovered, Stopped
+from sm_llm.runs.events.run_metrics import summarise
 from sm_llm.worker.checkpoint.recovery import Recovery
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from sm_llm.runs.events import events as ev
 from sm_llm.runs.events.events import EventWriter, read_events
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.worker.context import WorkerContext
 from sm_llm.worker.publishing.event_upload import upload_events
 from sm_llm.worker.trackers.experiment_trackers import EventForwarder, earlier_events, forwarded_events

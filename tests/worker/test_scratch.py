@@ -9,7 +9,7 @@ import pytest
 
 from sm_llm.errors import RunFailed
 from sm_llm.runs.run_paths import CONTAINER_BASE, ContainerPaths
-from sm_llm.worker.inputs.scratch import DISK_ENVIRONMENT, scratch_folder
+from sm_llm.worker.scratch import DISK_ENVIRONMENT, scratch_folder
 
 
 def test_a_simulated_node_keeps_its_files_below_its_base(tmp_path: Path) -> None:

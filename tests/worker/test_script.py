@@ -22,8 +22,8 @@ from sm_llm.storage.publication.publish import list_checkpoints
 from sm_llm.storage.publication.retire import retire_all
 from sm_llm.storage.uri import open_store
 from sm_llm.worker.main import main
-from sm_llm.worker.publishing.transfer_agent import TransferAgent
 from sm_llm.worker.script import script_publisher
+from sm_llm.worker.transfer.transfer_agent import TransferAgent
 
 if TYPE_CHECKING:
     from sm_llm.contract.job_file import JobFile

@@ -16,10 +16,10 @@ from sm_llm.contract import program as names
 from sm_llm.errors import StorageError
 from sm_llm.storage.folder import FolderStore
 from sm_llm.storage.publication.publish import list_checkpoints, restore
-from sm_llm.worker.runtime.store_all_gather import StoreAllGather
 from sm_llm.worker.script import calls, script_publisher
 from sm_llm.worker.script.calls import closed, link_tree, publish, quiet_since
 from sm_llm.worker.script.script_publisher import MARKS, ScriptPublisher
+from sm_llm.worker.supervision.store_all_gather import StoreAllGather
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,7 @@ def until(true: Callable[[], object]) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_publisher, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr("sm_llm.worker.runtime.store_all_gather._LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("sm_llm.worker.supervision.store_all_gather._LOOK_SECONDS", 0.02)
 
 
 @pytest.fixture

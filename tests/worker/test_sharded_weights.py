@@ -14,7 +14,7 @@ from sm_llm.errors import CheckpointError
 from sm_llm.models.config import read_config
 from sm_llm.models.families.table import family
 from sm_llm.models.weights_check import holds_shards
-from sm_llm.worker.checkpoint.weights import ShardedWeights
+from sm_llm.worker.strategies.weights import ShardedWeights
 from tests.convert.models import CONFIGS, write_model
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ def test_a_stop_states_what_is_safe(tmp_path: Path, record: StopRecord, sentence
 
 
 def test_an_infinite_grace_time_is_that_of_a_process_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sm_llm.worker.runtime.agreed_stop import torchrun_seconds
+    from sm_llm.worker.supervision.agreed_stop import torchrun_seconds
 
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert torchrun_seconds() == math.inf

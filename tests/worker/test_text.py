@@ -15,7 +15,7 @@ from sm_llm.storage.publication.manifest import CommitManifest, FileEntry, Save
 from sm_llm.worker.checkpoint.checkpoint_restore import rank_file
 from sm_llm.worker.checkpoint.start_resolver import Start, _load_private
 from sm_llm.worker.main import main
-from sm_llm.worker.training.sample import harmless
+from sm_llm.worker.results.sample import harmless
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from worker_jobs import job_environment, job_file, train_task
 
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.worker.context import WorkerContext
-from sm_llm.worker.runtime.time_limit import start_time_limit
+from sm_llm.worker.supervision.time_limit import start_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from sm_llm.runs.run_paths import ContainerPaths
 from sm_llm.worker.job_reader import read_job
 from sm_llm.worker.main import main
 from sm_llm.worker.process_info import ProcessInfo
-from sm_llm.worker.runtime.toolkit import passing, settle_environment
+from sm_llm.worker.supervision.toolkit import passing, settle_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

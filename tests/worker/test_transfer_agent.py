@@ -19,11 +19,11 @@ from worker_jobs import search_path
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication.publish import commit, fetch, new_save, upload_part, write_part
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.storage.uri import open_store
-from sm_llm.worker.publishing import agent_process
-from sm_llm.worker.publishing.agent_process import NICENESS
-from sm_llm.worker.publishing.transfer_agent import TransferAgent
+from sm_llm.worker.transfer import agent_process
+from sm_llm.worker.transfer.agent_process import NICENESS
+from sm_llm.worker.transfer.transfer_agent import TransferAgent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,10 +159,10 @@ import signal
 import sys
 from pathlib import Path
 from sm_llm.storage.publication.publish import new_save, upload_part
-from sm_llm.storage.s3.store import S3Store
+from sm_llm.storage.s3_store import S3Store
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.worker.publishing import agent_process
-from sm_llm.worker.publishing.transfer_agent import TransferAgent
+from sm_llm.worker.transfer import agent_process
+from sm_llm.worker.transfer.transfer_agent import TransferAgent
 bucket, endpoint, sealed = sys.argv[1:]
 agent_process.working_seconds = lambda grace: 0.5
 agent_process.abort_seconds = lambda grace: 120.0

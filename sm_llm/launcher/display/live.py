@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError, StorageError, SubmitError
-from sm_llm.launcher.display.formatting import event_line, training_line
+from sm_llm.launcher.display.formatting import training_line
 from sm_llm.launcher.observe.follow import follow
-from sm_llm.launcher.observe.run_metrics import SummaryBuilder
 from sm_llm.launcher.observe.status import status_of
+from sm_llm.runs.events.event_lines import event_line
+from sm_llm.runs.events.run_metrics import SummaryBuilder
 from sm_llm.terminal import big, duration, quoted
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from sm_llm.launcher.observe.run_metrics import Summary
     from sm_llm.launcher.run_handle import RunHandle
+    from sm_llm.runs.events.run_metrics import Summary
     from sm_llm.runs.run_states import RunState
 
 _BAR_WIDTH = 28

@@ -8,8 +8,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError
-from sm_llm.launcher.observe.run_metrics import metric_rows
 from sm_llm.optional import missing
+from sm_llm.runs.events.run_metrics import metric_rows
 from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sm_llm.launcher.observe.run_metrics import MetricRow
+    from sm_llm.runs.events.run_metrics import MetricRow
 
 INK, MUTED, GRID = "#1f2430", "#8a93a6", "#e6e9ef"
 BLUE, ORANGE, GREEN, VIOLET = "#2f6fde", "#e4572e", "#1f9d73", "#7d5bd0"

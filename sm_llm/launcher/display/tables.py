@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.display.formatting import STATE_STYLES
 from sm_llm.runs.run_states import RunState
+from sm_llm.spec.job_machines import groups, smallest_accelerator
 from sm_llm.spec.loading.yaml_text import to_typed
-from sm_llm.spec.machines.gpus import groups, smallest_accelerator
 from sm_llm.spec.tasks import parallelism_of
 from sm_llm.terminal import big, counted, duration, moment, quoted, size
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from sm_llm.launcher.find_runs import Listed
-    from sm_llm.launcher.observe.run_metrics import MetricRow
+    from sm_llm.launcher.observe.listed import Listed
     from sm_llm.launcher.observe.status import Status
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.launcher.run_handle import RunHandle
+    from sm_llm.runs.events.run_metrics import MetricRow
     from sm_llm.storage.publication.publish import CheckpointInfo
 
 _COMMANDS = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError, SubmitError
-from sm_llm.launcher.backends.sagemaker.account import AwsAccount, aws_errors
+from sm_llm.launcher.aws_account import AwsAccount, aws_errors
 from sm_llm.launcher.images.images import dns_suffix, rows, uri
 from sm_llm.package import HOME
 from sm_llm.terminal import quoted

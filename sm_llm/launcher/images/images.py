@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
 
 from sm_llm.errors import Issue, warning
-from sm_llm.spec.machines.gpus import machines
+from sm_llm.spec.job_machines import machines
 from sm_llm.spec.machines.neuron_releases import MAINTENANCE, RELEASES
 from sm_llm.spec.tasks import (
     ConvertTask,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
-from sm_llm.contract.job_file import rank_prefix
-from sm_llm.errors import SmLlmError, StorageError
+from sm_llm.errors import StorageError
+from sm_llm.launcher.log_filter import LogFilter
 from sm_llm.launcher.observe.retry_policy import RetryPolicy
-from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,46 +20,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 _BLOCK_BYTES = 65_536
 _NODE_LOG = re.compile(r"node-[0-9]{1,6}\.log")
-
-
-@dataclass(frozen=True)
-class LogFilter:
-    """Which lines are wanted: the last ``tail`` of every node, one node, one rank, those that match ``pattern``."""
-
-    tail: int | None = None
-    node: int | None = None
-    rank: int | None = None
-    pattern: re.Pattern[str] = field(default_factory=lambda: re.compile(""))
-    raw: bool = False
-    """Lines as they were written, with their line endings; bytes that are not UTF-8 as Python escapes them."""
-    prefix: str = ""
-    """What the lines of ``rank`` begin with in its node's log."""
-
-    def on(self, node_count: int, processes_per_node: int) -> LogFilter:
-        """This filter for a job of that size. Raises ``SmLlmError`` for a node or rank that it does not have."""
-        if self.node is not None and self.node >= node_count:
-            raise SmLlmError(f"there is no node {self.node}: the run has {node_count}, counted from 0")
-        if self.rank is None:
-            return self
-        if self.rank >= node_count * processes_per_node:
-            raise SmLlmError(
-                f"there is no rank {self.rank}: the run has {counted(node_count * processes_per_node, 'process')}"
-            )
-        prefix = rank_prefix(self.rank) if processes_per_node > 1 else ""
-        return replace(self, node=self.rank // processes_per_node, prefix=prefix)
-
-    def take(self, line: str) -> str | None:
-        """The line as it is shown, or None if it is not wanted."""
-        if not line.startswith(self.prefix):
-            return None
-        line = line.removeprefix(self.prefix)
-        return line if self.pattern.search(line) else None
-
-    def text(self, written: bytes) -> str | None:
-        """``take`` of a line as it was written."""
-        if self.raw:
-            return self.take(written.decode("utf-8", "surrogateescape"))
-        return self.take(written.decode("utf-8", "replace").rstrip("\r\n"))
 
 
 def last_lines(path: Path, count: int) -> list[str]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from sm_llm.errors import SmLlmError, StorageError
+from sm_llm.launcher.log_filter import LogFilter
 from sm_llm.launcher.observe.follow import has_begun_in
-from sm_llm.launcher.observe.logs import LogFilter
 from sm_llm.spec.machines.compute import ComputeSpec
 
 if TYPE_CHECKING:

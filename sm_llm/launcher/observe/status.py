@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.observe.run_metrics import Summary, summarise, to_json
 from sm_llm.runs.events.events import read_events
+from sm_llm.runs.events.run_metrics import Summary, summarise, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

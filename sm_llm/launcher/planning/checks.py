@@ -11,7 +11,7 @@ from sm_llm.launcher.planning.local_places import is_reference, local_folder, re
 from sm_llm.launcher.planning.model_facts import check_pretrained
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.launcher.planning.unread_settings import check_unread_settings, has_validation
-from sm_llm.spec.machines.gpus import smallest_accelerator
+from sm_llm.spec.job_machines import smallest_accelerator
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, training_of
 from sm_llm.spec.training import SyntheticData
 from sm_llm.spec.validation.runner import blocked_by

@@ -11,7 +11,7 @@ from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.launcher.planning.memory_estimate import MemoryEstimate, memory_estimate
 from sm_llm.launcher.planning.model_facts import ModelFacts, model_facts, planned_config, pretrained_source
 from sm_llm.spec.derive import Derived, derive_task
-from sm_llm.spec.machines.gpus import smallest_accelerator
+from sm_llm.spec.job_machines import smallest_accelerator
 from sm_llm.spec.tasks import TrainTask
 
 if TYPE_CHECKING:

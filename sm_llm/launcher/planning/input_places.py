@@ -12,7 +12,7 @@ from sm_llm.optional import missing
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.s3_run_store import CONFIG
 from sm_llm.spec.inputs import S3Input, input_place
-from sm_llm.spec.loading.references import sources
+from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import RowsData
 from sm_llm.storage.publication.find import commit_keys
@@ -139,8 +139,7 @@ class _Look:
 def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
     """Path and address of everything that can be searched for; named inputs first."""
     named = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
-    wheels = getattr(job.backend, "wheelhouse", None)
-    others = {} if wheels is None else {_WHEELS: wheels}
+    others = {f"backend.{name}": place for name, place in job.backend.read_places.items()}
     listed = [it.uri for it in job.inputs.values() if isinstance(it, S3Input) and it.data_type == "ManifestFile"]
     for path, place in {**named, **sources(job), **others}.items():
         if path not in named and any(place.startswith(it) for it in listed):

@@ -102,7 +102,7 @@ def requirements(job: JobSpec) -> list[str]:
     file = None if folder is None else folder / REQUIREMENTS
     if file is None or not file.is_file():
         return []
-    from sm_llm.launcher.requirement_file import logical_lines
+    from sm_llm.launcher.planning.requirement_file import logical_lines
 
     # A token in an index's address would be stored and shown with the plan.
     return [redact(line) for _, line in logical_lines(file.read_text(encoding="utf-8-sig", errors="replace"))]
@@ -143,6 +143,14 @@ class Target(Protocol):
     @property
     def facts(self) -> Mapping[str, str]:
         """The decisions in words, in the order to show them: image, time limit, account, devices."""
+
+
+@dataclass(frozen=True)
+class PlainTarget:
+    """The target of a backend that decides nothing beside these."""
+
+    command: tuple[tuple[str, ...], ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from sm_llm.contract.image_packages import REQUIREMENTS, is_owned
 from sm_llm.contract.program_tree import IGNORE_FILE, ProgramTree
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
-from sm_llm.launcher.requirement_file import requirement_issues
+from sm_llm.launcher.planning.requirement_file import requirement_issues
 from sm_llm.optional import is_installed
 from sm_llm.runs.run_paths import CONTAINER_BASE
 from sm_llm.spec.inputs import FOLDERS, OF_INPUTS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.images.images import Image
-    from sm_llm.launcher.source_tree import SourceTree
+    from sm_llm.launcher.planning.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
 
 _MODULE = "-m "

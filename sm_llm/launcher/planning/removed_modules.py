@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.images.images import Image
-    from sm_llm.launcher.source_tree import SourceTree
+    from sm_llm.launcher.planning.source_tree import SourceTree
 
 _PACKAGE = "torch.sagemaker"
 _FSDP_CHECKPOINT = "torch.sagemaker.distributed.fsdp.checkpoint"

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError
-from sm_llm.launcher.backends.base import ChecksCluster, ListsNodes, PreparesSoftware, backend
+from sm_llm.launcher.backend import ChecksCluster, ListsNodes, PreparesSoftware, backend
 from sm_llm.spec.backends.table import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm_llm.launcher.backends.base import Backend, ClusterCheck, ClusterNode, ImportedImage
+    from sm_llm.launcher.backend import Backend, ClusterCheck, ClusterNode, ImportedImage
     from sm_llm.spec.loading.overrides import Override
 
 _KNOWN = f"Known: {', '.join(BACKENDS)}"

@@ -24,7 +24,7 @@ from sm_llm.terminal import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sm_llm.launcher.planning.planner import Source
+    from sm_llm.launcher.planner import Source
     from sm_llm.launcher.run import Run
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override

@@ -7,7 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.backends.base import OpensShells
+from sm_llm.launcher.backend import OpensShells
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:

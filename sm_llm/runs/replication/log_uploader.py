@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
 FOLDERS = ("events/", "logs/")
 """What is uploaded of a run's folder."""

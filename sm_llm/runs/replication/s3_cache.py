@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
 _INDEX = ".mirror.json"
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from sm_llm.spec.base import SpecModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Self
 
     from sm_llm.errors import Issue
@@ -83,6 +83,11 @@ class BackendOptions(SpecModel):
     def node_groups(self) -> Sequence[InstanceGroup]:
         """Groups of nodes of several instance types; empty where all nodes are of ``compute.instance_type``."""
         return ()
+
+    @property
+    def read_places(self) -> Mapping[str, str]:
+        """Options that name a place in storage which jobs read beside their inputs: name of the option -> address."""
+        return {}
 
     @classmethod
     def of(cls, job: _HasBackend) -> Self:

@@ -13,7 +13,7 @@ from sm_llm.spec.machines.compute import unknown_type
 from sm_llm.spec.machines.hardware import nearest_instance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.spec.machines.compute import ComputeSpec
 
@@ -106,6 +106,11 @@ class SageMakerOptions(BackendOptions):
             return None
         room = self.stop_seconds + min(_DOWNLOAD_SECONDS, _DOWNLOAD_SHARE * limit)
         return max(limit - room, limit / 2)
+
+    @property
+    def read_places(self) -> Mapping[str, str]:
+        """The wheels that nodes install from, where they are not those of the package index."""
+        return {} if self.wheelhouse is None else {"wheelhouse": self.wheelhouse}
 
     def compute_issues(self, compute: ComputeSpec) -> Iterator[Issue]:
         """Issues of the instance type, and of those of all groups. The number of processes follows from it."""

@@ -24,7 +24,7 @@ class BackendEntry:
 
     options: type[BackendOptions]
     backend: str
-    """``module:Class`` of its ``launcher.backends.base.Backend``, which is loaded when a job is for it."""
+    """``module:Class`` of its ``launcher.backend.Backend``, which is loaded when a job is for it."""
 
 
 BACKENDS = {

@@ -14,7 +14,7 @@ from sm_llm.spec.backends.table import options_class
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from sm_llm.spec.loading.tree import Path, Tree
+    from sm_llm.spec.tree import Path, Tree
 
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

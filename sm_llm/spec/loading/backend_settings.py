@@ -9,7 +9,7 @@ from pydantic import create_model
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides
-from sm_llm.spec.loading.tree import from_python
+from sm_llm.spec.tree import from_python
 from sm_llm.spec.validation.fields import validate
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from sm_llm.spec.backends.base import VpcSpec
 from sm_llm.spec.backends.table import options_class
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.inputs import StorageOptions
-from sm_llm.spec.loading.tree import Path, Tree
 from sm_llm.spec.loading.user_file import user_config_file
 from sm_llm.spec.loading.yaml_text import from_typed, from_yaml, read_text
+from sm_llm.spec.tree import Path, Tree
 from sm_llm.spec.validation.fields import validate
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from sm_llm.spec.environment.variables import conceal
 from sm_llm.spec.job import JobSpec, WorkflowSpec, spec_digest
 from sm_llm.spec.loading.defaults import Defaults, read_defaults, with_account
 from sm_llm.spec.loading.overrides import Override, inside_a_list, parse_fields, parse_overrides, placed
-from sm_llm.spec.loading.references import is_reference
-from sm_llm.spec.loading.tree import Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_yaml, read_text
+from sm_llm.spec.references import is_reference
+from sm_llm.spec.tree import Path, Tree, from_python
 from sm_llm.spec.validation.check import check
 from sm_llm.spec.validation.fields import did_you_mean, validate
 from sm_llm.spec.validation.runner import at_new_paths, in_other_blocks
@@ -105,7 +105,7 @@ def _merged(
     if environ is not None:
         options = options_class(tree.value.get("backend") or {})
         if options is not None and options.runs_here:
-            from sm_llm.spec.machines.machine import with_local_gpus
+            from sm_llm.spec.loading.local_gpus import with_local_gpus
 
             with_local_gpus(tree, environ)
         _with_hub_tokenizers(tree)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.job import JobSpec, StepSpec
-from sm_llm.spec.loading.tree import DEEPEST, Path, Tree, from_python
 from sm_llm.spec.loading.yaml_text import from_typed, to_typed
 from sm_llm.spec.schema import dotted_paths, knows
+from sm_llm.spec.tree import DEEPEST, Path, Tree, from_python
 from sm_llm.spec.validation.fields import closest, meant, nearest
 from sm_llm.terminal import quoted
 

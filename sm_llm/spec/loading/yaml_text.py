@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from sm_llm.errors import Issue, SpecError
-from sm_llm.spec.loading.tree import Path, Size, Tree, from_python
+from sm_llm.spec.tree import Path, Size, Tree, from_python
 
 if TYPE_CHECKING:
     from pathlib import Path as FilePath

@@ -252,5 +252,8 @@ class StrategySpec(SpecModel):
         return MemoryTerms()
 
     def library_parameters(self, seed: int) -> dict[str, Any] | None:
-        """What the engine's own library is started with, ``seed`` being the task's; None if it has none."""
+        """What the engine's own library is started with, ``seed`` being the task's; None if it has none.
+
+        SageMaker's estimator and requests pass them on as ``modelparallel``, the only library that they know.
+        """
         return None

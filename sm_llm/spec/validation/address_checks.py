@@ -11,7 +11,7 @@ from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import Issue
 from sm_llm.spec.environment.variables import environment_issues
 from sm_llm.spec.inputs import INPUT_NAME, MOUNT, S3Input, input_place, input_variable
-from sm_llm.spec.loading.references import references, sources
+from sm_llm.spec.references import references, sources
 from sm_llm.spec.tasks import ScriptTask, TrainTask
 from sm_llm.spec.training import SyntheticData
 from sm_llm.spec.validation.runner import blocked_by

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.loading.references import references, workflow_job
+from sm_llm.spec.references import references, workflow_job
 from sm_llm.spec.tasks import PrecompileTask, parallelism_of, training_of
 from sm_llm.spec.validation import address_checks, task_checks, training_checks
 from sm_llm.spec.validation.runner import blocked_by, gathered, run

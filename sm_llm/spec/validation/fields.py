@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-    from sm_llm.spec.loading.tree import Path, Tree
+    from sm_llm.spec.tree import Path, Tree
 
 Spec = TypeVar("Spec", bound=SpecModel)
 

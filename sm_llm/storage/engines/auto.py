@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
 from sm_llm.optional import command
+from sm_llm.storage.arrival import clear_leftovers, is_half_fetched
 from sm_llm.storage.base import MissingObjectError
 from sm_llm.storage.engines import s5cmd
 from sm_llm.storage.engines.classic import ClassicTransfer
@@ -14,7 +15,6 @@ from sm_llm.storage.engines.common import MIB, DiskError, abort_own_uploads, s3
 from sm_llm.storage.engines.crt import CrtTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.s3.s3_client import is_expired
-from sm_llm.storage.syncing.arrival import clear_leftovers, is_half_fetched
 from sm_llm.terminal import counted
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.arrival import is_half_fetched, journal_of
 from sm_llm.storage.base import MissingObjectError, WrongContentError
 from sm_llm.storage.checksum import CHUNK_BYTES
 from sm_llm.storage.engines.common import MIB, DiskError, s3
 from sm_llm.storage.s3.s3_client import code_of, header, is_expired, s3_errors, status_of
 from sm_llm.storage.s3.s3_objects import whole_checksum
-from sm_llm.storage.syncing.arrival import is_half_fetched, journal_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

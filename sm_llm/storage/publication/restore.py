@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import CheckpointError, StorageError
+from sm_llm.storage.arrival import accept, part_of
 from sm_llm.storage.base import Copy, MissingObjectError, WrongContentError
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.publication.find import Newest, Rejected, find_newest, refuse_if_all_rejected
 from sm_llm.storage.publication.keys import Slot
 from sm_llm.storage.publication.verified import Verified
-from sm_llm.storage.syncing.arrival import accept, part_of
 from sm_llm.storage.transfer import default_transfer, download_and_settle
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from sm_llm.storage.stored_names import usable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3.s3_objects import S3Objects
 
 _TRIES = 20
 
@@ -28,7 +28,7 @@ class Tagged:
     tag: str | None = None
 
 
-def read_tagged(store: S3Store, key: str) -> Tagged:
+def read_tagged(store: S3Objects, key: str) -> Tagged:
     """What is stored under ``key`` now. Raises ``StorageError`` if the store does not answer."""
     from botocore.exceptions import ClientError
 
@@ -42,7 +42,7 @@ def read_tagged(store: S3Store, key: str) -> Tagged:
             raise
 
 
-def swap(store: S3Store, key: str, body: bytes, tag: str | None) -> str | None:
+def swap(store: S3Objects, key: str, body: bytes, tag: str | None) -> str | None:
     """Store ``body`` if the object still has ``tag`` (None: if it does not exist); returns the new tag.
 
     None if somebody else has changed it. A lost answer is settled by reading back: our own bytes are a success.
@@ -63,7 +63,7 @@ def swap(store: S3Store, key: str, body: bytes, tag: str | None) -> str | None:
     return found.tag if found.body == body else None
 
 
-def change(store: S3Store, key: str, edit: Callable[[Tagged], bytes]) -> bytes:
+def change(store: S3Objects, key: str, edit: Callable[[Tagged], bytes]) -> bytes:
     """Read, ``edit`` and replace until nobody got in between; returns what is stored now. ``edit`` may raise."""
     for attempt in range(_TRIES):
         found = read_tagged(store, key)
@@ -74,7 +74,7 @@ def change(store: S3Store, key: str, edit: Callable[[Tagged], bytes]) -> bytes:
     raise StorageError(f"{store.uri}: cannot change {key!r}: other writers were in the way {_TRIES} times")
 
 
-def folders(store: S3Store, prefix: str = "") -> list[str]:
+def folders(store: S3Objects, prefix: str = "") -> list[str]:
     """Names of the folders right below the store that begin with ``prefix``, in one listing that enters none.
 
     Folders that no path could have as its name are left out, and reported once.

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
 from sm_llm.file_names import brought_fault
+from sm_llm.storage.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.base import Copy, MissingObjectError, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.common import MIB, each
-from sm_llm.storage.syncing.arrival import accept, clear_leftovers, journal_of, part_of
 from sm_llm.storage.syncing.scan import describe
 from sm_llm.storage.syncing.sync_memory import SyncMemory
 from sm_llm.storage.syncing.sync_settings import SyncProgress, SyncSettings

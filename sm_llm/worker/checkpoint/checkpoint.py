@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.publish import Published
     from sm_llm.worker.context import WorkerContext
+    from sm_llm.worker.device import Device
     from sm_llm.worker.publishing.publisher import Sealed
-    from sm_llm.worker.strategies.device import Device
 
 PUBLICATION_TIMEOUT = timedelta(hours=2)
 """How long the slowest node may take to store its part before the others give the job up."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 
 class Staging:

@@ -26,7 +26,7 @@ from sm_llm.worker.checkpoint.earlier import begin_anew
 from sm_llm.worker.checkpoint.earlier_attempts import refuse_to_forget
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
 from sm_llm.worker.checkpoint.state_hash import state_hash
-from sm_llm.worker.checkpoint.weights import InitialWeights, PretrainedWeights, ShardedWeights, WeightReader
+from sm_llm.worker.strategies.weights import InitialWeights, PretrainedWeights, ShardedWeights, WeightReader
 from sm_llm.worker.training import random_state
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SmLlmError, StorageError
 from sm_llm.runs.events.events import Progress
-from sm_llm.spec.loading.references import sources
+from sm_llm.spec.references import sources
 from sm_llm.storage.files import write_atomically
 from sm_llm.storage.hub.hub_addresses import is_hub
 from sm_llm.storage.publication.result import pointed, result_address

@@ -17,7 +17,7 @@ from sm_llm.contract.failure import last_error_line
 from sm_llm.errors import RunFailed
 from sm_llm.owned import UMASK_ENVIRONMENT
 from sm_llm.parent import end_with_parent
-from sm_llm.worker.runtime.failure_report import ProgramFailed
+from sm_llm.worker.supervision.failure_report import ProgramFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

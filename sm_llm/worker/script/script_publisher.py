@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
     from sm_llm.storage.publication.manifest import PartManifest, Save
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.runtime.store_all_gather import StoreAllGather
+    from sm_llm.worker.supervision.store_all_gather import StoreAllGather
 
 SETTLE_SECONDS = 30.0
 """A folder that the program did not hand over is taken for complete after so long without a change."""

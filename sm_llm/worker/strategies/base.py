@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from sm_llm.data.source import Batch
     from sm_llm.runs.events.events import LayersCompiled
     from sm_llm.spec.parallelism.base import Layout
-    from sm_llm.worker.checkpoint.weights import WeightReader
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
+    from sm_llm.worker.strategies.weights import WeightReader
 
 
 class Strategy(Protocol):

@@ -17,7 +17,7 @@ from sm_llm.worker.parameter_names import with_plain_names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.strategies.weights import WeightReader
 
 
 def build_on_meta(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from sm_llm.models.families.family import Packing, Tensor
-    from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.strategies.weights import WeightReader
 
 
 class PackedWeights:

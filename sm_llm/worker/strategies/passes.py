@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sm_llm.data.source import Batch
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
     LossSum = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     """Token ids and what each position predicts, int64 [n, seq] on the device -> fp32 scalar with its graph."""

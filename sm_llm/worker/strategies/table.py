@@ -9,9 +9,9 @@ from sm_llm.spec.parallelism.table import STRATEGIES
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
+    from sm_llm.worker.device import Device
     from sm_llm.worker.process_info import ProcessInfo
     from sm_llm.worker.strategies.base import Strategy
-    from sm_llm.worker.strategies.device import Device
 
 
 def find_device(strategy: str, place: ProcessInfo) -> Device:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
-from sm_llm.runs.events.events import AttemptStarted, Progress
+from sm_llm.runs.events.events import AttemptStarted
 from sm_llm.spec.tasks import FetchTask
 from sm_llm.storage.hub.hub_addresses import parse_hub
 from sm_llm.storage.hub.hub_fetch import StoreTarget, bring_files, select
@@ -17,6 +16,7 @@ from sm_llm.storage.syncing.selection import Selection
 from sm_llm.storage.uri import open_store
 from sm_llm.terminal import counted
 from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.inputs.hub_source import FetchReporter, report_source
 from sm_llm.worker.publishing.publish_final import announce
 from sm_llm.worker.versions import versions
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from sm_llm.storage.base import Store
     from sm_llm.storage.hub.hub_addresses import HubFile, HubSnapshot
     from sm_llm.worker.context import WorkerContext
-
-_LINE_SECONDS = 5.0
-_EVENT_SECONDS = 0.5
 
 
 def run(context: WorkerContext, job: JobSpec) -> None:
@@ -48,7 +45,7 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     # A branch of the hub may move between two attempts: all of them fetch the commit that the first one saw.
     snapshot = ledger.pin(parse_hub(task.source))
     files, left_out = select(snapshot, Selection(task.include, task.exclude, task.one_weight_format))
-    tell_source(context, snapshot, files)
+    report_source(context, snapshot, files)
     for it in left_out:
         context.say(f"left out ({it.reason}): {counted(it.files, 'file')}, {it.size / 2**20:,.1f} MiB")
     own = publication.new_save(context.job.run_id, None, world_size=context.place.world_size, node_count=1)
@@ -57,14 +54,6 @@ def run(context: WorkerContext, job: JobSpec) -> None:
     sink = StoreTarget(store, save.data_prefix, ledger, context.scratch / "fetch")
     bring_files(snapshot, files, sink, FetchReporter(context, "fetch", task.source))
     _publish(context, store, PartManifest(save=save, node=0, files=sink.entries(files)), snapshot, files)
-
-
-def tell_source(context: WorkerContext, snapshot: HubSnapshot, files: list[HubFile]) -> None:
-    """Log which commit an address stands for, and how much of it is meant."""
-    size = sum(file.size for file in files) / 2**20
-    context.notice(
-        f"{snapshot.address.uri} is commit {snapshot.commit}: {counted(len(files), 'file')}, {size:,.1f} MiB"
-    )
 
 
 def _publish(
@@ -86,23 +75,3 @@ def _publish(
     if commit is None or commit.run_id != context.job.run_id:
         raise StorageError(f"the result was not published: {published.reason}")
     announce(context, store, commit)
-
-
-class FetchReporter:
-    """Bytes done and in all: to the event log twice a second, and in a printed line now and then."""
-
-    def __init__(self, context: WorkerContext, phase: str, detail: str) -> None:
-        self._context, self._phase, self._detail = context, phase, detail
-        self._emitted = 0.0
-        self._printed = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        # Progress comes far more often than an event is of use, and its end must not be missed.
-        if now - self._emitted >= _EVENT_SECONDS or done == total:
-            self._emitted = now
-            self._context.emit(Progress(self._phase, done, total, "bytes", self._detail))
-        if now - self._printed >= _LINE_SECONDS and total:
-            self._printed = now
-            share = f"{done / 2**20:,.0f} of {total / 2**20:,.0f} MiB ({100 * done / total:.0f}%)"
-            self._context.say(f"{self._phase}: {share}")

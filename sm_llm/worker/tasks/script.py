@@ -26,13 +26,13 @@ from sm_llm.worker.checkpoint.newest import newest_step
 from sm_llm.worker.inputs.requirements import install
 from sm_llm.worker.inputs.stage_inputs import channel, once_per_node, stage
 from sm_llm.worker.publishing.publish_final import publish_final
-from sm_llm.worker.runtime.failure_report import FAILED
 from sm_llm.worker.runtime.stop import Stopping
-from sm_llm.worker.runtime.store_all_gather import StoreAllGather
 from sm_llm.worker.script.child_program import Program
 from sm_llm.worker.script.program_files import copy_program
 from sm_llm.worker.script.script_platform import astray, collect, count_files, make_folders, variables
 from sm_llm.worker.script.script_publisher import ScriptPublisher, await_publication, restore_checkpoint
+from sm_llm.worker.supervision.failure_report import FAILED
+from sm_llm.worker.supervision.store_all_gather import StoreAllGather
 from sm_llm.worker.versions import versions
 
 if TYPE_CHECKING:

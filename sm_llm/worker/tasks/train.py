@@ -20,14 +20,14 @@ from sm_llm.worker.checkpoint.start_resolver import Start, StartResolver, first_
 from sm_llm.worker.checkpoint.state_hash import state_hash
 from sm_llm.worker.inputs.graph_cache import extracts_graphs, open_cache
 from sm_llm.worker.inputs.space import check_space
-from sm_llm.worker.runtime.agreed_stop import Stopper
+from sm_llm.worker.results.deliver import deliver, is_delivered
 from sm_llm.worker.runtime.collectives import ControlGroup
 from sm_llm.worker.runtime.fault_injection import fault_step, inject_fault
 from sm_llm.worker.strategies.table import find_device, make_strategy
+from sm_llm.worker.supervision.agreed_stop import Stopper
 from sm_llm.worker.training import compile_report, random_state
 from sm_llm.worker.training.batch_transfer import global_targets, loss_share
 from sm_llm.worker.training.checkpoint_interval import interval_message
-from sm_llm.worker.training.deliver import deliver, is_delivered
 from sm_llm.worker.training.job_setup import Setup, config_of, set_up
 from sm_llm.worker.training.nonfinite_policy import Action, NonFinitePolicy, NonFiniteWatch, RollBack
 from sm_llm.worker.training.precision import settled

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from sm_llm.data.source import Batch
     from sm_llm.spec.parallelism.base import Layout
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 
 def global_targets(batches: Sequence[Batch], *, padded: bool, layout: Layout, device: Device) -> torch.Tensor | int:

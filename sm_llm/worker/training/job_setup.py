@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.parallelism.base import Layout
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from sm_llm.runs.events.events import Step
     from sm_llm.spec.training import NotFiniteSpec
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 
 class RollBack(Exception):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 
 def settled(task: TrainTask, device: Device) -> TrainTask:

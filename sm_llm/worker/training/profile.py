@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sm_llm.spec.training import ProfileSpec
     from sm_llm.worker.context import WorkerContext
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 
 class Profiler:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 
 def seed_everything(seed: int, rank: int, device: Device) -> None:

@@ -19,7 +19,7 @@ from sm_llm.runs.events.events import Step, Throughput
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 _BUFFER_STEPS = 1024
 

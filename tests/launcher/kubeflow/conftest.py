@@ -10,7 +10,7 @@ from sm_llm.launcher.backends.kubeflow.backend import KubeflowBackend
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
 
 BACKEND: dict[str, Any] = {"name": "kubeflow", "image": "registry.example.com/train:1", "namespace": "team"}
 TINY: dict[str, Any] = {

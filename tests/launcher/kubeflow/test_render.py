@@ -202,7 +202,7 @@ def test_the_rules_for_the_log_match_our_training_line() -> None:
 
 def a_training_line(step: int, total: int) -> str:
     """The real one, of the worker."""
-    from sm_llm.worker.strategies.device import CpuDevice
+    from sm_llm.worker.device import CpuDevice
     from sm_llm.worker.training.step_metrics import Costs, ThroughputMeter
 
     meter = ThroughputMeter(Costs(1, 6.0, "6N", None, 1), CpuDevice(), 0)

@@ -9,16 +9,16 @@ import pytest
 
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import PlanError, SpecError
-from sm_llm.launcher.backends.base import backend
-from sm_llm.launcher.bundle import package_files
-from sm_llm.launcher.planning.planner import plan, plan_loaded
+from sm_llm.launcher.backend import backend
+from sm_llm.launcher.planner import plan, plan_loaded
+from sm_llm.launcher.planning.bundle import package_files
 from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sm_llm.errors import Issue
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planning.plan import Plan
 
 ROLE = "arn:aws:iam::123456789012:role/SageMaker"
@@ -50,7 +50,7 @@ def package() -> dict[str, bytes | Path]:
 
 @pytest.fixture(autouse=True)
 def _same_package(package: dict[str, bytes | Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sm_llm.launcher.bundle.package_files", lambda: package)
+    monkeypatch.setattr("sm_llm.launcher.planning.bundle.package_files", lambda: package)
 
 
 @pytest.fixture(autouse=True)

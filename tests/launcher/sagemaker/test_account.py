@@ -6,7 +6,7 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError, UnauthorizedSSOTokenError
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.backends.sagemaker.account import aws_errors
+from sm_llm.launcher.aws_account import aws_errors
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.image_packages import LOCK_FILE
 from sm_llm.contract.program_tree import IGNORE_FILE
 from sm_llm.errors import Issue, PlanError
-from sm_llm.launcher.bundle import make_bundle
 from sm_llm.launcher.images.images import IMAGES
-from sm_llm.launcher.requirement_file import requirement_issues
-from sm_llm.launcher.source_tree import source_tree
+from sm_llm.launcher.planning.bundle import make_bundle
+from sm_llm.launcher.planning.requirement_file import requirement_issues
+from sm_llm.launcher.planning.source_tree import source_tree
 from sm_llm.spec.tasks import TASK_KINDS
 from sm_llm.spec.validation.runner import errors_of
 from tests.launcher.sagemaker.conftest import SCRIPT
@@ -204,7 +204,7 @@ def test_a_whole_disk_or_home_is_not_a_source(tmp_path: Path, monkeypatch: pytes
 
 
 def test_more_files_than_a_program_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sm_llm.launcher.source_tree.MOST_FILES", 2)
+    monkeypatch.setattr("sm_llm.launcher.planning.source_tree.MOST_FILES", 2)
     (fault,) = source_tree(write(tmp_path / "src", a_py="", b_py="", c_py="")).issues
     assert "3 files are too many" in fault.message
 

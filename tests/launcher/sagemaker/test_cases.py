@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import PlanError, SpecError, SubmitError
+from sm_llm.launcher import aws_account as accounts
 from sm_llm.launcher.api import launch
-from sm_llm.launcher.backends.sagemaker import account as accounts
-from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import definition
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments
 from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.tools.shell import shell, shell_command

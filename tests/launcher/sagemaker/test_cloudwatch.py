@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.backends.sagemaker.account import account
+from sm_llm.launcher.aws_account import account
 from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import CloudWatchCache
 
 if TYPE_CHECKING:

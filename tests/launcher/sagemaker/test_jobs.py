@@ -15,8 +15,8 @@ from rich.console import Console
 from sm_llm.contract.failure import Cause
 from sm_llm.errors import PlanError, SmLlmError, SubmitError
 from sm_llm.launcher.api import launch
-from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.backends.sagemaker.account import account
+from sm_llm.launcher.aws_account import account
+from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.sagemaker.jobs import jobs
 from sm_llm.launcher.display.tables import status_table
 from sm_llm.launcher.find_runs import attach
@@ -419,7 +419,7 @@ def test_a_run_is_found_by_its_job_and_by_its_arn(
 def test_planning_for_sagemaker_loads_no_boto3_client(tmp_path: Path) -> None:
     """A plan needs botocore's model of the service, and nothing of boto3 or the SDK."""
     program = (
-        "import sys; from sm_llm.launcher.planning.planner import plan\n"
+        "import sys; from sm_llm.launcher.planner import plan\n"
         "plan('llama-2-7b-fsdp', 'backend.role=arn:aws:iam::123456789012:role/R', 'storage=s3://bucket/runs')\n"
         "print(sorted({'boto3', 'sagemaker', 'torch'} & set(sys.modules)))"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.api import launch
-from sm_llm.launcher.backends.sagemaker.account import account
+from sm_llm.launcher.aws_account import account
 from sm_llm.launcher.backends.sagemaker.jobs import jobs, no_logs
 from sm_llm.launcher.backends.sagemaker.jobs.no_logs import PATIENCE_SECONDS, NoStream
 from tests.launcher.sagemaker.conftest import TINY

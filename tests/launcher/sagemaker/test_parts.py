@@ -177,7 +177,7 @@ def test_OB03_no_part_of_something_else_is_taken_for_a_number(text: str) -> None
 def test_the_definitions_read_the_line_that_the_worker_prints() -> None:
 
     from sm_llm.runs.events.events import Step
-    from sm_llm.worker.strategies.device import CpuDevice
+    from sm_llm.worker.device import CpuDevice
     from sm_llm.worker.training.step_metrics import Costs, ThroughputMeter
 
     meter = ThroughputMeter(Costs(4096, 1e9, "6N", 989e12, 1), CpuDevice(), 0, iter([0.0, 0.001]).__next__)

@@ -12,7 +12,7 @@ from sm_llm.bucket_names import bucket_problem
 from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.images import images
 from sm_llm.launcher.images.images import packages_of
-from sm_llm.launcher.requirement_file import requirement_issues
+from sm_llm.launcher.planning.requirement_file import requirement_issues
 from sm_llm.storage.uri import parse
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of
 

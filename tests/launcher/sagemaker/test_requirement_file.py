@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm_llm.launcher.images import images
+from sm_llm.launcher.planner import plan
 from sm_llm.launcher.planning.plan import requirements
-from sm_llm.launcher.planning.planner import plan
-from sm_llm.launcher.requirement_file import logical_lines, requirement_issues
-from sm_llm.launcher.source_tree import source_tree
+from sm_llm.launcher.planning.requirement_file import logical_lines, requirement_issues
+from sm_llm.launcher.planning.source_tree import source_tree
 from sm_llm.spec.loading.load import load
 
 if TYPE_CHECKING:

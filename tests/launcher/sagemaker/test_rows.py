@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from sm_llm.launcher.backends.base import backend
+from sm_llm.launcher.backend import backend
 from sm_llm.launcher.images.images import IMAGES, MINIMUM_TORCH, rows
 from sm_llm.spec.backends.table import BACKENDS, backend_spec
 from sm_llm.spec.parallelism.base import StrategySpec

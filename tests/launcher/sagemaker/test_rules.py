@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import SpecError
-from sm_llm.launcher.planning.planner import plan, plan_loaded
+from sm_llm.launcher.planner import plan, plan_loaded
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.machines.hardware import INSTANCES
 from tests.launcher.sagemaker.conftest import SCRIPT, TINY, plan_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import definition
+from sm_llm.launcher.planner import plan
 from tests.launcher.sagemaker.conftest import ROLE
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sagemaker"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sm_llm.launcher.planning.planner import plan
+from sm_llm.launcher.planner import plan
 from tests.launcher.sagemaker.conftest import TINY
 
 if TYPE_CHECKING:

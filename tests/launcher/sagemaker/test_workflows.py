@@ -12,8 +12,8 @@ from botocore.exceptions import EndpointConnectionError
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.api import launch
-from sm_llm.launcher.backends.sagemaker.account import account
-from sm_llm.launcher.backends.sagemaker.pipelines.pipelines import definition
+from sm_llm.launcher.aws_account import account
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import definition
 from sm_llm.launcher.find_runs import attach
 from sm_llm.launcher.tools.shell import shell_command
 from sm_llm.runs.run_record import Attempt, RunRecord

@@ -15,7 +15,7 @@ from sm_llm.storage.uri import join
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
 
 VENV = {"name": "slurm", "shared_folder": "/fsx/sm_llm", "virtual_environment": "/fsx/venv"}
 TINY: dict[str, Any] = {

@@ -11,7 +11,7 @@ from sm_llm.launcher.backends.slurm.batch_script import quoted
 from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.states import native_state
 from sm_llm.launcher.backends.slurm.transport import LocalTransport
-from sm_llm.launcher.bundle import make_bundle
+from sm_llm.launcher.planning.bundle import make_bundle
 from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import PlanError, SpecError, SubmitError
-from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode
+from sm_llm.launcher.backend import ClusterCheck, ClusterNode
 from sm_llm.launcher.backends.slurm.backend import SlurmBackend
 from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.jobs import shell_command

@@ -10,7 +10,7 @@ import pytest
 import sm_llm
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.api import preview
-from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.slurm import workflows
 from sm_llm.launcher.backends.slurm.backend import SlurmBackend
 from sm_llm.launcher.backends.slurm.cluster import Cluster

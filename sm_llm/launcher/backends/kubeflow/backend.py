@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sm_llm.launcher.backends.base import NativeJob, NativeState
+from sm_llm.launcher.backend import NativeJob, NativeState
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.runs.outcome import recorded_end, unstarted
 from sm_llm.runs.run_paths import RunPaths
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.kubeflow.cluster import Cluster
-    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
     from sm_llm.runs.run_store import RunStore
 

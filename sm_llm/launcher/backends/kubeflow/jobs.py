@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import QueryError, SubmitError
 from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, judge, record_outcome, stopped
-from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.backends.kubeflow.manifest import KINDS
 from sm_llm.launcher.backends.kubeflow.pod_logs import LogCopy
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sm_llm.launcher.backends.kubeflow.cluster import Cluster
-    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from sm_llm.launcher.backends.base import Submission
+from sm_llm.launcher.backend import Submission
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.backends.kubeflow.manifest import Code, config_map, custom_resource
 from sm_llm.launcher.backends.kubeflow.target import KubeflowTarget
-from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.launcher.images.images import line_of, lock_text
+from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
 from sm_llm.storage.uri import join
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow.names import CONTAINER
 from sm_llm.runs.run_states import RunState
 

@@ -19,7 +19,7 @@ from sm_llm.terminal import quoted, say, size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.kubeflow.cluster import Cluster
 
 _PROBE = "-check"

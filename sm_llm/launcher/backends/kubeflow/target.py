@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.kubeflow import names
-from sm_llm.launcher.bundle import local_source
+from sm_llm.launcher.planning.bundle import local_source
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
 from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.optional import missing
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
-from sm_llm.spec.loading.references import sources
-from sm_llm.spec.machines.gpus import machines, network_environment
+from sm_llm.spec.job_machines import machines, network_environment
+from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import ScriptTask, TrainTask, starts_ranks
 from sm_llm.spec.validation.runner import errors_of, run
 from sm_llm.storage.uri import fill, parse
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.source_tree import SourceTree
+    from sm_llm.launcher.planning.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
     from sm_llm.spec.machines.hardware import Instance
     from sm_llm.spec.validation.runner import Checker

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import STORE_SECRET_ENVIRONMENT, JobFile
 from sm_llm.launcher.attempt_outcome import judge, record_outcome
-from sm_llm.launcher.backends.local import emulation, processes
+from sm_llm.launcher.backends.local import processes
 from sm_llm.launcher.backends.local.container import LOOPBACK_ENVIRONMENT, PORT, clear_scratch, lay_out
-from sm_llm.launcher.backends.local.emulation import TRAINING_JOB
+from sm_llm.launcher.backends.local.contract import EMULATED, emulated
 from sm_llm.launcher.backends.local.evidence import evidence
 from sm_llm.launcher.backends.local.store_heartbeat import store_tasks
-from sm_llm.launcher.planning.job_inputs import absolute_inputs, input_manifests
+from sm_llm.launcher.job_inputs import absolute_inputs, input_manifests
 from sm_llm.package import HOME
 from sm_llm.runs.events.events import AttemptEnded, EventWriter
 from sm_llm.runs.outcome import Outcome, with_end
@@ -80,11 +80,11 @@ def run_attempt(
 
 
 def _lay_out(paths: RunPaths, job: JobFile, request: Mapping[str, Any], node: int) -> None:
-    if (training_job := request.get(TRAINING_JOB)) is None:
+    if (contract := emulated(job.spec)) is None:
         lay_out(paths, job, node, request["entrypoint"])
     else:
         base, options = paths.node_dir(job.attempt, node), job.spec.storage_options.model_dump()
-        emulation.lay_out(training_job, base, node, job.spec.compute.processes, options)
+        contract.lay_out(request[EMULATED], base, node, job.spec.compute.processes, options)
 
 
 class Recording:
@@ -198,10 +198,11 @@ def _run_nodes(
     environ: Mapping[str, str],
     quiet: Sequence[Callable[[], AbstractContextManager[None]]],
 ) -> processes.Ended:
-    is_rehearsal = TRAINING_JOB in request
+    contract = emulated(job.spec)
+    alone = contract.alone(len(request["nodes"])) if contract is not None else nullcontext()
     # Never written anywhere: of another user's process, nobody else can read the environment.
     secret = {STORE_SECRET_ENVIRONMENT: secrets.token_hex(16)}
-    with processes.reserved_port() as port, emulation.fixed_port(len(request["nodes"]) if is_rehearsal else 1):
+    with processes.reserved_port() as port, alone:
         nodes = []
         # No other thread of this process may run while it forks the nodes (processes.start).
         with ExitStack() as stack:
@@ -220,7 +221,7 @@ def _run_nodes(
             kill_seconds=KILL_SECONDS,
             stop_seconds=job.spec.backend.stop_seconds + STOP_MARGIN_SECONDS,
         )
-        if is_rehearsal:  # the toolkit dies of a signal that its torchrun never gets
+        if contract is not None:  # the toolkit dies of a signal that its torchrun never gets
             processes.await_descendants(interrupts, job.spec.backend.stop_seconds)
     processes.kill_descendants()
     return ended

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.entrypoint import entrypoint_source
 from sm_llm.contract.job_file import RUN_FOLDER_ENVIRONMENT
 from sm_llm.errors import Issue
-from sm_llm.launcher.backends.base import NativeJob, NativeState, Submission
+from sm_llm.launcher.backend import NativeJob, NativeState, Submission
 from sm_llm.launcher.backends.local.container import LOOPBACK, PORT, entry_script, node_environment, rank_logs
-from sm_llm.launcher.backends.local.emulation import emulation_issues, is_emulated
-from sm_llm.launcher.planning.job_inputs import rendered
+from sm_llm.launcher.backends.local.contract import EMULATED, emulated
+from sm_llm.launcher.job_inputs import rendered
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import local_program_issues
@@ -24,9 +25,9 @@ from sm_llm.runs.run_paths import STEPS, RunPaths, step_run_id
 from sm_llm.runs.run_store import local_root
 from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
-from sm_llm.spec.loading.references import sources
 from sm_llm.spec.machines.machine import Machine, this_machine
 from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
+from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import TASK_KINDS, TrainTask, starts_own_ranks, starts_ranks, training_of
 from sm_llm.spec.validation.runner import run
 from sm_llm.storage.uri import is_s3, join
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
-    from sm_llm.launcher.observe.logs import LogFilter
-    from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.backend import Emulation
+    from sm_llm.launcher.log_filter import LogFilter
+    from sm_llm.launcher.planning.plan import Plan, Target
     from sm_llm.runs.run_record import Attempt
     from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -57,8 +58,8 @@ class LocalTarget:
     """CPU threads of each process."""
     devices_in_words: str | None = None
     """None for tasks that compute on none."""
-    cloud: SageMakerTarget | None = None
-    """What SageMaker would give it, where SageMaker is emulated."""
+    elsewhere: Target | None = None
+    """What the platform would give it whose contract is emulated."""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -79,13 +80,13 @@ class LocalBackend:
     def plan_checks(self, plan: Plan) -> Checks:
         """Devices and threads, and what this machine cannot do: more processes than GPUs, trackers that are not
         installed, a pod's secrets."""
-        cloud, cloud_issues = _emulated(plan) if is_emulated(plan.job) else (None, ())
-        issues = run(BACKEND_CHECKERS, Here(plan, self.machine, cloud_issues))
-        return Checks(
-            self._target(plan, cloud), tuple(issues), unsupported=(*_missing_packages(plan), *_missing_cores(plan))
-        )
+        contract = emulated(plan.job)
+        elsewhere = contract.decide(plan) if contract is not None else Checks(None)
+        issues = run(BACKEND_CHECKERS, Here(plan, self.machine, contract, elsewhere.issues))
+        unsupported = (*_missing_packages(plan), *_missing_cores(plan))
+        return Checks(self._target(plan, elsewhere.target), tuple(issues), unsupported=unsupported)
 
-    def _target(self, plan: Plan, cloud: SageMakerTarget | None) -> LocalTarget:
+    def _target(self, plan: Plan, elsewhere: Target | None) -> LocalTarget:
         job, paths = plan.job, RunPaths(Path("<run>"))
         nodes = range(job.compute.instance_count)
         return LocalTarget(
@@ -93,7 +94,7 @@ class LocalBackend:
             devices=tuple(self._devices(job, node) for node in nodes),
             threads=LocalOptions.of(job).threads_per_process or max(1, self.machine.cpus // job.compute.world_size),
             devices_in_words=self._devices_in_words(plan) if starts_ranks(job.task) else None,
-            cloud=cloud,
+            elsewhere=elsewhere,
         )
 
     def _devices_in_words(self, plan: Plan) -> str:
@@ -112,8 +113,8 @@ class LocalBackend:
         """One argument list and environment per node; the supervisor runs exactly these."""
         paths, target = RunPaths(local_root(job.run_uri)), plan.target
         assert isinstance(target, LocalTarget)
-        if target.cloud is not None:
-            return self._rehearsal(plan, job, target)
+        if (contract := emulated(job.spec)) is not None:
+            return self._emulated(plan, job, target, contract)
         rendezvous = f"{job.run_id}-{job.attempt}"
         nodes = [
             {
@@ -124,25 +125,15 @@ class LocalBackend:
         ]
         return Submission(self.name, job, {"nodes": nodes, "entrypoint": entrypoint_source(job.spec.task.kind)})
 
-    def _rehearsal(self, plan: Plan, job: JobFile, target: LocalTarget) -> Submission:
-        """What SageMaker would be sent, and the toolkit's own command for every host."""
-        from sm_llm.launcher.backends.local import emulation
-        from sm_llm.launcher.backends.sagemaker.render import render
-
-        cloud = replace(plan, job=emulation.as_training_job(job.spec), target=target.cloud)
-        # Local inputs become channels of the request, so the channels of a local run are left out.
-        inside = job.model_copy(update={"spec": cloud.job, "channels": {}})
-        sent = render(cloud, inside)
+    def _emulated(self, plan: Plan, job: JobFile, target: LocalTarget, contract: Emulation) -> Submission:
+        """What the platform would be sent, and the command of every one of its nodes here."""
+        assert target.elsewhere is not None
+        sent = contract.render(plan, job, target.elsewhere)
         paths = RunPaths(local_root(job.run_uri))
         own = {RUN_FOLDER_ENVIRONMENT: str(paths.root), "OMP_NUM_THREADS": str(target.threads)}
-        nodes = [
-            {
-                "argv": emulation.command(PORT),
-                "env": {**own, **emulation.environment(sent.request, paths.node_dir(job.attempt, node))},
-            }
-            for node in range(emulation.host_count(sent.request))
-        ]
-        return Submission(self.name, job, {"nodes": nodes, emulation.TRAINING_JOB: sent.request}, sent.uploads)
+        found = contract.nodes(sent.request, partial(paths.node_dir, job.attempt), PORT)
+        nodes = [{**node, "env": {**own, **node["env"]}} for node in found]
+        return Submission(self.name, job, {"nodes": nodes, EMULATED: sent.request}, sent.uploads)
 
     def _devices(self, job: JobSpec, node: int) -> str | None:
         if not self.machine.gpus:
@@ -220,15 +211,6 @@ class LocalBackend:
         return NativeJob(text, find_run)
 
 
-def _emulated(plan: Plan) -> tuple[SageMakerTarget | None, tuple[Issue, ...]]:
-    """What SageMaker would give the job, and why it would give nothing."""
-    from sm_llm.launcher.backends.local.emulation import as_training_job
-    from sm_llm.launcher.backends.sagemaker.decisions import decide
-
-    decided = decide(replace(plan, job=as_training_job(plan.job)))
-    return decided.target, decided.issues
-
-
 def _missing_cores(plan: Plan) -> Iterator[Issue]:
     """An engine for NeuronCores, where this environment is not that of an SDK for them."""
     training = training_of(plan.job.task)
@@ -257,8 +239,10 @@ class Here:
 
     plan: Plan
     machine: Machine
-    emulated: tuple[Issue, ...] = ()
-    """What SageMaker would refuse of the job that it emulates."""
+    contract: Emulation | None = None
+    """Of the platform that is emulated."""
+    refused_elsewhere: tuple[Issue, ...] = ()
+    """What that platform would refuse of the job."""
 
     @property
     def job(self) -> JobSpec:
@@ -282,15 +266,15 @@ def check_devices(here: Here) -> Iterator[Issue]:
 
 
 def check_emulation(here: Here) -> Iterator[Issue]:
-    """What an emulated training job needs on this machine, and inputs that SageMaker would not take."""
-    if is_emulated(here.job):
-        yield from emulation_issues(here.job)
+    """What an emulated job needs on this machine, and inputs that its platform would not take."""
+    if here.contract is not None:
+        yield from here.contract.issues(here.job)
 
 
 def check_packages(here: Here) -> Iterator[Issue]:
     """Workers run in this very environment, so what is not installed here is known before anything starts."""
     job = here.job
-    if is_emulated(job):
+    if here.contract is not None:
         return
     sinks = job.task.logging.sinks if job.task.kind == "train" else None
     wanted = [name for name in type(sinks).model_fields if getattr(sinks, name) is not None] if sinks else []
@@ -338,7 +322,7 @@ def check_secrets(here: Here) -> Iterator[Issue]:
 def check_platform(here: Here) -> Iterator[Issue]:
     """What only a managed backend has: instances to rent and file systems to mount."""
     job = here.job
-    if job.compute.instance_type is not None and not is_emulated(job):
+    if job.compute.instance_type is not None and here.contract is None:
         path, problem = "compute.instance_type", "this machine is what it is"
         remedy = "Set it to null, and compute.processes_per_instance to what this machine can run"
         yield Issue("local-instance-type-without-effect", path, problem, job.compute.instance_type, remedy)
@@ -349,8 +333,8 @@ def check_platform(here: Here) -> Iterator[Issue]:
 
 
 def check_emulated_request(here: Here) -> Iterator[Issue]:
-    """What keeps SageMaker's part of an emulated job from being decided."""
-    yield from here.emulated
+    """What keeps the platform's part of an emulated job from being decided."""
+    yield from here.refused_elsewhere
 
 
 BACKEND_CHECKERS: tuple[Checker[Here], ...] = (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import LaunchRefused, SubmitError
 from sm_llm.launcher.backends.local.attempt import python_path, request_file
-from sm_llm.launcher.backends.local.emulation import upload
+from sm_llm.launcher.backends.local.contract import emulated
 from sm_llm.launcher.observe.logs import last_lines
 from sm_llm.owned import make_folders, opener
 from sm_llm.runs import run_lock
@@ -34,7 +34,7 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.runs.run_record import RunRecord
     from sm_llm.runs.run_store import RunStore
 
@@ -57,7 +57,8 @@ def write_submission(submission: Submission) -> None:
     request = request_file(home.paths, attempt)
     write_atomically(request, json.dumps(submission.request, indent=2) + "\n")
     submission.job.write(home.paths.job_file)
-    upload(submission)
+    if (contract := emulated(submission.job.spec)) is not None:
+        contract.upload(submission)
     home.keep(request)
     home.keep(home.paths.job_file)
 

@@ -11,7 +11,7 @@ from sm_llm.errors import SmLlmError
 from sm_llm.launcher.backends.local.attempt import recorded, run_attempt
 from sm_llm.launcher.backends.local.local_run import write_submission
 from sm_llm.launcher.build_submission import build_submission, new_record
-from sm_llm.launcher.planning.job_inputs import absolute_inputs
+from sm_llm.launcher.job_inputs import absolute_inputs
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.runs.locate import remember_launch
 from sm_llm.runs.outcome import Outcome
@@ -75,9 +75,9 @@ def _run_step(
     home: RunStore, run_id: str, workflow: WorkflowSpec, step: str, outputs: dict[str, str], interrupts: Interrupts,
     recording: Recording, folder: Path,
 ) -> Outcome:  # fmt: skip
-    from sm_llm.launcher.planning.planner import plan_job
+    from sm_llm.launcher.planner import plan_job
     from sm_llm.spec.job import spec_digest
-    from sm_llm.spec.loading.references import resolve, workflow_job
+    from sm_llm.spec.references import resolve, workflow_job
 
     if interrupts.count:
         return Outcome(RunState.STOPPED, "asked to stop before it began")

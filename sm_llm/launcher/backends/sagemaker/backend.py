@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sm_llm.launcher.backends.base import NativeJob
+from sm_llm.launcher.backend import NativeJob
+from sm_llm.launcher.backends.job_backend import JobBackend
 from sm_llm.launcher.backends.sagemaker.plan_checks import plan_checks
 from sm_llm.launcher.backends.sagemaker.render import render
 
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backends.base import NativeState, Submission
-    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
-    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.aws_account import AwsAccount
+    from sm_llm.launcher.backend import Emulation, NativeState, Submission
+    from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
-    from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import WorkflowSpec
 
@@ -30,13 +31,13 @@ _EXECUTION_ARN = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:pipeline/[\w-]+
 
 def _account(region: str) -> AwsAccount:
     """The account's clients, loaded when the first call is made."""
-    from sm_llm.launcher.backends.sagemaker.account import account
+    from sm_llm.launcher.aws_account import account
 
     return account(region)
 
 
 @dataclass(frozen=True)
-class SageMakerBackend:
+class SageMakerBackend(JobBackend):
     """Renders and runs training jobs."""
 
     name: str = "sagemaker"
@@ -98,14 +99,11 @@ class SageMakerBackend:
 
         return step_home(home, step)
 
-    def describe(self, home: RunStore) -> NativeState:
+    def open_state(self, home: RunStore, record: RunRecord) -> NativeState:
         """The state of the run's newest training job, or of a workflow's newest execution."""
         from sm_llm.launcher.backends.sagemaker.jobs import jobs
         from sm_llm.launcher.backends.sagemaker.pipelines import workflows
 
-        record = home.record()
-        if (known := jobs.known_state(record)) is not None:
-            return known
         if workflows.is_execution(record.attempts[-1].native_id):
             return workflows.state_of(home, record, self.connect)
         return jobs.state_of(home, record, self.connect)
@@ -125,6 +123,12 @@ class SageMakerBackend:
             workflows.stop(home, attempt.native_id, now=now, connect=self.connect)
         else:
             stop_job(home, attempt, now=now, connect=self.connect)
+
+    def emulation(self) -> Emulation:
+        """The contract of training jobs on this machine, under SageMaker's own toolkit."""
+        from sm_llm.launcher.backends.sagemaker import emulation
+
+        return emulation
 
     def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
         """A session of AWS Systems Manager in the container of a node, where the job allows it."""

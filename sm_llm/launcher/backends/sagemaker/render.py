@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sm_llm.launcher.backends.base import Submission
-from sm_llm.launcher.backends.sagemaker.request.request import RunLocation, mounted, placed, seen_from_inside
-from sm_llm.launcher.backends.sagemaker.request.target import SageMakerTarget
-from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
+from sm_llm.launcher.backend import Submission
+from sm_llm.launcher.backends.sagemaker.request.request import (
+    RunLocation,
+    SageMakerTarget,
+    mounted,
+    placed,
+    seen_from_inside,
+)
 from sm_llm.launcher.images.images import line_of, lock_text
+from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import input_place

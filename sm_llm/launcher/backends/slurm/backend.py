@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sm_llm.launcher.backends.base import NativeJob, NativeState
+from sm_llm.launcher.backend import NativeJob, NativeState
+from sm_llm.launcher.backends.job_backend import JobBackend
 from sm_llm.launcher.backends.slurm.paths import HERE, SEPARATOR, native_id
 from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
-from sm_llm.runs.run_paths import STEPS, RunPaths
-from sm_llm.runs.run_record import Attempt
+from sm_llm.runs.run_paths import STEPS
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.slurm import SlurmAccess, SlurmOptions
 
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backends.base import ClusterCheck, ClusterNode, ImportedImage, Submission
+    from sm_llm.launcher.backend import ClusterCheck, ClusterNode, ImportedImage, Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
-    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
-    from sm_llm.runs.run_record import RunRecord
+    from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
     from sm_llm.spec.job import WorkflowSpec
     from sm_llm.spec.loading.overrides import Override
@@ -38,7 +37,7 @@ def _cluster(ssh_host: str | None) -> Cluster:
 
 
 @dataclass(frozen=True)
-class SlurmBackend:
+class SlurmBackend(JobBackend):
     """Renders and runs jobs of Slurm. ``connect`` is injected in tests."""
 
     name: str = "slurm"
@@ -57,18 +56,14 @@ class SlurmBackend:
 
         return render(plan, job)
 
-    @contextmanager
-    def starting(self, home: RunStore, number: int, submission: Submission | None) -> Iterator[Attempt]:
-        """The cluster is asked whether it can run the job, and an earlier attempt whether it has ended."""
+    def check_start(self, submission: Submission | None) -> None:
+        """The cluster is asked whether it can run the job."""
         from sm_llm.launcher.backends.slurm.submit import check_cluster
-        from sm_llm.launcher.submission import assert_ended
 
-        assert_ended(self, home)
         # A workflow's specification may change once its attempt is claimed, so its start checks the cluster.
         if submission is not None:
             options = SlurmOptions.of(submission.job.spec)
             check_cluster(options, self.connect(options.ssh_host))
-        yield Attempt.claim(number, request=RunPaths.request_key(number))
 
     def submit(self, submission: Submission) -> str:
         """Write the files and submit the job; the native id is ``PLACE/JOB``."""

@@ -19,7 +19,7 @@ from sm_llm.launcher.backends.slurm.transport import NoAnswer, Transport, transp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from sm_llm.launcher.backends.base import ClusterNode
+    from sm_llm.launcher.backend import ClusterNode
 
 _FIELDS = ("JobID", "State", "Reason", "RestartCnt", "StartTime", "NodeList", "Comment", "WorkDir")
 _SEPARATOR = "\x1f"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, judge, record_outcome, stopped
-from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.slurm.paths import SEPARATOR, ClusterPaths, native_id
 from sm_llm.launcher.backends.slurm.states import native_state
 from sm_llm.launcher.backends.slurm.transport import NoAnswer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sm_llm.launcher.backends.slurm.cluster import Cluster, Ends
-    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore

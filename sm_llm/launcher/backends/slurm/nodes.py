@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sm_llm.launcher.backends.base import ClusterNode
+from sm_llm.launcher.backend import ClusterNode
 
 FIELDS = ("NodeList", "StateLong", "Gres", "GresUsed", "Reason")
 """What ``sinfo`` is asked for."""

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sm_llm.contract.job_file import JOB_ENVIRONMENT
-from sm_llm.launcher.backends.base import Submission
+from sm_llm.launcher.backend import Submission
 from sm_llm.launcher.backends.slurm.batch_script import BatchScript, Option
 from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER, ClusterPaths
 from sm_llm.launcher.backends.slurm.target import SlurmTarget
-from sm_llm.launcher.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.launcher.images.images import line_of, lock_text
+from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backend import NativeState
 from sm_llm.runs.run_states import RunState
 
 _PENDING = (RunState.PENDING, "")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
 
 HYPERPOD = "/opt/sagemaker_cluster"

@@ -7,16 +7,16 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
-from sm_llm.launcher.bundle import local_source
-from sm_llm.launcher.planning.job_inputs import tracker_folders
+from sm_llm.launcher.job_inputs import tracker_folders
+from sm_llm.launcher.planning.bundle import local_source
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
 from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
-from sm_llm.spec.loading.references import sources
-from sm_llm.spec.machines.gpus import machines, network_environment
+from sm_llm.spec.job_machines import machines, network_environment
+from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.spec.validation.runner import errors_of, run
 from sm_llm.storage.uri import fill, parse, run_and_step
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.source_tree import SourceTree
+    from sm_llm.launcher.planning.source_tree import SourceTree
     from sm_llm.spec.job import JobSpec
     from sm_llm.spec.validation.runner import Checker
 

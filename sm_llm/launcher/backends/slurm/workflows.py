@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.attempt_outcome import record_outcome
-from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.slurm.jobs import SUBMIT_SECONDS, stop_job
 from sm_llm.launcher.backends.slurm.paths import SEPARATOR, native_id
 from sm_llm.launcher.backends.slurm.submit import check_cluster, submit
 from sm_llm.launcher.build_submission import build_submission, new_record, recorded_workflow
-from sm_llm.launcher.planning.job_inputs import rendered
+from sm_llm.launcher.job_inputs import rendered
+from sm_llm.launcher.planner import plan_workflow
 from sm_llm.launcher.planning.plan import assert_supported
-from sm_llm.launcher.planning.planner import plan_workflow
 from sm_llm.launcher.submission import claimed
 from sm_llm.runs.locate import launch_folder, remember_launch
 from sm_llm.runs.outcome import Outcome
@@ -29,7 +29,7 @@ from sm_llm.runs.run_record import Attempt, RequestedRun
 from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.spec.job import spec_digest
-from sm_llm.spec.loading.references import resolve, workflow_job
+from sm_llm.spec.references import resolve, workflow_job
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.storage.uri import join
 from sm_llm.terminal import quoted, say
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_record import RunRecord

@@ -16,7 +16,7 @@ from sm_llm.spec.parallelism.fsdp import FP8_UNIT
 if TYPE_CHECKING:
     import torch
 
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.device import Device
 
 _PACKAGE = "torchao"
 

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from sm_llm.errors import RunFailed
 from sm_llm.models.families.table import family
+from sm_llm.worker.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.compiled import CompiledLayers
-from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.fsdp.attention import CausalAttention
 from sm_llm.worker.strategies.fsdp.float8 import assert_float8, compute_in_float8
 from sm_llm.worker.strategies.fsdp.loss import LossHead
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from sm_llm.runs.events.events import LayersCompiled
     from sm_llm.spec.parallelism.fsdp import FsdpSpec
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.device import Device
     from sm_llm.worker.process_info import ProcessInfo
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.strategies.weights import WeightReader
 
 
 class FsdpStrategy:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.profiler import ProfilerActivity
 
-from sm_llm.worker.strategies.device import LAG_STEPS
+from sm_llm.worker.device import LAG_STEPS
 from sm_llm.worker.strategies.nxd import library
 
 if TYPE_CHECKING:

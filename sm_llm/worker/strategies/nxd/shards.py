@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sm_llm.convert.mapping_rules import Part, ShardTensor
     from sm_llm.spec.parallelism.nxd import NxdSpec
     from sm_llm.spec.training import OptimSpec
-    from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.strategies.weights import WeightReader
 
 _COPIED = (".self_attn.k_proj.", ".self_attn.v_proj.")
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from sm_llm.errors import CheckpointError
+from sm_llm.worker.device import DTYPES
 from sm_llm.worker.parameter_names import with_plain_names
-from sm_llm.worker.strategies.device import DTYPES
 from sm_llm.worker.strategies.nxd import library
 from sm_llm.worker.strategies.nxd.model import CoreAttention, DecoderLayer, LossSum, Mlp, NxdLlama, RmsNorm, shape_of
 from sm_llm.worker.strategies.nxd.optimizer import ShardedAdamW
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from sm_llm.data.source import Batch
     from sm_llm.spec.parallelism.nxd import NxdSpec
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.device import Device
     from sm_llm.worker.process_info import ProcessInfo
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.strategies.weights import WeightReader
 
 _LONG_SEQUENCE = 8192
 """From here on selective checkpointing computes the feed-forward block again as well, as AWS's scripts do."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from sm_llm.spec.parallelism.smp import SmpSpec
-    from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.strategies.weights import WeightReader
 
 _LAYERS = "torch.sagemaker.tensor_parallel.transformer"
 _ENGINE = "transformer_engine.pytorch"

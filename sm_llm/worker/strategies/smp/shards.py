@@ -14,7 +14,7 @@ from sm_llm.worker.parameter_names import with_plain_names
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.strategies.weights import WeightReader
 
 
 @dataclass(frozen=True)

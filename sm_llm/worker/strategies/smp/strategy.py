@@ -16,14 +16,14 @@ from sm_llm.errors import CheckpointError
 from sm_llm.models.families.family import Tensor
 from sm_llm.models.families.table import family
 from sm_llm.spec.parallelism.smp import FP8_UNIT
-from sm_llm.worker.checkpoint.weights import InitialWeights
+from sm_llm.worker.device import DTYPES, ask_for_determinism
 from sm_llm.worker.parameter_names import with_plain_names
 from sm_llm.worker.strategies.chunks import chunk_positions
-from sm_llm.worker.strategies.device import DTYPES, ask_for_determinism
 from sm_llm.worker.strategies.passes import forward_loss, run_passes
 from sm_llm.worker.strategies.smp import library
 from sm_llm.worker.strategies.smp import model as smp_model
 from sm_llm.worker.strategies.smp.shards import ParameterSlice, fill, named_parameters, pieces, reshard
+from sm_llm.worker.strategies.weights import InitialWeights
 from sm_llm.worker.training.nonfinite_policy import flag_of
 from sm_llm.worker.training.optim import MOMENTS, build_adamw, set_learning_rate
 from sm_llm.worker.training.token_loss import token_loss_sum
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from sm_llm.data.source import Batch
     from sm_llm.spec.parallelism.smp import SmpSpec
     from sm_llm.spec.tasks import TrainTask
-    from sm_llm.worker.checkpoint.weights import WeightReader
+    from sm_llm.worker.device import Device
     from sm_llm.worker.process_info import ProcessInfo
-    from sm_llm.worker.strategies.device import Device
+    from sm_llm.worker.strategies.weights import WeightReader
 
 _KEPT = ("shard_degree", "tensor_parallel_degree", "expert_parallel_degree")
 """Degrees that a checkpoint of each process's own shards is bound to."""

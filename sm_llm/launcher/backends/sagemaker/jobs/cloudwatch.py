@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from sm_llm.launcher.backends.sagemaker.account import AwsAccount, aws_errors
+from sm_llm.launcher.aws_account import AwsAccount, aws_errors
 from sm_llm.owned import make_folders, opener
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, judge, record_outcome, stopped
-from sm_llm.launcher.backends.base import NativeState
-from sm_llm.launcher.backends.sagemaker.account import Expired, NoSuchJob, aws_errors, describe, split_native
+from sm_llm.launcher.aws_account import Expired, aws_errors
+from sm_llm.launcher.backend import NativeState
+from sm_llm.launcher.backends.sagemaker.account import NoSuchJob, describe, split_native
 from sm_llm.launcher.backends.sagemaker.jobs.cloudwatch import CloudWatchCache
 from sm_llm.launcher.backends.sagemaker.jobs.no_logs import NoStream
 from sm_llm.launcher.backends.sagemaker.jobs.states import billable_seconds, native_state, seconds, used_seconds
@@ -18,7 +19,7 @@ from sm_llm.launcher.backends.sagemaker.request.distribution import TEE
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.observe.logs import read_logs
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.outcome import STARTING_SECONDS, recorded_end, unstarted
+from sm_llm.runs.outcome import STARTING_SECONDS
 from sm_llm.runs.run_states import RunState
 from sm_llm.storage.uri import flattened
 from sm_llm.terminal import quoted
@@ -26,23 +27,14 @@ from sm_llm.terminal import quoted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
-    from sm_llm.launcher.observe.logs import LogFilter
+    from sm_llm.launcher.aws_account import AwsAccount
+    from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
 
 LOOK_SECONDS = 5.0
 """Between two reads of the logs of a job that runs."""
-
-
-def known_state(record: RunRecord) -> NativeState | None:
-    """The state of a run's newest attempt where nobody has to be asked; else None, and there is an attempt."""
-    if (end := recorded_end(record)) is not None:
-        return NativeState.of(end)
-    if not record.attempts or record.attempts[-1].is_claim:
-        return NativeState(RunState.PENDING, unstarted(record, time.time()))
-    return None
 
 
 def state_of(home: RunStore, record: RunRecord, connect: Callable[[str], AwsAccount]) -> NativeState:

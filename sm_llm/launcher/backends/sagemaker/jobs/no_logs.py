@@ -14,7 +14,7 @@ from sm_llm.terminal import quoted, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
+    from sm_llm.launcher.aws_account import AwsAccount
 
 PATIENCE_SECONDS = 30.0
 """A container's first line is in CloudWatch a few seconds after it was printed."""

@@ -11,7 +11,7 @@ from sm_llm.launcher.backends.sagemaker.jobs.states import node_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
+    from sm_llm.launcher.aws_account import AwsAccount
 
 _RUNNING = "Training"
 """The one secondary status in which the containers can be entered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.backends.base import NativeState
+from sm_llm.launcher.backend import NativeState
 from sm_llm.runs.run_states import RunState
 from sm_llm.terminal import duration
 

@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.backends.sagemaker.account import AwsAccount, NoSuchJob, aws_errors, console_line, describe
+from sm_llm.launcher.aws_account import AwsAccount, aws_errors
+from sm_llm.launcher.backends.sagemaker.account import NoSuchJob, console_line, describe
 from sm_llm.launcher.submission import MayRun
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.storage.s3.s3_client import code_of, status_of
@@ -16,7 +17,7 @@ from sm_llm.terminal import quoted, say, size
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.runs.run_store import RunStore
     from sm_llm.storage.base import Store
 

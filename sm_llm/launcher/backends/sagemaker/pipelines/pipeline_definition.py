@@ -19,11 +19,12 @@ from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_variables import TYPE
 from sm_llm.launcher.backends.sagemaker.pipelines.run_address import address_issues
 from sm_llm.launcher.backends.sagemaker.render import render as render_job
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.launcher.planner import plan_workflow
 from sm_llm.launcher.planning.plan import assert_supported
-from sm_llm.launcher.planning.planner import plan_workflow
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.job import StepSpec, spec_digest
-from sm_llm.spec.loading.references import references, resolve, step_dependencies, workflow_job
 from sm_llm.spec.machines.compute import ComputeSpec
+from sm_llm.spec.references import references, resolve, step_dependencies, workflow_job
 from sm_llm.spec.tasks import RegisterTask
 from sm_llm.spec.validation.task_checks import check_registration
 from sm_llm.storage.publication.result import RESULT
@@ -166,7 +167,7 @@ def _cache_issues(days: Any) -> Iterator[Issue]:
 
 
 def _name_issues(workflow: WorkflowSpec) -> Iterator[Issue]:
-    base = getattr(workflow.backend, "base_job_name", None)
+    base = SageMakerOptions.of(workflow).base_job_name
     if base is not None:
         message, remedy = "has no effect: Pipelines names the jobs of its steps itself", "Leave it out"
         yield Issue("pipeline-job-name-without-effect", "backend.base_job_name", message, base, remedy)

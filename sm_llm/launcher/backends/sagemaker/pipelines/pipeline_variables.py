@@ -11,7 +11,7 @@ from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import variable_issue
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.loading.overrides import placed
-from sm_llm.spec.loading.references import workflow_job
+from sm_llm.spec.references import workflow_job
 from sm_llm.spec.validation.fields import did_you_mean
 
 TYPES: dict[type, str] = {bool: "Boolean", int: "Integer", float: "Float", str: "String"}

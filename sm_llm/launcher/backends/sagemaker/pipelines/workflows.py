@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from sm_llm.contract.job_file import job_home
 from sm_llm.errors import StorageError, SubmitError
 from sm_llm.launcher.attempt_outcome import record_outcome
-from sm_llm.launcher.backends.base import NativeState, Submission
+from sm_llm.launcher.backend import NativeState, Submission
 from sm_llm.launcher.backends.sagemaker.jobs.jobs import leaving_alone
 from sm_llm.launcher.backends.sagemaker.jobs.submit import check_role, keep_request
-from sm_llm.launcher.backends.sagemaker.pipelines import pipelines
+from sm_llm.launcher.backends.sagemaker.pipelines import pipeline_operations as pipelines
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, render
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
 from sm_llm.launcher.build_submission import recorded_workflow
@@ -25,7 +25,7 @@ from sm_llm.terminal import quoted, say
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sm_llm.launcher.backends.sagemaker.account import AwsAccount
+    from sm_llm.launcher.aws_account import AwsAccount
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_record import RunRecord
     from sm_llm.runs.run_store import RunStore

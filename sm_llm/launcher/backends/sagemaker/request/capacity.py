@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.images.images import line_of, packages_of
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
-from sm_llm.spec.machines.gpus import groups, machines, slowest_flops
+from sm_llm.spec.job_machines import groups, machines, slowest_flops
 from sm_llm.spec.tasks import RegisterTask, TrainTask
 from sm_llm.spec.training import PretrainedStart
 from sm_llm.terminal import counted, duration, quoted, size

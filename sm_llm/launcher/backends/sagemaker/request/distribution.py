@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.job_file import LINE_PREFIX
-from sm_llm.spec.machines.gpus import machines, network_environment
+from sm_llm.spec.job_machines import machines, network_environment
 from sm_llm.spec.tasks import parallelism_of, starts_ranks, training_of
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 TEE = "PET_TEE"
 """Stands for torchrun's ``--tee``, in whose command line the training toolkit lets nobody write."""
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
-_MODEL_PARALLEL = frozenset({"smp"})
-"""Strategies whose library is what SageMaker calls ``modelparallel``; torchrun alone starts the others."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,8 @@ def _log_environment(job: JobSpec) -> dict[str, str]:
 
 
 def _mp_parameters(job: JobSpec) -> dict[str, Any] | None:
-    """What SageMaker hands to the model parallel library; None without it."""
+    """What SageMaker hands to the engine's own library (``modelparallel``); None without one: torchrun suffices."""
     parallelism, training = parallelism_of(job.task), training_of(job.task)
-    if parallelism is None or parallelism.strategy not in _MODEL_PARALLEL:
+    if parallelism is None:
         return None
     return parallelism.library_parameters(training.seed if training else 0)

@@ -15,9 +15,9 @@ from sm_llm.launcher.images.images import DLC_ACCOUNTS, MINIMUM_PYTHON, MINIMUM_
 from sm_llm.launcher.planning.plan import requirements
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import input_place
-from sm_llm.spec.loading.references import sources
+from sm_llm.spec.job_machines import machines
 from sm_llm.spec.loading.yaml_text import to_typed
-from sm_llm.spec.machines.gpus import machines
+from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import PrecompileTask, RegisterTask, ScriptTask, TrainTask
 from sm_llm.storage.uri import is_s3, parse
 

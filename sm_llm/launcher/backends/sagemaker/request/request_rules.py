@@ -18,9 +18,9 @@ from sm_llm.launcher.backends.sagemaker.request.request_addresses import (
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import FileSystemInput
-from sm_llm.spec.loading.references import sources
-from sm_llm.spec.machines.gpus import groups, machine_types, machines
+from sm_llm.spec.job_machines import groups, machine_types, machines
 from sm_llm.spec.machines.hardware import instance, nearest_instance
+from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import ScriptTask, parallelism_of, starts_own_ranks, starts_ranks, training_of
 from sm_llm.terminal import counted
 

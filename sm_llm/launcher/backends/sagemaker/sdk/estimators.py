@@ -42,6 +42,7 @@ from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
 from sm_llm.launcher.backends.sagemaker.sdk.staged import Staged, planned
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.optional import command
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.terminal import say
 
@@ -49,9 +50,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
+    from sm_llm.launcher.planner import Source
     from sm_llm.launcher.planning.plan import Plan
-    from sm_llm.launcher.planning.planner import Source
     from sm_llm.spec.loading.load import Loaded
     from sm_llm.spec.loading.overrides import Override
 
@@ -67,12 +68,15 @@ _OPT_OUT = ("SageMaker", "PythonSDK", "Modules", "TelemetryOptOut")
 def distribution(spec: Source, *overrides: Override, **fields: Any) -> dict[str, Any]:
     """The ``distribution`` argument of the SDK's estimators for a job: torchrun, SMP v2 or Neuron's torchrun.
 
-    For who builds an estimator himself. Raises ``SpecError``.
+    For who builds an estimator himself. Raises ``SpecError``, and ``PlanError`` for a task that has no worker.
     """
     from sm_llm.launcher.backends.sagemaker.request import distribution as rules
+    from sm_llm.launcher.planner import without_worker
     from sm_llm.spec.loading.load import load
 
-    return dict(rules.distribution(_job(load(spec, overrides, fields)).spec).estimator or {})  # type: ignore[arg-type]
+    job: Any = _job(load(spec, overrides, fields)).spec
+    _refuse(without_worker(job))
+    return dict(rules.distribution(job).estimator or {})
 
 
 def estimator(
@@ -97,7 +101,7 @@ def estimator(
     Returns the estimator. Its ``channels`` are what ``fit``, a tuner's too, adds to the inputs it is given.
     Raises ``SpecError``, ``PlanError``, and ``SubmitError`` without version 2 of the SDK.
     """
-    from sm_llm.launcher.planning.planner import load_whole
+    from sm_llm.launcher.planner import load_whole
 
     kind = _estimator_class()
     watch_tuners()
@@ -380,7 +384,7 @@ def _session(plan: Plan) -> Any:
     import boto3
     import sagemaker
 
-    region = getattr(plan.job.backend, "region", None)
+    region = SageMakerOptions.of(plan.job).region
     return sagemaker.Session(boto3.session.Session(region_name=region))
 
 

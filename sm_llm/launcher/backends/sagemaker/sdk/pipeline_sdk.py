@@ -5,19 +5,49 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue
+from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import EXECUTION
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import definition, store_files
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import of_session, pytorch, without_telemetry
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import is_pipeline, region_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of, is_pipeline, region_issues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, PipelineStep
+    from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import (
+        PipelineDefinition,
+        PipelineStep,
+        Register,
+    )
+    from sm_llm.launcher.planner import Source
+    from sm_llm.spec.loading.overrides import Override
 
 _GET = "Parameters."
+
+
+def build_pipeline(
+    workflow: Source,
+    *overrides: Override,
+    variables: Mapping[str, str] | None = None,
+    register: Register | None = None,
+    cache_days: int | None = 30,
+    sagemaker_session: Any = None,
+) -> Any:
+    """The same pipeline as a ``sagemaker.workflow.pipeline.Pipeline``; its definition equals ``definition``'s.
+
+    What the steps read is stored in S3 first. Raises ``SubmitError`` without version 2 of the SDK, and ``PlanError``
+    for a session that is no ``PipelineSession`` or of another region.
+    """
+    pytorch()  # nothing is stored for an SDK that is not there
+    with defaults_of(sagemaker_session):
+        found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
+    if issues := list(session_issues(sagemaker_session, found.region)):
+        raise PlanError(issues)
+    with stored_with(sagemaker_session):
+        store_files(found)
+    return pipeline_of(found, sagemaker_session)
 
 
 def pipeline_of(found: PipelineDefinition, session: Any = None) -> Any:

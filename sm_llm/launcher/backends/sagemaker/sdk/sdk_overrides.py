@@ -14,18 +14,18 @@ from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launch
 from sm_llm.launcher.backends.sagemaker.request.limits import limit_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import input_issues
-from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+from sm_llm.launcher.planner import load_whole, plan_loaded
 from sm_llm.spec.environment.variables import reserved_issues
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.loading.overrides import parse_fields, parse_overrides
-from sm_llm.spec.loading.tree import Tree
 from sm_llm.spec.schema import knows
+from sm_llm.spec.tree import Tree
 from sm_llm.spec.validation.fields import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import Effect
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.loading.overrides import Override

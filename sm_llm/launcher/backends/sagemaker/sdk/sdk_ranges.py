@@ -12,7 +12,7 @@ from sm_llm.contract.hyperparameters import applied
 from sm_llm.errors import Issue, PlanError, SpecError
 from sm_llm.launcher.backends.sagemaker.request.limits import known_values, value_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import hyperparameter_issues, is_variable, shown
-from sm_llm.launcher.planning.planner import load_whole, plan_loaded
+from sm_llm.launcher.planner import load_whole, plan_loaded
 from sm_llm.spec.comparison.leaves import leaves
 from sm_llm.spec.field_classes import FREE
 from sm_llm.spec.loading.yaml_text import to_typed

@@ -81,7 +81,8 @@ def region_issues(session: Any, region: str) -> Iterator[Issue]:
 
 def was_created(session: Any, name: str, output_path: str) -> bool:
     """Whether SageMaker has training job ``name``, that of ``output_path``; true where it does not answer that."""
-    from sm_llm.launcher.backends.sagemaker.account import AwsAccount, NoSuchJob, describe
+    from sm_llm.launcher.aws_account import AwsAccount
+    from sm_llm.launcher.backends.sagemaker.account import NoSuchJob, describe
 
     try:
         found = describe(AwsAccount(session.boto_region_name, {"sagemaker": session.sagemaker_client}), name)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import request_digest
 from sm_llm.runs.run_paths import storage_root
+from sm_llm.spec.backends.sagemaker import SageMakerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_record import RunRecord
     from sm_llm.spec.loading.load import Loaded
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 def planned(loaded: Loaded) -> Plan:
     """The plan of a job that can be started. Raises ``PlanError``."""
+    from sm_llm.launcher.planner import plan_loaded
     from sm_llm.launcher.planning.plan import assert_supported
-    from sm_llm.launcher.planning.planner import plan_loaded
 
     plans = plan_loaded(loaded)
     assert_supported(plans)
@@ -72,7 +73,7 @@ class Staged:
 
         In a pipeline, where a run is named by its content, it is another run.
         """
-        from sm_llm.launcher.planning.planner import load_whole
+        from sm_llm.launcher.planner import load_whole
 
         if not given:
             return self
@@ -92,7 +93,7 @@ class Staged:
     @property
     def names_jobs(self) -> bool:
         """Whether the specification asks for another name of its jobs than its own."""
-        return getattr(self._loaded.spec.backend, "base_job_name", None) is not None
+        return SageMakerOptions.of(self._loaded.spec).base_job_name is not None
 
     def store(self, *, with_record: bool = True) -> None:
         """Put the run's record, the code and job.json where the job will look for them.

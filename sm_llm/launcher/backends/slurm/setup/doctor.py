@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.backends.base import ClusterCheck
+from sm_llm.launcher.backend import ClusterCheck
 from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER
 from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob, run_job
 from sm_llm.launcher.backends.slurm.submit import HYPERPOD
@@ -15,7 +15,7 @@ from sm_llm.launcher.images.image_build import pull_policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from sm_llm.launcher.backends.base import ClusterNode
+    from sm_llm.launcher.backend import ClusterNode
     from sm_llm.launcher.backends.slurm.cluster import Cluster
     from sm_llm.launcher.backends.slurm.setup.setup_job import JobEnd
     from sm_llm.spec.backends.slurm import SlurmOptions

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, PlanError, SubmitError
-from sm_llm.launcher.backends.base import ImportedImage
+from sm_llm.launcher.backend import ImportedImage
 from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob, run_job
 from sm_llm.launcher.images.image_build import registry_of
 

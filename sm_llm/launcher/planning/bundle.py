@@ -22,7 +22,7 @@ from sm_llm.spec.tasks import TASK_KINDS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sm_llm.launcher.source_tree import SourceTree
+    from sm_llm.launcher.planning.source_tree import SourceTree
 
 SOURCE_FOLDER = "source"
 """Folder of the bundle with the user's program."""
@@ -71,7 +71,7 @@ def make_bundle(source: SourceTree | None = None, lock: str | None = None) -> Bu
 def local_source(source: str | None) -> SourceTree | None:
     """The files of a script's source folder; None for one that is not on this machine."""
     from sm_llm.launcher.planning.local_places import local_folder
-    from sm_llm.launcher.source_tree import source_tree
+    from sm_llm.launcher.planning.source_tree import source_tree
 
     folder = local_folder(source)
     return source_tree(folder) if folder is not None and folder.is_dir() else None

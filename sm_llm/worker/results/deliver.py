@@ -10,10 +10,10 @@ from sm_llm.runs.events.events import Sample
 from sm_llm.storage.uri import is_s3
 from sm_llm.terminal import quoted
 from sm_llm.worker.checkpoint.earlier import is_published
+from sm_llm.worker.device import DTYPES
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder
-from sm_llm.worker.strategies.device import DTYPES
-from sm_llm.worker.training.export import export_model
-from sm_llm.worker.training.sample import generate
+from sm_llm.worker.results.export import export_model
+from sm_llm.worker.results.sample import generate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

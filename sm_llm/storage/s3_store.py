@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import StorageError
+from sm_llm.storage.arrival import journal_of
 from sm_llm.storage.base import Copy, StoredObject
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.engines.classic import ClassicTransfer
 from sm_llm.storage.engines.ranges import RangesTransfer
 from sm_llm.storage.files import fsync_path, temporary_name
 from sm_llm.storage.s3.s3_objects import S3Objects
-from sm_llm.storage.syncing.arrival import journal_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from sm_llm.runs.events.failures import Stopped
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.worker.publishing.agent_process import working_seconds
 from sm_llm.worker.runtime.stop import Stopping
+from sm_llm.worker.transfer.agent_process import working_seconds
 
 if TYPE_CHECKING:
     from sm_llm.worker.context import WorkerContext

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.launcher.display.formatting import event_line
+from sm_llm.runs.events.event_lines import event_line
 from sm_llm.runs.events.events import event_files, newest_per_step, read_events, read_file
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import RunFailed
-from sm_llm.worker.runtime.failure_report import FAILED
 from sm_llm.worker.runtime.message import decode, encode
+from sm_llm.worker.supervision.failure_report import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

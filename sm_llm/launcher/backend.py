@@ -19,15 +19,16 @@ from sm_llm.spec.backends.table import BACKENDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.observe.logs import LogFilter
-    from sm_llm.launcher.planning.plan import Checks, Plan
+    from sm_llm.launcher.log_filter import LogFilter
+    from sm_llm.launcher.planning.plan import Checks, Plan, Target
     from sm_llm.runs.outcome import Outcome
     from sm_llm.runs.run_record import Attempt
     from sm_llm.runs.run_states import RunState
     from sm_llm.runs.run_store import RunStore
-    from sm_llm.spec.job import WorkflowSpec
+    from sm_llm.spec.job import JobSpec, WorkflowSpec
     from sm_llm.spec.loading.overrides import Override
 
 
@@ -243,6 +244,51 @@ class OpensShells(Protocol):
 
     def shell_command(self, home: RunStore, native_id: str, node: int) -> list[str]:
         """The command that opens a shell where a node of a running job runs. Raises ``SubmitError`` if none can."""
+
+
+class Emulation(Protocol):
+    """A platform's contract with its containers on this machine: its native request runs here, without the platform.
+
+    A module of the backend's has these functions.
+    """
+
+    def issues(self, job: JobSpec) -> list[Issue]:
+        """What is missing on this machine, and inputs that the platform would not take."""
+
+    def decide(self, plan: Plan) -> Checks:
+        """What the platform would give a job of this machine (``Backend.plan_checks``)."""
+
+    def render(self, plan: Plan, job: JobFile, target: Target) -> Submission:
+        """What the platform would be sent. ``target`` is that of ``decide``."""
+
+    def nodes(self, request: Mapping[str, Any], base_of: Callable[[int], Path], port: str) -> list[dict[str, Any]]:
+        """Per node its command (``argv``) and variables (``env``); ``base_of`` gives its base folder."""
+
+    def lay_out(
+        self, request: Mapping[str, Any], base: Path, node: int, processes: int, options: Mapping[str, Any]
+    ) -> None:
+        """Fill the base folder of a node as the platform would. ``options`` hold how S3 is reached."""
+
+    def upload(self, submission: Submission) -> None:
+        """Store what the request refers to."""
+
+    def alone(self, count: int) -> AbstractContextManager[None]:
+        """Held while a job of ``count`` nodes runs, where only one such job can run at a time."""
+
+
+@runtime_checkable
+class CanBeEmulated(Protocol):
+    """A backend whose contract the local backend can run jobs under."""
+
+    def emulation(self) -> Emulation:
+        """Its functions, loaded when they are needed."""
+
+
+def emulation(name: str) -> Emulation:
+    """The contract of the backend ``name``, which the options of local jobs offer."""
+    found = backend(name)
+    assert isinstance(found, CanBeEmulated)
+    return found.emulation()
 
 
 def without_workflows(backend: Backend) -> Issue | None:

@@ -14,7 +14,7 @@ from sm_llm.storage.trials import BODY, Trial, Trials
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sm_llm.storage.s3.store import S3Store
+    from sm_llm.storage.s3_store import S3Store
 
 
 class S3Trials(Trials):

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,25 +21,25 @@ from sm_llm.contract.job_file import JOB_CHANNEL
 from sm_llm.errors import Issue, StorageError
 from sm_llm.launcher.backends.sagemaker.request.request_addresses import channel_issues
 from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.plan import Checks
 from sm_llm.owned import temporary_folder
 from sm_llm.package import PACKAGE
 from sm_llm.runs.run_lock import exclusive
 from sm_llm.runs.run_paths import ContainerPaths
-from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import S3Input
 from sm_llm.storage.uri import parse
 from sm_llm.terminal import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.contract.job_file import JobFile
+    from sm_llm.launcher.backend import Submission
+    from sm_llm.launcher.planning.plan import Plan, Target
     from sm_llm.spec.inputs import Input
     from sm_llm.spec.job import JobSpec
 
-TRAINING_JOB = "training_job"
-"""Key of a local submission's request that holds the request to run."""
 _TOOLKIT = ("sagemaker_training", "sagemaker_pytorch_container")
 _TOOLKIT_MODULE = "sagemaker_pytorch_container.training:main"
 _PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
@@ -56,16 +57,38 @@ _STAND_IN: dict[str, Any] = {
 """What a request needs of an account; nothing here reads it."""
 
 
-def emulation_issues(job: JobSpec) -> list[Issue]:
+def issues(job: JobSpec) -> list[Issue]:
     """What is missing on this machine, and inputs that SageMaker would not take."""
     missing = [name for name in _TOOLKIT if find_spec(name) is None]
     remedy = "pip install sagemaker-training sagemaker-pytorch-training"
-    issues = (
+    found = (
         [Issue("emulation-package-missing", "backend.contract", f"{missing[0]} is not installed", "sagemaker", remedy)]
         if missing
         else []
     )
-    return [*issues, *channel_issues(job)]
+    return [*found, *channel_issues(job)]
+
+
+def decide(plan: Plan) -> Checks:
+    """What SageMaker would give the job, and why it would give nothing."""
+    from sm_llm.launcher.backends.sagemaker.plan_checks import decide
+
+    decided = decide(replace(plan, job=as_training_job(plan.job)))
+    return Checks(decided.target, decided.issues)
+
+
+def render(plan: Plan, job: JobFile, target: Target) -> Submission:
+    """What SageMaker would be sent; local inputs become channels of the request."""
+    from sm_llm.launcher.backends.sagemaker.render import render
+
+    cloud = replace(plan, job=as_training_job(job.spec), target=target)
+    return render(cloud, job.model_copy(update={"spec": cloud.job, "channels": {}}))
+
+
+def nodes(request: Mapping[str, Any], base_of: Callable[[int], Path], port: str) -> list[dict[str, Any]]:
+    """The toolkit's own command for every host, whose base folder is ``base_of(node)``, and its variables."""
+    count = range(host_count(request))
+    return [{"argv": command(port), "env": environment(request, base_of(node))} for node in count]
 
 
 def as_training_job(job: JobSpec) -> JobSpec:
@@ -242,15 +265,10 @@ def upload(submission: Submission) -> None:
 
 
 @contextmanager
-def fixed_port(count: int) -> Iterator[None]:
+def alone(count: int) -> Iterator[None]:
     """Wait for this user's other emulated jobs of several hosts: the toolkit always gives torchrun the same port."""
     if count == 1:
         yield
         return
     with exclusive(temporary_folder() / "rehearsal.lock"):
         yield
-
-
-def is_emulated(job: JobSpec) -> bool:
-    """Whether a job of the local backend runs under SageMaker's contract."""
-    return LocalOptions.of(job).contract == "sagemaker"

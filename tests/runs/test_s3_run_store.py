@@ -19,8 +19,8 @@ from sm_llm.runs.run_store import FolderRunStore, local_root, run_store_at
 from sm_llm.runs.s3_run_store import S3RunStore
 from sm_llm.runs.stop_request import StopRequest
 from sm_llm.storage.s3.s3_options import S3Options
-from sm_llm.storage.s3.store import S3Store
 from sm_llm.storage.s3.swap import folders, read_tagged, swap
+from sm_llm.storage.s3_store import S3Store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import StorageError
 from sm_llm.storage.uri import is_s3
-from sm_llm.worker.publishing import agent_process
+from sm_llm.worker.transfer import agent_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,13 +1,4 @@
-"""SageMaker Pipelines from workflows: render, build with the SDK, create or update, start, watch, stop.
-
-::
-
-    from sm_llm import pipelines
-
-    pipelines.definition("flow.yaml", variables={"Steps": "steps.train.task.max_steps"})   # a value, without the SDK
-    pipelines.upsert("flow.yaml"); pipelines.start("flow", {"Steps": 100})
-    pipelines.build_pipeline("flow.yaml")                                                   # the SDK's own object
-"""
+"""SageMaker Pipelines from workflows: render, create or update, start, watch, stop; by boto3, without the SDK."""
 
 from __future__ import annotations
 
@@ -18,17 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sm_llm.errors import Issue, PlanError, SubmitError
-from sm_llm.launcher.backends.sagemaker.account import AwsAccount, aws_errors, is_missing
+from sm_llm.launcher.aws_account import AwsAccount, aws_errors, is_missing
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, spelt, value_issues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sm_llm.launcher.planning.planner import Source
+    from sm_llm.launcher.planner import Source
     from sm_llm.spec.loading.overrides import Override
-
-__all__ = ["Register", "StepState", "build_pipeline", "definition", "logs", "start", "status", "stop", "upsert"]
 
 LONGEST_DEFINITION = 1 << 20
 _SHORTEST_TOKEN = 32
@@ -53,7 +42,7 @@ def definition(
 
     Raises ``SpecError`` and ``PlanError``.
     """
-    from sm_llm.launcher.planning.planner import load_whole
+    from sm_llm.launcher.planner import load_whole
     from sm_llm.spec.job import WorkflowSpec
 
     spec = load_whole(workflow, overrides).spec
@@ -106,7 +95,7 @@ class StoredPipeline(NamedTuple):
 
 def store(found: PipelineDefinition, *, connect: Any = AwsAccount) -> StoredPipeline:
     """``upsert`` for a definition that was rendered already."""
-    _store(found)
+    store_files(found)
     client = connect(found.region).client("sagemaker")
     body = {"PipelineName": found.name, "PipelineDefinition": json.dumps(found.to_json()), "RoleArn": found.role}
     with aws_errors(f"pipeline {found.name} was not stored"):
@@ -119,7 +108,7 @@ def store(found: PipelineDefinition, *, connect: Any = AwsAccount) -> StoredPipe
     return StoredPipeline(str(answer["PipelineArn"]), answer.get("PipelineVersionId"))
 
 
-def _store(found: PipelineDefinition) -> None:
+def store_files(found: PipelineDefinition) -> None:
     """Put what the steps read where they look for it; equal content lies there once."""
     from sm_llm.storage.uri import open_store
 
@@ -219,33 +208,6 @@ def stop(execution: str, *, connect: Any = AwsAccount) -> None:
     client = connect(_region_of(execution)).client("sagemaker")
     with aws_errors(f"cannot stop {execution}"):
         client.stop_pipeline_execution(PipelineExecutionArn=execution)
-
-
-def build_pipeline(
-    workflow: Source,
-    *overrides: Override,
-    variables: Mapping[str, str] | None = None,
-    register: Register | None = None,
-    cache_days: int | None = 30,
-    sagemaker_session: Any = None,
-) -> Any:
-    """The same pipeline as a ``sagemaker.workflow.pipeline.Pipeline``; its definition equals ``definition``'s.
-
-    What the steps read is stored in S3 first. Raises ``SubmitError`` without version 2 of the SDK, and ``PlanError``
-    for a session that is no ``PipelineSession`` or of another region.
-    """
-    from sm_llm.launcher.backends.sagemaker.sdk.estimators import pytorch
-    from sm_llm.launcher.backends.sagemaker.sdk.pipeline_sdk import pipeline_of, session_issues, stored_with
-    from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of
-
-    pytorch()  # nothing is stored for an SDK that is not there
-    with defaults_of(sagemaker_session):
-        found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
-    if issues := list(session_issues(sagemaker_session, found.region)):
-        raise PlanError(issues)
-    with stored_with(sagemaker_session):
-        _store(found)
-    return pipeline_of(found, sagemaker_session)
 
 
 def _token(text: str) -> str:

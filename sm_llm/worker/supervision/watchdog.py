@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.failure import Cause, Failure
-from sm_llm.worker.runtime import failure_report as failures
-from sm_llm.worker.runtime.hang_report import HangReport, RankReport
 from sm_llm.worker.runtime.stop import leave
-from sm_llm.worker.runtime.thread_stacks import thread_stacks
+from sm_llm.worker.supervision import failure_report as failures
+from sm_llm.worker.supervision.hang_report import HangReport, RankReport
+from sm_llm.worker.supervision.thread_stacks import thread_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

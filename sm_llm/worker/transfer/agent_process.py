@@ -1,7 +1,7 @@
 """The transfer agent's own process: runs functions of storage for a trainer, out of the way of its threads.
 
-``python -m sm_llm.worker.publishing.agent_process DESCRIPTOR WORKING_SECONDS ABORT_SECONDS``, started by
-``worker.publishing.transfer_agent``. Requests and answers are pickles between two processes of one user. It imports
+``python -m sm_llm.worker.transfer.agent_process DESCRIPTOR WORKING_SECONDS ABORT_SECONDS``, started by
+``worker.transfer.transfer_agent``. Requests and answers are pickles between two processes of one user. It imports
 neither torch nor the trainer's own script.
 """
 

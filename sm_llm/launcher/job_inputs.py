@@ -11,13 +11,13 @@ from sm_llm.contract.job_file import JobFile, channel_name
 from sm_llm.errors import StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.loading.references import sources, workflow_job
+from sm_llm.spec.references import sources, workflow_job
 from sm_llm.storage.uri import run_and_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sm_llm.launcher.backends.base import Submission
+    from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.runs.run_record import InputManifest
     from sm_llm.spec.inputs import Input
@@ -184,7 +184,7 @@ def rendered(
     attempt must continue from, ``trackers`` the ids that earlier attempts were given, ``folder`` what relative inputs
     are relative to (the working directory).
     """
-    from sm_llm.launcher.backends.base import backend
+    from sm_llm.launcher.backend import backend
 
     job, channels = absolute_inputs(plan.job, folder)
     job_file = JobFile(

@@ -75,8 +75,8 @@ def plan_loaded(loaded: Loaded) -> list[Plan]:
 
 def plan_workflow(workflow: WorkflowSpec, origins: Mapping[str, str] | None = None) -> list[Plan]:
     """A Plan per step, in the order of the file, which references already obey."""
-    from sm_llm.launcher.backends.base import backend, without_workflows
-    from sm_llm.spec.loading.references import resolve, step_dependencies, workflow_job
+    from sm_llm.launcher.backend import backend, without_workflows
+    from sm_llm.spec.references import resolve, step_dependencies, workflow_job
 
     plans: list[Plan] = []
     issues: dict[str, tuple[Issue, ...]] = {}
@@ -111,9 +111,9 @@ def plan_job(
     after: Sequence[str] = (),
 ) -> Plan:
     """The Plan of one job. Raises ``PlanError`` with every issue found."""
-    from sm_llm.launcher.backends.base import backend
+    from sm_llm.launcher.backend import backend
     from sm_llm.spec.job import spec_digest
-    from sm_llm.spec.loading.references import resolve
+    from sm_llm.spec.references import resolve
 
     job = resolve(job, {}, {name: f"steps.{name}.output" for name in upstream or {}})
     draft = Draft(job, upstream or {})
@@ -138,11 +138,11 @@ def plan_job(
     found += without_duplicates(checks.issues, found)
     if errors := errors_of(found):
         raise PlanError(errors)
-    unsupported = (*_without_worker(job, step), *checks.unsupported)
+    unsupported = (*without_worker(job, step), *checks.unsupported)
     return replace(plan, issues=tuple(found), target=checks.target, unsupported=unsupported)
 
 
-def _without_worker(job: JobSpec, step: str | None) -> Iterator[Issue]:
+def without_worker(job: JobSpec, step: str | None = None) -> Iterator[Issue]:
     """The strategy of a task, where this version has no worker for it."""
     prefix = f"steps.{step}." if step else ""
     remedy = "This version plans and renders it (the verb plan, and fit with --dry-run), but cannot run it"

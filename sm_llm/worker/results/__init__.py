@@ -1,0 +1,1 @@
+"""The result of a training: gathered, exported, with a sample, published."""

@@ -1,0 +1,1 @@
+"""The process that moves files beside the one that trains."""
