@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from sm_llm.cli import app
 from sm_llm.spec import field_classes as classes
+from sm_llm.spec.backends.table import BACKENDS
 from sm_llm.spec.base import SpecModel
 from sm_llm.spec.comparison.leaves import declared
 from sm_llm.spec.job import JobSpec, WorkflowSpec
@@ -48,14 +49,15 @@ def pages() -> dict[str, str]:
 
 # Codes of issues
 
+_TITLES = {"local": "This machine", "sagemaker": "SageMaker"}
+"""Backends whose part of the page has another title than their name."""
 _PARTS = {
     "spec/": "Specification",
     "models/": "Model and weights",
     "contract/": "Continuation and changes of a job",
-    "launcher/backends/local/": "This machine",
     "launcher/backends/sagemaker/pipelines/": "SageMaker Pipelines",
     "launcher/backends/sagemaker/sdk/": "Objects of the SageMaker SDK",
-    "launcher/backends/sagemaker/": "SageMaker",
+    **{f"launcher/backends/{name}/": _TITLES.get(name, name.title()) for name in BACKENDS},
     "launcher/": "Plan, programs and images",
     "convert/": "Conversion",
     "": "Other",
