@@ -124,7 +124,7 @@ def killed(step: Path) -> bool:
     return found
 
 
-def test_CV07_NX01_weights_go_round_and_training_is_that_of_the_plain_loop(
+def test_CV07_NX01_NX05_weights_go_round_and_training_is_that_of_the_plain_loop(
     flow: dict[str, Any], tmp_path: Path
 ) -> None:
     left = [str(getattr(it, "values", [it])[0]) for it in KILLED if not getattr(it, "marks", ())]
@@ -148,6 +148,10 @@ def test_CV07_NX01_weights_go_round_and_training_is_that_of_the_plain_loop(
     graphs = events(steps["train"].root, "graphs_compiled")[-1]
     assert (graphs["compiled"], graphs["hit_rate"]) == (0, 1.0)
     assert read_manifest(steps["train"].result / MANIFEST)["tensor_parallel_degree"] == 2
+    # Whoever looks for the trained weights finds their place in the log, the events and the run.
+    [published] = events(steps["train"].root, "final_published")
+    assert published["uri"] == str(steps["train"].result)
+    assert any(f"published: {published['uri']} " in line for line in steps["train"].logs())
     [reported] = events(steps["train"].root, "validation")
     validation = {**data, "validation": str(rows / "validation")}
     loss = loss_of(steps["back"].result, training(data=validation))
