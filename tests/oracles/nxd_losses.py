@@ -146,8 +146,8 @@ def filled(model: torch.nn.Module, config: dict[str, Any], spec: NxdSpec) -> tor
     from neuronx_distributed.parallel_layers import parallel_state
 
     from sm_llm.models.families.table import family
-    from sm_llm.worker.checkpoint.weights import InitialWeights
     from sm_llm.worker.strategies.nxd.shards import RankShards
+    from sm_llm.worker.strategies.weights import InitialWeights
 
     shards = RankShards(config, spec, PLATFORM, parallel_state.get_tensor_model_parallel_rank(), 0)
     weights = InitialWeights(family(config).tensors(config), SEED)
