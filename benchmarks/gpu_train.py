@@ -129,8 +129,8 @@ class Bare:
 
         from sm_llm.models.families.table import family
         from sm_llm.spec.tasks import TrainTask
-        from sm_llm.worker.context import Place
         from sm_llm.worker.device import gpu_or_cpu
+        from sm_llm.worker.process_info import ProcessInfo
         from sm_llm.worker.strategies.fsdp.memory import wrap_layer
         from sm_llm.worker.strategies.fsdp.mesh import start_process_group
         from sm_llm.worker.strategies.model import build_on_meta, decoder_layers, materialise
@@ -138,7 +138,7 @@ class Bare:
         from sm_llm.worker.strategies.weights import InitialWeights
         from sm_llm.worker.training.job_setup import set_up
 
-        task, place = TrainTask.model_validate(setting.task(), strict=False), Place.read(os.environ)
+        task, place = TrainTask.model_validate(setting.task(), strict=False), ProcessInfo.read(os.environ)
         device = gpu_or_cpu(place)
         self.device = device.torch_device
         start_process_group(self.device, place)

@@ -26,7 +26,7 @@ class StrategyEntry:
     options: type[StrategySpec]
     worker: str
     """``module:Class`` of its ``worker.strategies.base.Strategy``."""
-    device: str = f"{_WORKER}.device:gpu_or_cpu"
+    device: str = "sm_llm.worker.device:gpu_or_cpu"
     """``module:function`` that finds the ``Device`` of a process."""
 
 
