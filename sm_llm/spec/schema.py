@@ -98,7 +98,8 @@ def knows(annotation: Any, value: Any, path: Sequence[str]) -> bool:
         return field is not None and knows(usual or field.annotation, inner, path[1:])
     if classes := blocks(annotation):
         return any(knows(kind, value, path) for kind in classes)
-    return annotation is Any or any(get_origin(kind) in (dict, list, tuple) for kind in members(annotation))
+    items = [get_args(kind)[-1] for kind in members(annotation) if get_origin(kind) in (dict, list, tuple)]
+    return annotation is Any or any(knows(item, inner, path[1:]) for item in items)
 
 
 def dotted_paths(annotation: Any, value: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -107,7 +107,9 @@ def is_known(path: str) -> bool:
 def test_every_suggested_change_is_of_a_field() -> None:
     found = [(place, path) for place, text in texts() for path in _CHANGE.findall(text)]
     # In docstrings task.x, and backend.KEY, stand for any field, and X for what is filled in.
-    wrong = [f"{place}: {path}" for place, path in found if not path.endswith((".x", ".X", ".KEY")) and not is_known(path)]
+    wrong = [
+        f"{place}: {path}" for place, path in found if not path.endswith((".x", ".X", ".KEY")) and not is_known(path)
+    ]
     assert not wrong
     assert len(found) > 10
     assert blocks(JobSpec.model_fields["task"].annotation)

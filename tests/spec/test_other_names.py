@@ -89,6 +89,7 @@ def test_a_word_for_a_choice_leads_to_the_key_that_chooses(typed: str, meant: st
         ("task.tokeniser", ["steps.prepare.task.tokenizer", "steps.train.task.tokenizer"]),
         ("lr", ["steps.train.task.optim.learning_rate"]),
         ("seq_len", ["steps.prepare.task.seq_length", "steps.train.task.data.seq_length"]),
+        ("env.A", ["environment.A", "steps.prepare.environment.A", "steps.train.environment.A"]),
     ],
 )
 def test_in_a_workflow_what_is_suggested_can_be_typed(typed: str, meant: list[str]) -> None:
@@ -98,6 +99,23 @@ def test_in_a_workflow_what_is_suggested_can_be_typed(typed: str, meant: list[st
     assert suggested(issue.remedy) == meant
     for path in meant:
         assert placed(WorkflowSpec, tuple(path.split(".")), whole)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("steps.train.storage", "storage"),
+        ("steps.train.name", "name"),
+        ("steps.train.task.lr", "steps.train.task.optim.learning_rate"),
+        ("steps.train.env.A", "steps.train.environment.A"),
+        ("steps.train.gpus", "steps.train.compute.processes_per_instance"),
+    ],
+)
+def test_a_wrong_key_of_a_step_leads_to_the_nearest_field(typed: str, meant: str) -> None:
+    whole = read_source("tiny-local").value
+    found = suggested(nearest(WorkflowSpec, Tree(whole), tuple(typed.split("."))))
+    assert found[0] == meant
+    assert all(knows(WorkflowSpec, whole, it.split(".")) for it in found)
 
 
 def test_a_field_of_another_backend_states_whose_it_is() -> None:

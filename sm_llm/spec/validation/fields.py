@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -127,8 +128,9 @@ def meant(kind: type[SpecModel], tree: Tree, path: Path) -> list[Path]:
     block = block_for(holder, tree.get(path[:-1]))
     if choosing := choosing_key(holder, block, path[-1]):
         return [(*path[:-1], choosing)]
-    # Shorter ones first: of a workflow its own before those of its steps.
-    known = sorted((it for it in dotted_paths(kind, tree.value) if it != path), key=len)
+    # Near ones first, and short ones before long ones: a step's own, then the workflow's, then those of other steps.
+    others = (it for it in dotted_paths(kind, tree.value) if it != path)
+    known = sorted(others, key=lambda it: len(it) - 2 * _in_common(it, path))
     whole = _with_end(known, path) if len(path) > 1 else []
     if found := whole or _by_other_name(kind, tree.value, known, path):
         return found
@@ -136,6 +138,11 @@ def meant(kind: type[SpecModel], tree: Tree, path: Path) -> list[Path]:
     # A key beside it that is nearly the same counts before the same key elsewhere, a distant one after it.
     misspelt = bool(beside) and SequenceMatcher(None, beside[0][-1], path[-1]).ratio() >= _MISSPELT
     return beside if misspelt else _with_end(known, path[-1:]) or beside
+
+
+def _in_common(one: Path, other: Path) -> int:
+    """How many keys two paths begin with alike."""
+    return sum(1 for _ in takewhile(lambda keys: keys[0] == keys[1], zip(one, other, strict=False)))
 
 
 def _with_end(known: Sequence[Path], end: Path) -> list[Path]:
@@ -148,6 +155,8 @@ def _by_other_name(kind: type[SpecModel], whole: Any, known: Sequence[Path], pat
     from sm_llm.spec.validation.other_names import other_field
 
     for at in reversed(range(len(path))):
+        if knows(kind, whole, path[: at + 1]):
+            break  # what lies above is called right
         end = tuple((other_field(path[at]) or "").split("."))
         found = [(*it, *path[at + 1 :]) for it in _with_end(known, end)]
         if found := [it for it in found if knows(kind, whole, it)]:
