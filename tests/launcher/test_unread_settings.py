@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.launcher.planner import plan
-from sm_llm.launcher.planning.checks import _OF_SCHEDULES
-from sm_llm.launcher.planning.unread_settings import OF_PREPARATIONS, OF_TRAININGS
+from sm_llm.launcher.planning.checks import _OF_SCHEDULES, OF_PREPARATIONS, OF_TRAININGS
 from sm_llm.spec.schema import blocks
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.training import CheckpointSpec, NotFiniteSpec, OptimSpec, WatchdogSpec

@@ -18,7 +18,7 @@ from sm_llm.launcher.backends.sagemaker.request.request import BETTER, METRICS, 
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import passed_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_ranges import range_issues
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of
-from sm_llm.launcher.planning.unread_settings import has_validation
+from sm_llm.launcher.planning.checks import has_validation
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.spec.validation.fields import did_you_mean
 from sm_llm.terminal import say
