@@ -29,6 +29,7 @@ pytest_plugins = [
     "tests.fixtures.preloaded",
     "tests.fixtures.old_stack",
     "tests.fixtures.slurm",
+    "tests.fixtures.kubernetes_double",
 ]
 
 SHARING = {"test_worlds.py", "test_resume.py"}

@@ -94,8 +94,9 @@ def submit(submission: Submission, cluster: Cluster) -> None:
     except SubmitError as error:
         say(f"ConfigMap {config_map['metadata']['name']} stays when its job is deleted: {error}", err=True)
     count = job.spec.compute.instance_count
+    pods = f"{count} pods" if count > 1 else "1 pod"
     say(
-        f"created {manifest['kind']} {metadata['name']} ({count} pods) in {metadata['namespace']} of {cluster.name}; "
+        f"created {manifest['kind']} {metadata['name']} ({pods}) in {metadata['namespace']} of {cluster.name}; "
         f"uploaded {size(sent)}",
         f"its results will be in {home.uri}; follow it with: sm-llm logs -f {quoted(home.uri)}",
         err=True,

@@ -125,13 +125,10 @@ def plan_checks(plan: Plan) -> Checks:
     program = local_source(job.task.source) if isinstance(job.task, ScriptTask) else None
     asked = Asked(job, KubeflowOptions.of(job), program)
     issues = run(BACKEND_CHECKERS, asked)
-    unsupported = [
-        Issue("kubeflow-renders-only", "backend.name", "renders manifests, and cannot start jobs yet", "kubeflow")
-    ]
-    if (lacking := missing("kubernetes")) is not None:
-        unsupported.append(Issue("kubernetes-client-missing", "backend.name", lacking, "kubeflow"))
+    lacking = missing("kubernetes")
+    unsupported = () if lacking is None else (Issue("kubernetes-client-missing", "backend.name", lacking, "kubeflow"),)
     target = None if errors_of(issues) else _decide(asked, plan)
-    return Checks(target, tuple(issues), tuple(unsupported))
+    return Checks(target, tuple(issues), unsupported)
 
 
 def _decide(asked: Asked, plan: Plan) -> KubeflowTarget:

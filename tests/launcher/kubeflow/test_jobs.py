@@ -1,0 +1,166 @@
+"""Jobs on the contract double of a cluster: submit, states, logs, stops, names that are used again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sm_llm
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.backends.kubeflow import cluster as adapter
+from sm_llm.launcher.backends.kubeflow.cluster import Cluster, cluster, dropped_fields
+from sm_llm.launcher.backends.kubeflow.names import object_name
+from sm_llm.runs.run_states import RunState
+from tests.fixtures.kubernetes_double import PULL_ERROR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fixtures.kubernetes_double import KubernetesDouble
+
+SECONDS = 240
+
+
+def spec(folder: Path, program: str = "print('done')", **fields: Any) -> dict[str, Any]:
+    """A program in one pod, whose runs lie on a claim that this machine sees."""
+    (folder / "program").mkdir(exist_ok=True)
+    (folder / "program" / "run.py").write_text(program)
+    claim = folder / "claims" / "fsx"
+    claim.mkdir(parents=True, exist_ok=True)
+    backend = {
+        "name": "kubeflow", "image": "image:1", "namespace": "team", "stop_seconds": 5,
+        "volumes": [{"claim": "fsx", "path": str(claim)}],
+    }  # fmt: skip
+    return {
+        "name": "tiny",
+        "task": {"kind": "script", "entry": "run.py", "source": str(folder / "program")},
+        "backend": {**backend, **fields.pop("backend", {})},
+        "storage": str(claim / "runs"),
+        **fields,
+    }
+
+
+@pytest.fixture
+def ready(kubernetes: KubernetesDouble) -> KubernetesDouble:
+    """The cluster with the claim, and this environment's Python in its images."""
+    kubernetes.objects["persistentvolumeclaims", "team", "fsx"] = {"metadata": {"name": "fsx"}}
+    kubernetes.environ["PATH"] = f"{Path(sys.executable).parent}:{kubernetes.environ['PATH']}"
+    return kubernetes
+
+
+def await_(is_reached: Callable[[], bool], seconds: float = SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def detail(run: Any) -> str:
+    return str(run.describe()[1])
+
+
+def test_what_the_cluster_lacks_is_named_before_anything_is_created(
+    kubernetes: KubernetesDouble, tmp_path: Path
+) -> None:
+    job = spec(tmp_path)
+    with pytest.raises(SubmitError, match=r"backend\.volumes: team has no persistent volume claim fsx"):
+        sm_llm.launch(job)
+    kubernetes.objects["persistentvolumeclaims", "team", "fsx"] = {"metadata": {"name": "fsx"}}
+    kubernetes.unknown_fields = {"nprocPerNode"}
+    with pytest.raises(SubmitError, match=r"would drop spec\.nprocPerNode of the PyTorchJob"):
+        sm_llm.launch(job, new=True)
+    kubernetes.kinds = set()
+    with pytest.raises(SubmitError, match=r"has no PyTorchJob\. Install its operator: kubectl apply"):
+        sm_llm.launch(job, new=True)
+    assert not [key for key in kubernetes.objects if key[0] in ("pytorchjobs", "configmaps")]
+
+
+def test_an_image_that_cannot_be_pulled_is_shown_as_that(ready: KubernetesDouble, tmp_path: Path) -> None:
+    """meta-pytorch/torchx#207: the job stayed pending without a word."""
+    ready.bad_images = {"image:1"}
+    run = sm_llm.launch(spec(tmp_path))
+    await_(lambda: "its image cannot be pulled" in detail(run), 30)
+    assert run.state is RunState.PENDING
+    assert PULL_ERROR in detail(run)
+    assert "Check backend.image" in detail(run)
+    assert run.stop(wait=True) is RunState.STOPPED
+    assert not [key for key in ready.objects if key[0] == "pytorchjobs"], "a job that waits is deleted"
+
+
+def test_quota_and_nodes_that_a_job_waits_for(ready: KubernetesDouble, tmp_path: Path) -> None:
+    ready.suspends, ready.capacity = True, 0
+    run = sm_llm.launch(spec(tmp_path))
+    await_(lambda: "waiting for quota" in detail(run))
+    ready.admit(object_name(run.id))
+    await_(lambda: "waiting for nodes" in detail(run))
+    assert "Insufficient nvidia.com/gpu" in detail(run)
+    assert run.state is RunState.PENDING
+    run.stop()
+
+
+def test_a_cluster_that_does_not_answer_is_no_failure_of_the_run(ready: KubernetesDouble, tmp_path: Path) -> None:
+    """NVIDIA-NeMo/Run #460: one failed call ended a healthy run's watch."""
+    ready.bad_images = {"image:1"}
+    run = sm_llm.launch(spec(tmp_path))
+    await_(lambda: "cannot be pulled" in detail(run))
+    ready.failing = [503, 500]
+    assert run.state is RunState.PENDING, "asked again"
+    ready.failing = [503] * 8
+    with pytest.raises(SubmitError, match="does not answer: the server is currently unable"):
+        run.describe()
+    ready.failing = []
+    assert run.state is RunState.PENDING
+    assert run.attempts[0].state is None
+    run.stop()
+
+
+def test_a_name_that_is_somebody_elses_is_refused(ready: KubernetesDouble, tmp_path: Path) -> None:
+    other = Cluster("double", cluster(None).connect)
+    body = {
+        "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "tiny", "namespace": "team"},
+        "spec": {"runPolicy": {"suspend": True}},
+    }  # fmt: skip
+    ready.suspends = True
+    other.create_job(body)
+    with pytest.raises(SubmitError, match="already exists"):
+        other.create_job(body)
+    assert other.job("PyTorchJob", "team", "none") is None
+    other.delete_job("PyTorchJob", "team", "tiny")
+    other.await_deleted("PyTorchJob", "team", "tiny", 30)
+
+
+def test_contexts_that_are_not_there(kubernetes: KubernetesDouble, tmp_path: Path) -> None:
+    with pytest.raises(SubmitError, match=r"the kubeconfig has no context 'prod'. It has: double"):
+        sm_llm.launch(spec(tmp_path, backend={"context": "prod"}))
+
+
+def test_DL29_another_version_of_the_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aws/sagemaker-hyperpod-cli PR#62: a release of a dependency broke the launcher."""
+    pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+    monkeypatch.setattr(adapter.metadata, "version", lambda name: "37.0.2")
+    adapter.cluster.cache_clear()
+    with pytest.raises(SubmitError, match=r"kubernetes 37\.0\.2 is installed, and versions 35 to 35 are supported"):
+        adapter.cluster(None)
+
+
+def test_fields_that_the_cluster_dropped() -> None:
+    sent = {"a": 1, "b": {"c": [1, {"d": "x"}], "e": {}}, "f": []}
+    assert list(dropped_fields(sent, sent)) == []
+    held = {"a": 2, "b": {"c": [1, {}]}}
+    assert list(dropped_fields(sent, held)) == ["b.c.1.d"]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+def test_a_program_in_one_pod_from_launch_to_its_logs(ready: KubernetesDouble, tmp_path: Path) -> None:
+    program = "import os; print('in', os.environ['NOTE'], os.environ['WORLD_SIZE'])\n"
+    run = sm_llm.launch(spec(tmp_path, program, environment={"NOTE": "$(PATH) $$ 'x'"}))
+    assert run.wait() is not RunState.FAILED
+    lines = list(run.logs())
+    assert "in $(PATH) $$ 'x' 1" in lines, lines
+    [attached] = [sm_llm.attach(f"kubeflow://double/team/{object_name(run.id)}")]
+    assert attached.uri == run.uri

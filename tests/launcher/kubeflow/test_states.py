@@ -1,0 +1,95 @@
+"""States of a job from its conditions and pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sm_llm.launcher.backends.kubeflow.states import condition_of, native_state, node_of
+from sm_llm.runs.run_states import RunState
+
+
+def job(*types: str, message: str = "", reason: str = "") -> dict[str, Any]:
+    """A job whose last condition holds; those before it no longer do."""
+    conditions = [{"type": it, "status": "False"} for it in types[:-1]]
+    conditions += [{"type": it, "status": "True", "message": message, "reason": reason} for it in types[-1:]]
+    return {"spec": {}, "status": {"conditions": conditions}}
+
+
+def pod(name: str = "x-master-0", phase: str = "Running", **status: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "status": {"phase": phase, **status}}
+
+
+def container(state: dict[str, Any], restarts: int = 0, last: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    return [{"name": "pytorch", "state": state, "restartCount": restarts, "lastState": {"terminated": last or {}}}]
+
+
+CRASHED = {"exitCode": 1, "message": "a\nsm_llm: pod 0 ends with code 1: rank 0: out of memory\n", "finishedAt": "2"}
+
+
+@pytest.mark.parametrize(
+    ("found", "pods", "state", "words"),
+    [
+        (job(), [], RunState.PENDING, "the operator has not seen the job yet"),
+        (job("Created"), [], RunState.PENDING, "its pods are being created (no quota left)"),
+        (job("Created", "Suspended"), [], RunState.PENDING, "waiting for quota: the queue has not admitted the job"),
+        (job("Created", "Running"), [pod(), pod("x-worker-0")], RunState.RUNNING, "running in 2 pods"),
+        (job("Created", "Running"), [pod(), pod("x-worker-0", "Pending")], RunState.PENDING, "1 running, 1 pending"),
+        (job("Created", "Running", "Restarting", message="1 pod failed"), [pod()], RunState.RESTARTING, "1 pod failed"),
+        (job("Created", "Running", "Succeeded"), [pod(phase="Succeeded")], RunState.COMPLETED, ""),
+        (job("Running", "Failed", reason="DeadlineExceeded"), [pod()], RunState.INTERRUPTED, "time_limit_minutes"),
+        (job("Running", "Failed", message="job failed"), [], RunState.FAILED, "job failed"),
+        (job("BrandNew", message="what"), [], RunState.UNKNOWN, "BrandNew: what"),
+        (job("Created"), [pod(phase="Pending", conditions=[
+            {"type": "PodScheduled", "status": "False", "message": "0/4 nodes are available"}])],
+         RunState.PENDING, "waiting for nodes: x-master-0: 0/4 nodes are available"),
+        (job("Created"), [pod(phase="Pending", containerStatuses=container(
+            {"waiting": {"reason": "ErrImagePull", "message": "not found"}}))],
+         RunState.PENDING, "its image cannot be pulled: ErrImagePull (not found). Check backend.image"),
+        (job("Created"), [pod(phase="Pending", containerStatuses=container(
+            {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}}))],
+         RunState.PENDING, 'cannot be configured: CreateContainerConfigError (secret "hub" not found)'),
+        (job("Running"), [pod(containerStatuses=container({"waiting": {"reason": "CrashLoopBackOff"}}, 3, CRASHED))],
+         RunState.RESTARTING, "exit code 1: sm_llm: pod 0 ends with code 1: rank 0: out of memory; started again 3"),
+        (job("Running"), [pod(initContainerStatuses=container({"waiting": {"reason": "CrashLoopBackOff"}}, 1, {
+            "exitCode": 1, "message": "sm_llm: cannot fetch the code bundle"}))],
+         RunState.RESTARTING, "cannot fetch the code bundle"),
+        (job("Running"), [pod(containerStatuses=container(
+            {"waiting": {"reason": "CrashLoopBackOff"}}, 1, {"exitCode": 137, "reason": "OOMKilled"}))],
+         RunState.RESTARTING, "its memory was used up (OOMKilled). Raise backend.memory_gib_per_pod"),
+    ],
+    ids=[
+        "unseen", "no-pods", "suspended", "running", "partly", "restarting", "succeeded", "deadline", "failed",
+        "unknown", "unschedulable", "image", "secret", "crash", "init", "memory",
+    ],
+)  # fmt: skip
+def test_a_state_and_why(found: dict[str, Any], pods: list[dict[str, Any]], state: RunState, words: str) -> None:
+    native = native_state(found, pods, lambda: [{"message": "older"}, {"message": "no quota left"}])
+    assert native.state is state
+    assert words in native.detail
+
+
+def test_the_first_pod_that_ended_is_the_cause_and_what_still_runs_is_named() -> None:
+    """kubeflow/trainer#1579: the job had failed, and a pod was still running."""
+    later = {"exitCode": 75, "message": "pod 1 is lost", "finishedAt": "3"}
+    pods = [
+        pod("x-master-0", containerStatuses=container({"running": {}}, 1, later)),
+        pod("x-worker-0", "Failed", containerStatuses=container({"terminated": CRASHED})),
+    ]
+    native = native_state(job("Running", "Failed", message="job failed"), pods, list)
+    assert native.detail == (
+        "x-worker-0: exit code 1: sm_llm: pod 0 ends with code 1: rank 0: out of memory; still there: x-master-0"
+    )
+
+
+def test_the_condition_that_holds_is_the_last_one_with_status_true() -> None:
+    found = job("Created", "Running")
+    found["status"]["conditions"][0]["status"] = "True"
+    assert condition_of(found) == found["status"]["conditions"][1]
+    assert condition_of({}) is None
+
+
+def test_pods_are_numbered_as_ranks_are() -> None:
+    numbers = {"a-b-master-0": 0, "a-worker-0": 1, "a-worker-11": 12, "a-pods-3": 3, "other": None}
+    assert {name: node_of(pod(name)) for name in numbers} == numbers
