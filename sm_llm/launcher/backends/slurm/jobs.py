@@ -130,6 +130,7 @@ def shell_command(native: str, node: int, cluster: Cluster) -> list[str]:
     if row is None or row.state != "RUNNING":
         state = "no longer known to Slurm" if row is None else native_state(row).detail or row.state
         raise SubmitError(f"job {job_id} is not running: it is {state}")
+    # In the order of the ranks, as the logs number nodes.
     names = cluster.expand(row.nodes)
     if node >= len(names):
         raise SubmitError(f"--node must be at most {len(names) - 1}: job {job_id} runs on {', '.join(names)}")

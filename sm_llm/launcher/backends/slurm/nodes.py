@@ -21,6 +21,7 @@ def node_of(fields: list[str]) -> ClusterNode:
     name, state, total, used, reason = (it.strip() for it in fields)
     # A flag behind the state: "*" does not respond, "~" is switched off, "$" is reserved, and others.
     is_usable = state.isalpha() and state in _USABLE
+    # None is not 0: without GRES in its configuration Slurm knows nothing of a node's accelerators.
     count = _accelerators(total)
     free = None if count is None else max(0, count - (_accelerators(used) or 0)) if is_usable else 0
     asked = next((words for action, words in _ACTIONS.items() if action in reason.lower()), "")

@@ -92,6 +92,7 @@ def start(home: RunStore, connect: Callable[[str | None], Cluster]) -> str:
             place = home.below(STEPS, plan.step)
             if place.exists() and has_final(place, step_run_id(record.run_id, plan.step)):
                 continue
+            # A step that has its result has no job in this attempt, and nothing waits for it.
             after = [jobs[it] for it in plan.after if it in jobs]
             jobs[plan.step] = _start_step(place, record, _resolved(workflow, plan, home.uri), after, cluster, folder)
     except BaseException:  # Ctrl-C, too: half a workflow would wait, or run, without anyone who knows of it
@@ -154,6 +155,7 @@ def state_of(home: RunStore, record: RunRecord, describe: Callable[[RunStore], N
     found = {step: describe(place) for step, place in steps_of(home, record)}
     alive = {step: it for step, it in found.items() if not it.state.is_final}
     if alive:
+        # One that failed is named while others still run: its end is known, that of the workflow is not.
         state = next(state for state in _ALIVE if any(it.state is state for it in alive.values()))
         going = [f"step {step}: {_words(it)}" for step, it in found.items() if it.state in (state, RunState.FAILED)]
         return NativeState(state, "; ".join(going))
@@ -185,6 +187,7 @@ def stop(
 ) -> None:
     """Cancel the jobs that wait and ask those that run to stop; with ``now`` cancel all of them."""
     # The last first: a job that waits must not start once the one before it has ended.
+    # Described again one by one: a step may have ended since its successor was cancelled.
     for _, place in reversed(list(steps_of(home, record))):
         own = place.record()
         if not (attempt := own.attempts[-1]).is_claim and not describe(place).state.is_final:

@@ -86,6 +86,7 @@ def _hyperpod(options: SlurmOptions, cluster: Cluster, nodes: Sequence[ClusterNo
         return
     if not is_hyperpod:
         yield ClusterCheck("HyperPod", "failed", f"{HYPERPOD} is not there. Use backend.retry=requeue")
+    # Slurm does not change the nodes of a job that holds GRES, so HyperPod cannot put another in their place.
     elif options.gpus_per_node is not None or any(it.accelerators for it in nodes):
         whose = "the job asks for GRES" if options.gpus_per_node is not None else "the nodes have GRES"
         detail = f"{whose}, for which HyperPod's auto-resume starts no step again on other nodes. Use requeue"
@@ -114,6 +115,7 @@ def _seen_by_nodes(
 ) -> Iterator[ClusterCheck]:
     idle = [it for it in nodes if it.state == "idle"]
     venv, image = options.virtual_environment, options.container_image
+    # Without pyxis srun would refuse the option, and the nodes would not be checked at all.
     if not cluster.has_option("container-image"):
         image = None
     python = f"{venv}/bin/python" if venv is not None else ""

@@ -57,6 +57,7 @@ def import_faults(modules: list[str]) -> list[str]:
 def main(arguments: list[str]) -> int:
     """Returns 1 where something is wrong."""
     split = arguments.index("--")
+    # Read before the imports, which may change what the interpreter finds.
     found = installed()
     texts = [Path(it).read_text(encoding="utf-8") for it in arguments[:split]]
     faults = [*pin_faults(texts, found), *import_faults(arguments[split + 1 :])]

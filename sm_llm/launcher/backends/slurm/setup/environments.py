@@ -120,6 +120,7 @@ def create(
     for file, text in texts.items():
         cluster.put(f"{pins}/{file}", text.encode())
     extra = ["--extra-index-url", chosen.index] if chosen.index is not None else []
+    # With wheels of their own, nodes need no way to any index.
     own = ["--no-index", "--find-links", wheels] if wheels is not None else extra
     build = SetupJob("sm-llm-environment", BUILD, (target, python, pins, *own), minutes=120, alone=True)
     end = run_job(build, options, cluster, tell, wait_seconds=START_SECONDS)
@@ -132,6 +133,7 @@ def create(
 def _check(
     target: str, pins: str, profile: Profile, options: SlurmOptions, cluster: Cluster, tell: Callable[[str], None]
 ) -> None:
+    # Waiting for nodes that train for days would make the check useless.
     nodes = cluster.nodes(options.partition)
     busy = [it.name for it in nodes if it.state != "idle"]
     count = max(1, min(len(nodes) - len(busy), _MOST_NODES))

@@ -75,6 +75,7 @@ def run_job(
     One that has not started after ``wait_seconds`` is cancelled: ``SubmitError`` names what it waits for. Ctrl-C
     cancels it, too.
     """
+    # A folder of its own: several people may check the same cluster at once.
     folder = f"{options.shared_folder}/setup/{job.name}-{token_hex(4)}"
     script = f"{folder}/job.sh"
     cluster.put(script, job.text(options, folder).encode())
@@ -92,6 +93,7 @@ def _await(job_id: str, cluster: Cluster, wait_seconds: float, sleep: Callable[[
     started = time.monotonic()
     while True:
         try:
+            # squeue forgets jobs after MinJobAge, which may be shorter than a wait on a busy machine.
             row = cluster.job(job_id) or cluster.accounted(job_id)
         except NoAnswer:  # nothing has happened to the job; a controller that is busy answers later
             sleep(LOOK_SECONDS)
