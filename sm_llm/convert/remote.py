@@ -37,7 +37,7 @@ class ConversionCopies:
         if is_s3(self.destination) and not is_continued and open_store(self.destination, self.options).holds():
             remedy = "Name a new prefix, or delete what is there"
             raise ConversionRefused(
-                [Issue("destination-not-empty", DESTINATION, "holds objects already", self.destination, remedy)]
+                [Issue("destination-holds-objects", DESTINATION, "holds objects already", self.destination, remedy)]
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         source = self._fetched(self.source, "source")

@@ -5,6 +5,7 @@ Every process runs every configuration; rank 0 writes results.json, with the cal
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -104,6 +105,9 @@ def write_tokenizer(folder: Path) -> None:
 def four(harness: Harness) -> None:
     for name, options in WIDE_PLACES.items():
         harness.run(name, task(parallelism=options, **LEAN))
+    os.environ["NXD_DOUBLE_PLATFORM"] = "trn2"
+    harness.run("heads-trn2", task(parallelism=WIDE_PLACES["heads"], **LEAN))
+    del os.environ["NXD_DOUBLE_PLATFORM"]
     harness.run("bf16", task(precision={"compute": "bf16"}, **LEAN))
     saves = {"checkpoint": {"every_steps": 3, "verify_state": True}, "precision": {"compute": "bf16"}}
     harness.run("broken", task(**saves), break_at=5)

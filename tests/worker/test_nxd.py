@@ -55,7 +55,7 @@ def test_losses_of_two_processes_are_those_of_the_plain_model(name: str, plain: 
     assert difference(nxd2.run(name), plain) < 1e-5
 
 
-@pytest.mark.parametrize("name", WIDE_PLACES)
+@pytest.mark.parametrize("name", [*WIDE_PLACES, "heads-trn2"])
 def test_losses_with_copied_heads_and_stages_are_those_of_the_plain_model(
     name: str, plain: dict[int, float], nxd4: World
 ) -> None:
@@ -104,7 +104,7 @@ def test_CV07_transformers_computes_the_last_validation_loss_from_what_was_publi
     assert validation_loss(result_folder(nxd2.run(name))) == pytest.approx(reported_loss(nxd2.run(name)), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["heads", "heads-linear", "pipeline"])
+@pytest.mark.parametrize("name", ["heads", "heads-trn2", "heads-linear", "pipeline"])
 def test_CV09_CV13_copied_heads_and_stages_come_together_in_what_was_published(name: str, nxd4: World) -> None:
     assert validation_loss(result_folder(nxd4.run(name))) == pytest.approx(reported_loss(nxd4.run(name)), abs=1e-5)
 

@@ -231,10 +231,6 @@ class StrategySpec(SpecModel):
                 "strategy-not-for-trainium", where, problem, machine.name, "Use strategy nxd, or a GPU instance"
             )
 
-    def head_issues(self, machine: Instance, key_value_heads: int) -> Iterator[Issue]:
-        """Why a model with so many key/value heads cannot be trained on an instance type."""
-        yield from ()
-
     def environment(self, storage: str) -> dict[str, str]:
         """Variables that the engine reads, for a job whose runs are below ``storage``."""
         return {}

@@ -135,14 +135,6 @@ class NxdSpec(StrategySpec):
                 "Use ml.trn1.32xlarge, or strategy fsdp",
             )
 
-    def head_issues(self, machine: Instance, key_value_heads: int) -> Iterator[Issue]:
-        """On Trn2, NxD's converter and its ranks disagree about where copied key/value heads are."""
-        degree = self.tensor_parallel_degree
-        if machine.family.startswith("trn2") and degree > key_value_heads:
-            problem = f"more than the {key_value_heads} key/value heads, which NxD would copy, wrongly so on Trn2"
-            remedy = f"Use at most {key_value_heads} on {machine.name}"
-            yield Issue("trn2-degree-too-large", "task.parallelism.tensor_parallel_degree", problem, degree, remedy)
-
     def environment(self, storage: str) -> dict[str, str]:
         """One cache of compiled graphs for all runs; Neuron keeps those of each compiler and its flags apart there.
 

@@ -130,12 +130,6 @@ REFUSED: list[tuple[str, tuple[str, ...], str, str]] = [
         "task.parallelism.tensor_parallel_degree",
         "leaves",
     ),
-    (
-        "copies on Trn2",
-        (*LLAMA_3, "compute.instance_type=ml.trn2.48xlarge", "task.parallelism.tensor_parallel_degree=32"),
-        "task.parallelism.tensor_parallel_degree",
-        "wrongly so on Trn2",
-    ),
     ("micro-batches on Trainium", (*LLAMA_3, "task.micro_batch_size=2"), "task.micro_batch_size", "one sequence"),
 ]
 

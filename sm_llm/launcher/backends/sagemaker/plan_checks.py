@@ -26,7 +26,6 @@ from sm_llm.launcher.backends.sagemaker.request.request_rules import (
     account_issues,
     job_issues,
     job_warnings,
-    model_issues,
     unusable_issues,
     unusable_warnings,
 )
@@ -176,11 +175,6 @@ def check_request_limits(it: Decided) -> Iterator[Issue]:
         yield from request_issues(placed(job, assumed, _stand_in(job)))
 
 
-def check_model_on_instance(it: Decided) -> Iterator[Issue]:
-    """Degrees that the instance type computes wrongly."""
-    yield from model_issues(it.plan)
-
-
 def check_disk_and_time(it: Decided) -> Iterator[Issue]:
     """Disks and time limits that hold no single checkpoint."""
     yield from (*volume_issues(it.plan), *time_issues(it.plan))
@@ -229,7 +223,6 @@ BACKEND_CHECKERS: tuple[Checker[Decided], ...] = (
     check_places,
     check_account,
     check_unusable_settings,
-    check_model_on_instance,
     check_disk_and_time,
     check_program,
     check_job_use,

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.backends.sagemaker.request.capacity import TimeLimit
     from sm_llm.launcher.backends.sagemaker.request.settings import JobSettings
-    from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.backends.base import InstanceGroup
     from sm_llm.spec.job import JobSpec
     from sm_llm.spec.machines.hardware import Instance
@@ -200,15 +199,6 @@ def account_issues(job: JobSpec, found: JobSettings, limit: TimeLimit | None) ->
         )
     if limit is not None:
         yield from _limit_issues(job, limit)
-
-
-def model_issues(plan: Plan) -> Iterator[Issue]:
-    """Issues of the planned model on the job's instance types."""
-    parallelism = parallelism_of(plan.job.task)
-    if parallelism is None or plan.model is None:
-        return
-    for row in machines(plan.job):
-        yield from parallelism.head_issues(row, plan.model.key_value_heads)
 
 
 def _limit_issues(job: JobSpec, limit: TimeLimit) -> Iterator[Issue]:
