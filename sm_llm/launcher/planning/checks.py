@@ -72,7 +72,7 @@ OF_TRAININGS: dict[str, tuple[_Reads, str]] = {
         "it is for a tensor_parallel_degree above 1",
     ),
     "parallelism.reshard_after_forward": (
-        lambda task, _: getattr(task.parallelism, "sharding", "full") != "none",
+        lambda task, _: _changed(task.parallelism, ["sharding"]) != "none",
         "with task.parallelism.sharding none no parameters are gathered",
     ),
     "model.config.dtype": (lambda *_: False, _SAVED),
@@ -335,7 +335,7 @@ def check_unread_settings(draft: Draft) -> Iterator[Issue]:
         # A value that equals the default asks for nothing.
         if (value := _changed(task, path.split("."))) is not None:
             yield warning("setting-without-effect", f"task.{path}", f"has no effect: {why}", value)
-    if "OMP_NUM_THREADS" in draft.job.environment and getattr(draft.job.backend, "threads_per_process", None):
+    if "OMP_NUM_THREADS" in draft.job.environment and _changed(draft.job.backend, ["threads_per_process"]):
         message = "has no effect: environment.OMP_NUM_THREADS is given, which counts"
         yield warning("setting-without-effect", "backend.threads_per_process", message)
 
