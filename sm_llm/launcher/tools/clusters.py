@@ -58,6 +58,7 @@ class ClusterReport:
         """A line per check, then the policies that were asked for."""
         width = max(len(it.outcome) for it in self.checks)
         lines = [f"{it.outcome:<{width}}  {it.name}{': ' if it.detail else ''}{it.detail}" for it in self.checks]
+        # Policies take many lines: below the table, which stays readable.
         for it in self.checks:
             if it.policy is not None:
                 lines += ["", f"{it.name}:", json.dumps(it.policy, indent=2)]

@@ -37,6 +37,7 @@ def backend_settings(
         else:
             remedy = f"Write {_ROOT}.{path[-1]}=VALUE"
             issues.append(Issue("setting-of-no-backend", ".".join(path), "is no option of a backend", remedy=remedy))
+    # After all changes, so that one message holds what is wrong with any of them.
     found, refused = validate(whole, tree)
     if found is None or issues or refused:
         raise SpecError([*issues, *refused])

@@ -105,6 +105,7 @@ class SshTransport:
 
     def interactive(self, argv: Sequence[str]) -> list[str]:
         """Through ssh, which allocates a terminal."""
+        # -t: without a terminal of its own a shell would neither prompt nor pass on Ctrl-C.
         return [self.program, "-t", *self._options(), "--", self.host, shlex.join(argv)]
 
     def _options(self) -> list[str]:

@@ -104,6 +104,7 @@ def _image(options: SlurmOptions, cluster: Cluster) -> Iterator[ClusterCheck]:
     if not has_pyxis:
         yield ClusterCheck("pyxis", "failed", "srun has no --container-image. Load it, or use a virtual environment")
     if _IN_ECR.match(image):
+        # Only IAM itself could state what the role of the nodes may do, and a user may not ask it.
         policy = pull_policy(image.replace("#", "/", 1))
         if policy is not None:
             detail = "the role of the nodes needs the policy below to pull it; that cannot be checked from here"
@@ -113,6 +114,7 @@ def _image(options: SlurmOptions, cluster: Cluster) -> Iterator[ClusterCheck]:
 def _seen_by_nodes(
     options: SlurmOptions, cluster: Cluster, nodes: Sequence[ClusterNode], tell: Callable[[str], None]
 ) -> Iterator[ClusterCheck]:
+    # A check must not wait for trainings to end: nodes that are taken are left out.
     idle = [it for it in nodes if it.state == "idle"]
     venv, image = options.virtual_environment, options.container_image
     # Without pyxis srun would refuse the option, and the nodes would not be checked at all.
@@ -154,6 +156,7 @@ def _on_nodes(name: str, found: Sequence[dict[str, str]], key: str, problem: str
 
 
 def _container(end: JobEnd) -> ClusterCheck:
+    # srun's own exit code is the same whether the image is missing or pyxis was ignored.
     if "container started" in end.log:
         return ClusterCheck("container", "ok", "the image starts on a node")
     if "container ignored" in end.log:

@@ -122,6 +122,7 @@ def create(
     extra = ["--extra-index-url", chosen.index] if chosen.index is not None else []
     # With wheels of their own, nodes need no way to any index.
     own = ["--no-index", "--find-links", wheels] if wheels is not None else extra
+    # Alone: two builds of one environment would remove each other's files.
     build = SetupJob("sm-llm-environment", BUILD, (target, python, pins, *own), minutes=120, alone=True)
     end = run_job(build, options, cluster, tell, wait_seconds=START_SECONDS)
     if not end.ok:
@@ -141,6 +142,7 @@ def _check(
     end = run_job(job, options, cluster, tell, wait_seconds=START_SECONDS)
     lines = [line.split(" ", 3) for line in end.log.splitlines() if line.startswith("environment ")]
     faults = [f"{node}: {words}" for _, node, _, words in lines if words != "ok"]
+    # Equal pins are not enough: pip chooses what no lock names, and a node may see another folder at this path.
     digests = {digest for _, _, digest, words in lines if words == "ok"}
     if faults or len(lines) < count or len(digests) > 1:
         raise SubmitError(f"{target} is not the same on all nodes: {'; '.join(faults) or end.last_words}")

@@ -76,8 +76,10 @@ def import_image(image: str, options: SlurmOptions, cluster: Cluster, tell: Call
     name, tag = match["name"], match["tag"]
     target = f"{options.shared_folder}/images/{name.replace('/', '_')}_{tag}.sqsh"
     arguments = (registry[0], registry["account"], registry["region"], name, tag, target, options.scratch_folder)
+    # Alone: two imports of one image would write the same file.
     job = SetupJob("sm-llm-image", IMPORT, arguments, minutes=120, alone=True)
     end = run_job(job, options, cluster, tell, wait_seconds=START_SECONDS)
+    # enroot prints its progress into the same log; the outcome is the script's last line.
     last = end.log.strip().splitlines()[-1:]
     done = re.fullmatch(r"(imported|current) (sha256:\S+)", last[0]) if last else None
     if not end.ok or done is None:
