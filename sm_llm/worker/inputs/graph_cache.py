@@ -80,6 +80,7 @@ class CompileCache:
     def restore(self) -> None:
         """Bring what is compiled to this node; delete failed graphs and stale locks, which later compilers heed."""
         once_per_node(self._context, f"compile cache {self.uri}", self._restore)
+        # Counted before anything is compiled: what is there besides at the end is new.
         self._held = frozenset(it.graph for it in self._compiled())
 
     def _restore(self) -> str:
@@ -107,6 +108,7 @@ class CompileCache:
         shared.put_if_absent(DESCRIPTION, self._part.to_json().encode())
         if found or not (others := self._differences()):
             return
+        # A difference in one flag is what a person wants to see; other models differ in dozens of values.
         nearest = min(others, key=len)
         more = f" and {len(nearest) - _LISTED} more" if len(nearest) > _LISTED else ""
         self._context.notice(
@@ -198,6 +200,7 @@ def _copy(it: StoredObject, folder: Path) -> Copy:
 
 def upload_graphs(store: Store, folder: Path, *, progress: Callable[[int], None]) -> int:
     """Store every compiled graph of ``folder`` that the store does not have whole; returns their number."""
+    # Nodes compile the same graphs; whichever comes later has nothing left to store.
     held = {it.graph for it in graphs(store) if it.is_whole}
     wanted = [it for it in graphs(open_store(folder)) if it.is_whole and it.graph not in held]
     transfer = default_transfer(store)

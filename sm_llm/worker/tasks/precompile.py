@@ -122,6 +122,7 @@ class Precompilation:
         """Where the training's processes find one another; the first node's counts."""
         hosts = Hosts.read(self.context.container.resource_config)
         leader = hosts.leader if hosts is not None else _HERE
+        # A static rendezvous chooses no port itself, and one that is fixed may be held by another job on this host.
         with socket.socket() as holder:
             holder.bind(("", 0))
             return os.environ.get("MASTER_ADDR", leader), int(holder.getsockname()[1])
@@ -138,6 +139,7 @@ class Precompilation:
                 self._heed()
                 if self.stopped is not None:
                     left = self.context.requests.seconds_left(self.job.backend.stop_seconds)
+                    # Compilers get SIGTERM too: those that are left would run for an hour.
                     grace = self.job.backend.stop_seconds if left is None else left
                     program.stop(max(1.0, grace - _STOP_MARGIN_SECONDS))
                     return
@@ -183,6 +185,7 @@ class Precompilation:
         """As the training has it, with a run of its own: nothing that it writes is of any use."""
         (folder / "node").mkdir()
         self._training_job(folder).write(folder / "job.json")
+        # With the outer torchrun's ranks, the training's processes would take places in a group that they are not in.
         inherited = {name: text for name, text in os.environ.items() if not _OF_TORCHRUN.fullmatch(name)}
         # The package may be beside the entrypoint alone, in a code bundle.
         path = os.pathsep.join(filter(None, [str(HOME), os.environ.get("PYTHONPATH")]))
@@ -199,6 +202,7 @@ class Precompilation:
     def _training_job(self, folder: Path) -> JobFile:
         """The training for a few steps, in a run on this node, without what is for people."""
         training = self.task.training
+        # A tracker would show a run of invalid numbers.
         logging = training.logging.model_copy(update={"sinks": SinksSpec(), "profile": None, "sample_prompt": None})
         short = {"max_steps": self.task.extract_steps, "max_tokens": None, "max_epochs": None}
         quiet = {"logging": logging, "checkpoint": CheckpointSpec()}
