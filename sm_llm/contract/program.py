@@ -73,6 +73,7 @@ def program_words(task: ScriptTask) -> int:
 def given_arguments(task: ScriptTask) -> dict[str, Any]:
     """The arguments of a mapping that reach the program: as an option, null is no argument; elsewhere it is a value."""
     args = task.args if isinstance(task.args, dict) else {}
+    # Hydra and YAML have a word for null, argparse has none.
     are_options = task.args_style in ("--key value", "flags")
     return {key: value for key, value in args.items() if value is not None or not are_options}
 

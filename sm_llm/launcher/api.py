@@ -88,6 +88,7 @@ def launch(
             run = Run.of(begin(loaded, storage))
         else:
             run = Run.of(proceed(found.run, loaded, changes=found.changes, by_fit=True))
+    # Only now: until here the launch could have been refused.
     if found.left_behind:
         say(found.left_behind, err=True)
     if wait:

@@ -335,6 +335,7 @@ def check_unread_settings(draft: Draft) -> Iterator[Issue]:
         # A value that equals the default asks for nothing.
         if (value := _changed(task, path.split("."))) is not None:
             yield warning("setting-without-effect", f"task.{path}", f"has no effect: {why}", value)
+    # The job's own environment is laid over the variables that the backend sets.
     if "OMP_NUM_THREADS" in draft.job.environment and _changed(draft.job.backend, ["threads_per_process"]):
         message = "has no effect: environment.OMP_NUM_THREADS is given, which counts"
         yield warning("setting-without-effect", "backend.threads_per_process", message)

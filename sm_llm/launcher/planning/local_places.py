@@ -51,6 +51,7 @@ def contents(place: Path) -> str:
         for it in found:
             if it.is_file():
                 sizes.append(it.stat().st_size)
+            # On a shared file system every size is a request of its own.
             if len(sizes) > _MOST_FILES:
                 return f"more than {_MOST_FILES:,} files"
     except OSError as error:

@@ -66,6 +66,7 @@ def _input(value: Input) -> str:
         return _with_contents(value)
     if isinstance(value, FileSystemInput):
         return f"{value.uri} (mounted {'read only' if value.access_mode == 'ro' else 'to read and write'})"
+    # The mode is shown even where it is the default: copying all of an input may take longer than the job.
     words = [value.mode, *(it for it in (value.distribution, value.data_type) if it not in _USUAL)]
     return f"{value.uri} ({', '.join(words)})"
 

@@ -279,6 +279,7 @@ def _is_of_another_type(kind: type[SpecModel], tree: Tree, path: Path) -> bool:
     field. Entries of lists and mappings, such as arguments and variables, are characters whatever they look like."""
     value = tree.get(path)
     if isinstance(value, list | dict):
+        # "Name: x" is a mapping to YAML as well, and a sentence to whoever typed it.
         return tree.texts[path].lstrip().startswith(("[", "{", "- "))
     block = block_for(annotation_at(kind, tree, path[:-1]), tree.get(path[:-1]))
     return isinstance(value, bool) and block is not None and path[-1] in block.model_fields
@@ -329,6 +330,7 @@ def _as_text(dotted: str, annotation: Any, typed: str | None) -> str:
     """How to write what was typed so that it is text, where text may stand."""
     if not typed or not any(map(_is_text, members(annotation))):
         return ""
+    # A text in JSON's quotes is the same text in YAML.
     literal = json.dumps(typed, ensure_ascii=False)
     return f"If text is meant, quote it: {literal} (in a shell: {quoted(f'{dotted}={literal}')})"
 

@@ -87,6 +87,7 @@ _OF_CHOICES = frozenset({"kind", "type", "name", "format", "strategy", "class", 
 
 def other_field(key: str) -> str | None:
     """The end of the path of the field that other tools call ``key``."""
+    # Command lines of other tools write hyphens where their files have underscores.
     return _ENDS.get(key.lower().replace("-", "_"))
 
 
@@ -96,5 +97,6 @@ def choosing_key(annotation: Any, block: type[SpecModel] | None, key: str) -> st
         return None
     if (own := tag(annotation)) is not None:
         return own if own != key else None
+    # Where no class is chosen, a field of fixed choices is what such a word means: optim.name, not the name of a job.
     fields = block.model_fields if block is not None else {}
     return next((it for it in fields if it in _OF_CHOICES and get_origin(fields[it].annotation) is Literal), None)

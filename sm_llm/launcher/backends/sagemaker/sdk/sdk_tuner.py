@@ -49,6 +49,7 @@ def watch_tuners() -> None:
     if hasattr(original, "prepares_runs"):
         return
 
+    # The SDK takes any further keyword, and passes it on to estimators of its built-in algorithms alone.
     known = set(inspect.signature(original).parameters)
 
     @functools.wraps(original)
