@@ -156,7 +156,7 @@ def _on_nodes(name: str, found: Sequence[dict[str, str]], key: str, problem: str
 
 
 def _container(end: JobEnd) -> ClusterCheck:
-    # srun's own exit code is the same whether the image is missing or pyxis was ignored.
+    # By what the step printed: where pyxis is ignored, srun ends without an error.
     if "container started" in end.log:
         return ClusterCheck("container", "ok", "the image starts on a node")
     if "container ignored" in end.log:
