@@ -30,8 +30,8 @@ CLASSES = {
 ALLOWED = {
     "__init__.py": ({"sagemaker"}, "the public functions for the SageMaker SDK and Pipelines"),
     "cli/convert.py": ({"nxd"}, "a form of checkpoints"),
-    "cli/env.py": ({"slurm", "fsdp"}, "the verb builds an environment on a Slurm cluster, for an image stack"),
-    "cli/image.py": ({"sagemaker", "slurm"}, "the name of a repository; the verb imports an image on a Slurm cluster"),
+    "cli/env.py": ({"fsdp"}, "an image stack"),
+    "cli/image.py": ({"sagemaker"}, "the name of a repository"),
     "cli/pipeline.py": ({"sagemaker"}, "the verbs of SageMaker Pipelines"),
     "contract/hyperparameters.py": ({"sagemaker"}, "names that the training toolkit keeps for itself"),
     "contract/image_packages.py": ({"smp"}, "an image stack"),
