@@ -33,6 +33,7 @@ class ConversionCopies:
 
         Raises ``ConversionRefused`` for a destination that holds something else, ``StorageError``.
         """
+        # Then what the destination holds may be this very conversion's.
         is_continued = self.folder.exists()
         if is_s3(self.destination) and not is_continued and open_store(self.destination, self.options).holds():
             remedy = "Name a new prefix, or delete what is there"
@@ -57,6 +58,7 @@ class ConversionCopies:
     def deliver(self) -> None:
         """Bring what was written to S3, the manifest last, and delete the copies. Raises ``StorageError``."""
         if is_s3(self.destination):
+            # By the manifest, which comes last, a reader knows that a conversion is whole.
             files = {"one_weight_format": False, "options": self.options}
             sync(self._target, self.destination, exclude=[MANIFEST], **files)  # type: ignore[arg-type]
             if (self._target / MANIFEST).exists():

@@ -60,6 +60,7 @@ def _cut(context: WorkerContext, model: Path, options: Mapping[str, Any]) -> Non
     for line in convert(model, shards, to="nxd", **options).lines():
         context.notice(line)
     shutil.rmtree(model)
+    # Every process publishes by the folder's name.
     shards.rename(model)
 
 
