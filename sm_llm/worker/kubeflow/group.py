@@ -91,6 +91,7 @@ class Group:
         return self._gather(is_over) if self.pod == 0 else self._join(is_over)
 
     def _gather(self, is_over: Callable[[], bool]) -> GroupStart | None:
+        # Kept open after the start: a pod that knocks again has lost its own.
         self._listener = socket.create_server(("", self.address[1]), backlog=max(128, self.pods))
         self._listener.settimeout(_POLL_SECONDS)
         reported = time.monotonic()
@@ -168,6 +169,7 @@ class Group:
             if note is None and pod not in self._done:
                 self._lost = f"pod {pod} is lost"
             elif isinstance(note, dict) and note.get("code") == 0:
+                # Its connection closes next, which is no loss any more.
                 self._done.add(pod)
             elif note is not None:
                 self._lost = f"pod {pod} has failed"

@@ -64,6 +64,7 @@ class Pod:
     @property
     def index(self) -> int:
         """The master is pod 0, the first worker pod 1; pods of other types are numbered as they are named."""
+        # From the name, which follows the replica: releases of the operator number RANK differently.
         job, _, number = self.name.rpartition("-")
         return int(number) + (1 if job.endswith("-worker") else 0)
 

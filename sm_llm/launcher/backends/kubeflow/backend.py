@@ -121,6 +121,7 @@ class KubeflowBackend:
             from sm_llm.launcher.backends.kubeflow.manifest import KINDS
 
             cluster = self._cluster_of(native)
+            # A cluster has one of the operators or both; the URI does not name the kind.
             jobs = (cluster.job(kind, namespace, name) for kind in KINDS if cluster.has_kind(kind, namespace))
             job = next((it for it in jobs if it is not None), None)
             place = str(((job or {}).get("metadata") or {}).get("annotations", {}).get(names.RUN_ANNOTATION, ""))

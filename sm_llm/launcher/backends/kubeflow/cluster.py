@@ -62,6 +62,7 @@ class Cluster:
 
     def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
         """The pods of a job, those of an earlier attempt that are still ending included."""
+        # By our own label: the operators' labels differ, and changed between releases.
         found = self._call("GET", f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOB_LABEL}={job}"})
         return list(found.get("items") or ())
 
@@ -122,6 +123,7 @@ class Cluster:
 
         At most ``limit`` bytes, the last line then being cut.
         """
+        # The API has no offsets: with the time in front of each line a reader knows where it was.
         query: dict[str, Any] = {"container": container, "timestamps": "true"}
         if limit is not None:
             query["limitBytes"] = limit
@@ -196,6 +198,7 @@ class Cluster:
             kind = "merge-patch+json" if method == "PATCH" else "json"
             headers["Content-Type"] = f"application/{kind}"
         try:
+            # The one call below all typed ones: their models reject answers with fields that are newer than the client.
             answer = self._client.call_api(
                 path, method, query_params=list(query.items()), header_params=headers, body=body,
                 auth_settings=["BearerToken"], _preload_content=False, _request_timeout=TIMEOUT_SECONDS,
@@ -259,6 +262,7 @@ def cluster(context: str | None) -> Cluster:
         if context in (None, IN_CLUSTER):
             return Cluster(IN_CLUSTER, _inside)
         raise SubmitError(f"backend.context: no kubeconfig can be read ({error}). Make one: {_UPDATE}") from error
+    # Checked here, because the client's own error does not list what there is.
     known = [str(it["name"]) for it in contexts]
     name = context if context is not None else str(current["name"])
     if name == IN_CLUSTER and name not in known:

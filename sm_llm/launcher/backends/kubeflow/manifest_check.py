@@ -92,6 +92,7 @@ def _job_issues(job: PyTorchJob) -> Iterator[Issue]:
     if not replicas:
         yield Issue("manifest-replica-type", place, "is empty", None, "Add Master, Worker or both")
     master, worker = replicas.get("Master"), replicas.get("Worker")
+    # Two masters would both take rank 0.
     if master is not None and master.replicas != 1:
         yield Issue("manifest-replicas", f"{place}.Master.replicas", "must be 1", master.replicas, "Use workers")
     if worker is not None and worker.replicas < 1:
@@ -132,6 +133,7 @@ def _pod_issues(pod: PodSpec, place: str) -> Iterator[Issue]:
         listed = ", ".join(it.name for it in pod.containers)
         remedy = f"Name one of them {CONTAINER}"
         yield Issue("manifest-container-name", f"{place}.containers", f"has no container {CONTAINER}", listed, remedy)
+    # The API server checks this in pods, and not in a custom resource: the operator would fail to create them.
     volumes = {it.name for it in pod.volumes}
     for group, containers in (("containers", pod.containers), ("initContainers", pod.initContainers)):
         for index, it in enumerate(containers):
@@ -159,6 +161,7 @@ def _resource_issues(requests: Mapping[str, Any], limits: Mapping[str, Any], pla
 
 
 def _map_issues(found: ConfigMap) -> Iterator[Issue]:
+    # The limit is that of etcd's objects, counted in bytes.
     size = sum(len(key.encode()) + len(value.encode()) for key, value in found.data.items())
     if size > _MOST_BYTES:
         problem = f"holds more than {_MOST_BYTES:,} bytes"

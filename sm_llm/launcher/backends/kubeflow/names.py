@@ -43,6 +43,7 @@ def object_name(run_id: str) -> str:
 
     A run id that has to be changed or shortened ends with a hash of the whole id.
     """
+    # Different characters may become the same, so what is changed gets a hash below.
     name = _FORBIDDEN.sub("-", run_id.lower()).strip("-")
     # DNS-1035 names begin with a letter, and services are named after pods.
     if not name[:1].isalpha():
@@ -60,6 +61,7 @@ def native_id(context: str, namespace: str, name: str) -> str:
 
 def split_native(text: str) -> tuple[str, str, str] | None:
     """The parts of ``native_id``; None for a text that has not its form."""
+    # From the right: names and namespaces hold no slash.
     context, _, rest = text.rpartition("/")
     context, _, namespace = context.rpartition("/")
     is_name = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?").fullmatch

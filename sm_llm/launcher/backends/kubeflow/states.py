@@ -80,8 +80,10 @@ def native_state(
         return _failed(condition, words, pods)
     if name == "Succeeded":
         return NativeState(state, "")
+    # The operator writes nothing of any of this in its conditions.
     found = [it for it in map(_trouble, sorted(pods, key=_order)) if it is not None]
     if found:
+        # What a person has to do something about comes first: the rest of the pods may only wait for it.
         return min(found, key=lambda it: it.state is not RunState.PENDING)
     if state is RunState.PENDING and not pods:
         return NativeState(state, f"its pods are being created{_last(events())}")
@@ -126,6 +128,7 @@ def _trouble(pod: Mapping[str, Any]) -> NativeState | None:
     unscheduled: Mapping[str, Any] = next(
         (it for it in status.get("conditions") or () if it.get("type") == "PodScheduled"), {}
     )
+    # Asked before the containers: a pod without a node has no container that could have a state.
     if unscheduled.get("status") == "False":
         return NativeState(RunState.PENDING, f"waiting for nodes: {name}: {unscheduled.get('message')}")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
@@ -155,6 +158,7 @@ def termination(found: Mapping[str, Any]) -> str:
 
 
 def _failed(condition: Mapping[str, Any], words: str, pods: Sequence[Mapping[str, Any]]) -> NativeState:
+    # The reason is the newer operators', the words are those of older ones.
     if _DEADLINE.search(f"{condition.get('reason')} {words}"):
         return NativeState(RunState.INTERRUPTED, "the time limit backend.time_limit_minutes was reached")
     ended = []

@@ -122,6 +122,7 @@ class Asked:
 def plan_checks(plan: Plan) -> Checks:
     """What is decided for a job, and every issue of it. Contacts nothing."""
     job = plan.job
+    # Listed once: the checks and the bundle must see the same files.
     program = local_source(job.task.source) if isinstance(job.task, ScriptTask) else None
     asked = Asked(job, KubeflowOptions.of(job), program)
     issues = run(BACKEND_CHECKERS, asked)
@@ -135,6 +136,7 @@ def _decide(asked: Asked, plan: Plan) -> KubeflowTarget:
     job, options = asked.job, asked.options
     restarts = None if options.retry == "none" else options.max_restarts or MAX_RESTARTS
     watches = options.resource == "HyperPodPyTorchJob" and isinstance(job.task, TrainTask)
+    # Of streamed data the number of steps is not known before the training.
     total = plan.derived.total_steps if plan.derived else None
     return KubeflowTarget(
         pods=job.compute.instance_count,
@@ -174,6 +176,7 @@ def _environment(asked: Asked) -> dict[str, str]:
 
 def _devices(asked: Asked) -> str:
     row = asked.row
+    # A pod with some cores of a device sees a number of device files that depends on how they are spread.
     if row is None or not asked.accelerators or asked.resource == _NEURON_CORES:
         return ""
     return f"{'neuron' if row.is_neuron else 'nvidia'}:{asked.accelerators}" if row.accelerator is not None else ""
@@ -188,6 +191,7 @@ def _node_selector(asked: Asked) -> dict[str, str]:
         found[names.HEALTH_LABEL] = "Schedulable"
     if options.node_health == "deep-checked":
         found[names.DEEP_CHECK_LABEL] = "Passed"
+    # Last: who names a label himself means it, the instance type included.
     return {**found, **options.node_selector}
 
 
@@ -220,10 +224,12 @@ def check_resource(asked: Asked) -> Iterator[Issue]:
             yield Issue(
                 "retry-of-other-resource", "backend.retry", problem, options.retry, "Use backend.retry=operator"
             )
+        # HyperPod's agent watches these namespaces alone.
         elif options.namespace != "kubeflow" and not options.namespace.startswith("hyperpod"):
             problem = "must be kubeflow, or begin with hyperpod, for backend.retry=auto-resume"
             remedy = "Name such a namespace, or use backend.retry=operator"
             yield Issue("namespace-without-auto-resume", "backend.namespace", problem, options.namespace, remedy)
+        # AWS asks for the label, so that a restarted pod does not return to the faulty node.
         if options.node_health == "any":
             problem = "must be schedulable or deep-checked for backend.retry=auto-resume"
             remedy = "Set backend.node_health=schedulable"
@@ -301,6 +307,7 @@ def check_volumes(asked: Asked) -> Iterator[Issue]:
     seen: set[str] = set()
     for index, it in enumerate(asked.options.volumes):
         path = f"backend.volumes.{index}.path"
+        # In both directions: a claim above our folders would hide them.
         ours = next((own for own in _OURS if _is_below(it.path, own) or _is_below(own, it.path)), None)
         if it.path in seen or ours is not None:
             problem = f"is taken: {ours} is there" if ours else "is given twice"
@@ -320,6 +327,7 @@ def check_places(asked: Asked) -> Iterator[Issue]:
         yield from _mount_issue(asked, "storage", str(storage), job.storage, writes=True)
     for path, place in {**sources(job), **_inputs(job)}.items():
         if place.startswith("/"):
+            # RUN@STEP is a checkpoint in the folder RUN.
             yield from _mount_issue(asked, path, place.rpartition("@")[0] or place, place)
         elif _is_of_this_machine(place) and not _is_packed(asked, path):
             remedy = "Give its address in S3, or its path on a volume of backend.volumes"
