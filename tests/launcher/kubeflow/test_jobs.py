@@ -12,7 +12,7 @@ import pytest
 import sm_llm
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.kubeflow import cluster as adapter
-from sm_llm.launcher.backends.kubeflow.cluster import Cluster, cluster, dropped_fields
+from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, cluster, dropped_fields
 from sm_llm.launcher.backends.kubeflow.names import object_name
 from sm_llm.runs.run_states import RunState
 from tests.fixtures.kubernetes_double import PULL_ERROR
@@ -119,7 +119,7 @@ def test_a_cluster_that_does_not_answer_is_no_failure_of_the_run(ready: Kubernet
 
 
 def test_a_name_that_is_somebody_elses_is_refused(ready: KubernetesDouble, tmp_path: Path) -> None:
-    other = Cluster("double", cluster(None).connect)
+    other = KubernetesCluster("double", cluster(None).connect)
     body = {
         "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "tiny", "namespace": "team"},
         "spec": {"runPolicy": {"suspend": True}},

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from sm_llm.contract.job_file import JobFile
     from sm_llm.launcher.backend import Submission
-    from sm_llm.launcher.backends.kubeflow.cluster import Cluster
+    from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
     from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
     from sm_llm.runs.run_store import RunStore
 
 
-def _cluster(context: str | None) -> Cluster:
+def _cluster(context: str | None) -> KubernetesCluster:
     from sm_llm.launcher.backends.kubeflow.cluster import cluster
 
     return cluster(context)
@@ -38,7 +38,7 @@ class KubeflowBackend:
 
     name: str = "kubeflow"
     shell_needs: ClassVar[str] = "kubectl"
-    connect: Callable[[str | None], Cluster] = _cluster
+    connect: Callable[[str | None], KubernetesCluster] = _cluster
     """Context -> its cluster; injected in tests."""
 
     def plan_checks(self, plan: Plan) -> Checks:
@@ -130,7 +130,7 @@ class KubeflowBackend:
 
         return NativeJob(text, find_run)
 
-    def _cluster_of(self, native_id: str) -> Cluster:
+    def _cluster_of(self, native_id: str) -> KubernetesCluster:
         from sm_llm.launcher.backends.kubeflow.jobs import parts
 
         return self.connect(parts(native_id)[0])

@@ -46,7 +46,7 @@ class Refused(SubmitError):
 
 
 @dataclass
-class Cluster:
+class KubernetesCluster:
     """One cluster, by a context of the kubeconfig, or the one that this process runs in."""
 
     name: str
@@ -247,7 +247,7 @@ def _words(body: Any) -> str:
 
 
 @cache
-def cluster(context: str | None) -> Cluster:
+def cluster(context: str | None) -> KubernetesCluster:
     """The cluster of a context, made once; null stands for the current one, or the one around this process.
 
     Raises ``SubmitError`` where the client is not installed, or there is no such context.
@@ -260,13 +260,13 @@ def cluster(context: str | None) -> Cluster:
         contexts, current = config.list_kube_config_contexts()
     except ConfigException as error:
         if context in (None, IN_CLUSTER):
-            return Cluster(IN_CLUSTER, _inside)
+            return KubernetesCluster(IN_CLUSTER, _inside)
         raise SubmitError(f"backend.context: no kubeconfig can be read ({error}). Make one: {_UPDATE}") from error
     # Checked here, because the client's own error does not list what there is.
     known = [str(it["name"]) for it in contexts]
     name = context if context is not None else str(current["name"])
     if name == IN_CLUSTER and name not in known:
-        return Cluster(IN_CLUSTER, _inside)
+        return KubernetesCluster(IN_CLUSTER, _inside)
     if name not in known:
         listed = ", ".join(known) or "none"
         raise SubmitError(
@@ -279,7 +279,7 @@ def cluster(context: str | None) -> Cluster:
         except ConfigException as error:
             raise SubmitError(f"backend.context: {name} cannot be used: {error}") from error
 
-    return Cluster(name, connect)
+    return KubernetesCluster(name, connect)
 
 
 _UPDATE = "aws eks update-kubeconfig --name CLUSTER"

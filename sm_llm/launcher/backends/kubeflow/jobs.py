@@ -12,7 +12,7 @@ from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.backends.kubeflow.manifest import KINDS
-from sm_llm.launcher.backends.kubeflow.pod_logs import LogCopy
+from sm_llm.launcher.backends.kubeflow.pod_logs import PodLogCopy
 from sm_llm.launcher.backends.kubeflow.states import native_state, node_of
 from sm_llm.launcher.observe.logs import read_logs
 from sm_llm.runs.events.events import read_events
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
-    from sm_llm.launcher.backends.kubeflow.cluster import Cluster
+    from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
     from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.runs.run_paths import RunPaths
     from sm_llm.runs.run_record import Attempt, RunRecord
@@ -58,7 +58,7 @@ def is_of(job: Mapping[str, Any], uri: str, number: int) -> bool:
     return found.get(names.RUN_ANNOTATION) == uri and found.get(names.ATTEMPT_ANNOTATION) == str(number)
 
 
-def state_of(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
+def state_of(home: RunStore, record: RunRecord, cluster: KubernetesCluster) -> NativeState:
     """The state of the newest attempt in ``record``. A job that has ended is settled there, once and for all.
 
     Raises ``QueryError``: nothing is known, and nothing was changed.
@@ -127,7 +127,7 @@ def _stop_sentence(paths: RunPaths, number: int) -> str | None:
     return None if found is None else StopRecord(**{it: found[it] for it in StopRecord.model_fields}).sentence
 
 
-def stop_job(home: RunStore, record: RunRecord, attempt: Attempt, cluster: Cluster, *, now: bool) -> None:
+def stop_job(home: RunStore, record: RunRecord, attempt: Attempt, cluster: KubernetesCluster, *, now: bool) -> None:
     """Ask the processes to stop after their step; a job that waits is deleted, and with ``now`` any with its pods."""
     _, namespace, name = parts(attempt.native_id)
     kind = kind_of(record)
@@ -147,14 +147,16 @@ def stop_job(home: RunStore, record: RunRecord, attempt: Attempt, cluster: Clust
             cluster.delete_pod(namespace, str(pod["metadata"]["name"]), now=True)
 
 
-def _keep_logs(home: RunStore, number: int, cluster: Cluster, namespace: str, name: str) -> None:
+def _keep_logs(home: RunStore, number: int, cluster: KubernetesCluster, namespace: str, name: str) -> None:
     """Copy what pods have printed that are about to be deleted; on this machine alone."""
-    copy = LogCopy(cluster, namespace, name, home.paths.logs(number))
+    copy = PodLogCopy(cluster, namespace, name, home.paths.logs(number))
     while copy.pull():
         pass
 
 
-def remove_earlier(home: RunStore, record: RunRecord, kind: str, cluster: Cluster, namespace: str, name: str) -> None:
+def remove_earlier(
+    home: RunStore, record: RunRecord, kind: str, cluster: KubernetesCluster, namespace: str, name: str
+) -> None:
     """Delete the job of an earlier attempt of this run, which has ended, and wait until it is gone.
 
     Applying a manifest of the same name again would do nothing. Raises ``SubmitError`` for a job of another run.
@@ -174,7 +176,7 @@ def remove_earlier(home: RunStore, record: RunRecord, kind: str, cluster: Cluste
 
 def logs_of(
     home: RunStore, record: RunRecord, attempt: int, wanted: LogFilter, still_running: Callable[[], bool],
-    cluster: Callable[[], Cluster],
+    cluster: Callable[[], KubernetesCluster],
 ) -> Iterator[str]:  # fmt: skip
     """Wanted lines of an attempt's pods, rank 0's first; then new ones while ``still_running``, over all restarts."""
     found = next(it for it in record.attempts if it.number == attempt)
@@ -182,7 +184,7 @@ def logs_of(
         # The pods of earlier attempts are gone; what was copied before is there.
         return read_logs(home.paths, attempt, wanted, still_running=lambda: False)
     _, namespace, name = parts(found.native_id)
-    copy = LogCopy(cluster(), namespace, name, home.paths.logs(attempt), wanted.node)
+    copy = PodLogCopy(cluster(), namespace, name, home.paths.logs(attempt), wanted.node)
     trouble = ""
 
     def look() -> bool:
@@ -203,7 +205,7 @@ def logs_of(
     return read_logs(home.paths, attempt, replace(wanted), still_running=look, poll=LOOK_SECONDS)
 
 
-def shell_command(home: RunStore, native_id: str, node: int, cluster: Cluster) -> list[str]:
+def shell_command(home: RunStore, native_id: str, node: int, cluster: KubernetesCluster) -> list[str]:
     """The command of kubectl that opens a shell in a pod. Raises ``SubmitError`` for one that does not run."""
     context, namespace, name = parts(native_id)
     found = {node_of(it): it for it in cluster.pods(namespace, name)}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from sm_llm.launcher.backends.kubeflow.cluster import Cluster
+    from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
 
 MOST_BYTES = 4 << 20
 """Of one pod in one answer; the rest comes with the next."""
@@ -49,10 +49,10 @@ class _Position:
 
 
 @dataclass
-class LogCopy:
+class PodLogCopy:
     """The logs of one attempt: ``node-<i>.log`` in ``folder`` for pod i."""
 
-    cluster: Cluster
+    cluster: KubernetesCluster
     namespace: str
     job: str
     folder: Path

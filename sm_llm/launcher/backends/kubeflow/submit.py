@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sm_llm.launcher.backend import Submission
-    from sm_llm.launcher.backends.kubeflow.cluster import Cluster
+    from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
 
 _PROBE = "-check"
 
 
-def check_cluster(submission: Submission, cluster: Cluster) -> None:
+def check_cluster(submission: Submission, cluster: KubernetesCluster) -> None:
     """Raise ``SubmitError`` for what the cluster lacks: operator, claims, service account, secrets.
 
     The job is created as a dry run, so that the operator's webhook and quotas have their say, and compared with what
@@ -53,7 +53,7 @@ def check_cluster(submission: Submission, cluster: Cluster) -> None:
         )
 
 
-def _absent(submission: Submission, cluster: Cluster) -> list[str]:
+def _absent(submission: Submission, cluster: KubernetesCluster) -> list[str]:
     """What the pods would wait for for ever."""
     options = KubeflowOptions.of(submission.job.spec)
     place = f"/api/v1/namespaces/{options.namespace}"
@@ -75,7 +75,7 @@ def _absent(submission: Submission, cluster: Cluster) -> list[str]:
     ]
 
 
-def submit(submission: Submission, cluster: Cluster) -> None:
+def submit(submission: Submission, cluster: KubernetesCluster) -> None:
     """Submit a claimed attempt. Raises ``SubmitError``."""
     home, job = job_home(submission.job), submission.job
     config_map, manifest = submission.request["manifests"]
@@ -114,7 +114,7 @@ def _upload(submission: Submission) -> int:
     return sent
 
 
-def _created(cluster: Cluster, manifest: Mapping[str, Any], uri: str, attempt: int) -> dict[str, Any]:
+def _created(cluster: KubernetesCluster, manifest: Mapping[str, Any], uri: str, attempt: int) -> dict[str, Any]:
     """Create the job once, also where the answer is lost. Raises ``MayRun`` if nobody knows whether it was."""
     metadata = manifest["metadata"]
     try:
