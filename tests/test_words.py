@@ -33,6 +33,8 @@ WORDS = {
     r"lines? of images": "image stack",
     r"wings?": "launcher and worker",
     r"verdict": "outcome",
+    r"couriers?": "periodic task",
+    r"inquest": "hang report",
 }
 """Word -> what to write in its place."""
 NAMES = {

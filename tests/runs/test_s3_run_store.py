@@ -326,7 +326,7 @@ def test_a_request_to_stop_reaches_the_attempt_it_was_made_of(home: S3RunStore) 
     assert asked == [2]
 
 
-def test_a_courier_reports_trouble_once_and_its_end_and_does_the_last_duty_until_it_succeeds() -> None:
+def test_a_periodic_task_reports_trouble_once_and_its_end_and_does_the_last_duty_until_it_succeeds() -> None:
     reported: list[str] = []
     fails = [False, True, True, False, True, True]
     rounds = threading.Event()

@@ -40,7 +40,7 @@ class PeriodicTask:
         self._working = threading.Lock()
         self._ending = threading.Event()
         self._deadline = float("inf")
-        self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="periodic-task", daemon=True)
 
     def start(self) -> Self:
         """Begin; the first round comes after one pause."""

@@ -49,7 +49,7 @@ class Checkpointer:
         self._spec = spec
         self._control = control
         self._checkpoint_age = CheckpointAge()
-        # Collectives of different threads must never cross each other: each has an agreement of its own.
+        # Collectives of different threads must never cross each other: each has a control group of its own.
         self._publisher = Publisher(
             context,
             store,

@@ -44,9 +44,9 @@ class SaveJob:
 class SaveWriter:
     """One background thread, on every process alike, which hands what it has sealed to the publisher."""
 
-    def __init__(self, context: WorkerContext, agreement: ControlGroup, publisher: Publisher) -> None:
+    def __init__(self, context: WorkerContext, control: ControlGroup, publisher: Publisher) -> None:
         self._context = context
-        self._background = agreement
+        self._background = control
         self._publisher = publisher
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.seconds: float | None = None

@@ -24,7 +24,7 @@ def upload_events(context: WorkerContext, environ: Mapping[str, str]) -> Periodi
     uploader = home.uploader(context.run.root, lambda name: is_own_event_file(name, context.job, place))
     if uploader is None or RUN_FOLDER_ENVIRONMENT in environ or not place.is_node_leader:
         return None
-    # The worker itself only reads a local stop file: in S3 the courier checks, away from the training loop.
+    # The worker itself only reads a local stop file: in S3 a periodic task checks, away from the training loop.
     requests = StopRequest(home.is_asked_to_stop, context.job.attempt, context.run.stop_file.touch)
     duties = [uploader.ship, requests.look] if place.is_leader else [uploader.ship]
     return PeriodicTask(duties, lambda message: context.notice(message, "warning"), last=uploader.ship_all).start()

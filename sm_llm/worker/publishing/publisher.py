@@ -76,14 +76,14 @@ class Publisher:
         self,
         context: WorkerContext,
         store: Store,
-        agreement: ControlGroup,
+        control: ControlGroup,
         checkpoint_age: CheckpointAge,
         max_unpublished_seconds: float,
         announce: Callable[[Sealed, Published], None],
     ) -> None:
         self._context = context
         self._store = store
-        self._agreement = agreement
+        self._control = control
         self._checkpoint_age = checkpoint_age
         self._max_unpublished_seconds = max_unpublished_seconds
         self._announce = announce
@@ -104,12 +104,12 @@ class Publisher:
         with self._changed:
             return bool(self._held)
 
-    def offer(self, sealed: Sealed, agreement: ControlGroup) -> None:
-        """Publish a save that all nodes have sealed. A collective over ``agreement``, of the thread that sealed it."""
+    def offer(self, sealed: Sealed, control: ControlGroup) -> None:
+        """Publish a save that all nodes have sealed. A collective over ``control``, of the thread that sealed it."""
         with self._changed:
             self._held[sealed.save.save_id] = sealed
-        agreement.barrier()  # rank 0 may have the other thread publish it from now on
-        reported = agreement.broadcast(self._enqueue(sealed) if self._context.place.is_leader else None)
+        control.barrier()  # rank 0 may have the other thread publish it from now on
+        reported = control.broadcast(self._enqueue(sealed) if self._context.place.is_leader else None)
         assert reported is not None
         # The other thread gave up before this save was held, so it settled every future but this one.
         if self.failure is not None:
@@ -166,7 +166,7 @@ class Publisher:
                 sealed.folder if place.is_node_leader else None,
                 node=place.node,
                 leader=place.is_leader,
-                gather=self._agreement.gather,
+                gather=self._control.gather,
                 meta=sealed.meta,
                 upload=partial(self._context.agent.call, upload_part),
             )
@@ -181,7 +181,7 @@ class Publisher:
         return None
 
     def _next(self, current: Sealed, error: StorageError | None, tries: int) -> _Reported:
-        reported = self._agreement.broadcast(
+        reported = self._control.broadcast(
             self._choose(current, error, tries) if self._context.place.is_leader else None
         )
         assert reported is not None

@@ -13,7 +13,7 @@ from sm_llm.errors import SmLlmError
 T = TypeVar("T")
 
 CONTROL_TIMEOUT = timedelta(minutes=30)
-"""How long one process may lag behind the others at an agreement (staging, reading a checkpoint)."""
+"""How long one process may lag behind the others in a collective (staging, reading a checkpoint)."""
 
 
 class ControlGroup:

@@ -93,7 +93,7 @@ def _listen(host: str) -> int:
 
 
 def connect(prefix: str, secret: str, environ: Mapping[str, str] = os.environ) -> KeyValueStore | None:
-    """The board of this torchrun; None without one, or with one whose store lives in rank 0 and dies with it."""
+    """The store of this torchrun; None without one, or with one whose store lives in rank 0 and dies with it."""
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     from torch._C._distributed_c10d import TCPStore

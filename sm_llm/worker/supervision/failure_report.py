@@ -142,7 +142,7 @@ def print_failure(own: Failure, first: Failure) -> None:
 
 
 def linger(kv_store: KeyValueStore | None, world_size: int, *, is_cause: bool) -> None:
-    """Stay until the other processes have read the first failure: the board goes when the torchrun of node 0 does.
+    """Stay until the other processes have read the first failure: the store goes when the torchrun of node 0 does.
 
     One that was killed never reads it, so this ends after ``LINGER_SECONDS``. A process that is not the cause leaves
     after ``WAIT_SECONDS``: the launcher ends a node that outlives a failed one by seconds.

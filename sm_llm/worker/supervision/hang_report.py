@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sm_llm.worker.runtime.key_value_store import KeyValueStore
 
 ANSWER_SECONDS = 3.0
-"""How long the inquest waits for answers."""
+"""How long the report waits for answers."""
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is held by a debugger", "D": "waits for a disk or network file system"}
 
 
@@ -52,7 +52,7 @@ class HangReport:
         self._began = clock()
 
     def answer(self) -> None:
-        """Put this process's answer on the board."""
+        """Put this process's answer in the store."""
         if self._kv_store is not None:
             self._kv_store.put(f"answer/{self._own.rank}", json.dumps(asdict(self._own)))
 

@@ -35,7 +35,7 @@ class Watchdog:
     """Runs from the first import to the end of the task, whatever the main thread waits for.
 
     Processes stand in a ring: each checks whether the next one still gives signs of life. The first that finds a fault
-    raises the alarm; then every process that can puts its stacks on the board, and the lowest rank among them
+    raises the alarm; then every process that can puts its stacks in the store, and the lowest rank among them
     (``HangReport``) writes to the event log and ends the job. Without a board it watches this process alone.
     """
 
@@ -67,7 +67,7 @@ class Watchdog:
     def start(self) -> Watchdog:
         if self._kv_store is not None:
             place = self._context.place
-            # With it an inquest on the same host can read the state of a process that does not answer.
+            # With it a hang report on the same host can read the state of a process that does not answer.
             self._kv_store.put(f"process/{place.rank}", json.dumps([socket.gethostname(), os.getpid()]))
         self._thread.start()
         return self
@@ -99,7 +99,7 @@ class Watchdog:
         if self._spec.enabled:  # prints C stacks, should this very thread be kept from running
             faulthandler.dump_traceback_later(self._spec.stall_seconds, exit=False)
         self._beats += 1
-        # Not once the job has failed: the board may be gone by then.
+        # Not once the job has failed: the store may be gone by then.
         if self._kv_store is not None and self._first is None:
             self._kv_store.put(f"beat/{self._context.place.rank}", str(self._beats))
 
@@ -111,7 +111,7 @@ class Watchdog:
         ):
             # Kept: the store ends with its torchrun, and cannot be asked a second time.
             self._first, self._failed_at = Failure.from_json(reported), self._clock()
-        if self._first is not None:  # the board may go now
+        if self._first is not None:  # the store may go now
             self._end_with(self._first)
         elif self._hang_report is not None:
             if (outcome := self._hang_report.outcome()) is not None:
@@ -174,7 +174,7 @@ class Watchdog:
         failures.publish(self._context, first)
         print(f"rank {self._context.place.rank} ends: the first to fail was {first.headline}", flush=True)
         failures.acknowledge(self._kv_store, self._context.place.rank)
-        # Others may still read the board, which ends with the torchrun of node 0.
+        # Others may still read the store, which ends with the torchrun of node 0.
         failures.linger(self._kv_store, self._context.place.world_size, is_cause=False)
         self._end(1)
 

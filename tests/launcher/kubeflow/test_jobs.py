@@ -102,7 +102,7 @@ def test_quota_and_nodes_that_a_job_waits_for(ready: KubernetesDouble, tmp_path:
     run.stop()
 
 
-def test_a_cluster_that_does_not_answer_is_no_failure_of_the_run(ready: KubernetesDouble, tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer_is_not_a_failure_of_the_run(ready: KubernetesDouble, tmp_path: Path) -> None:
     """NVIDIA-NeMo/Run #460: one failed call ended a healthy run's watch."""
     ready.bad_images = {"image:1"}
     run = sm_llm.launch(spec(tmp_path))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def store_tasks(home: RunStore, attempt: int) -> list[PeriodicTask]:
-    """Couriers (not yet started) that keep the store of a remote run informed of an attempt; a folder needs none.
+    """Periodic tasks (not yet started) that keep the store of a remote run informed of an attempt; a folder needs none.
 
     One beats, the other stores events and logs, and looks for a request to stop, which becomes a signal to this
     process. What one of them waits for does not hold up the other: a slow upload is no sign of death.
