@@ -23,7 +23,9 @@ class ExampleOptions(BackendOptions):
     """Time from a request to stop until the job is killed."""
 
 
-table.BACKENDS["example"] = table.Row(ExampleOptions, f"{__name__}:ExampleBackend")  # before jobs have their classes
+table.BACKENDS["example"] = table.BackendEntry(
+    ExampleOptions, f"{__name__}:ExampleBackend"
+)  # before jobs have their classes
 
 from sm_llm.launcher.backend import NativeState, Submission  # noqa: E402
 from sm_llm.launcher.backends.job_backend import JobBackend  # noqa: E402
