@@ -85,7 +85,7 @@ def test_steps_in_examples_are_checkpoints_of_the_first_run() -> None:
     train = plan("tiny-local")[-1].derived
     assert train is not None and train.total_steps is not None and train.checkpoint_every is not None  # noqa: PT018
     kept = [step for step in range(1, train.total_steps + 1) if step % train.checkpoint_every == 0][-3:]
-    examples = README + (ROOT / "sm_llm" / "cli" / "steer.py").read_text()
+    examples = README + (ROOT / "sm_llm" / "cli" / "control.py").read_text()
     named = re.findall(r"sm-llm (?:resume|branch) (?:RUN|tiny-local) --step (\d+)", examples)
     assert len(named) >= 3
     assert {int(step) for step in named} <= set(kept)
