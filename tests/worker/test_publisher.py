@@ -16,6 +16,7 @@ from sm_llm.worker.process_info import ProcessInfo
 from sm_llm.worker.publishing import publisher as module
 from sm_llm.worker.publishing.checkpoint_age import CheckpointAge
 from sm_llm.worker.publishing.publisher import Publisher, Sealed
+from sm_llm.worker.transfer.local_copies import LocalCopies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,7 @@ class Bench:
         self.store = Shut(root / "run")
         context: Any = SimpleNamespace(
             place=ProcessInfo(),
+            copies=LocalCopies(root),
             job=SimpleNamespace(run_id="tiny"),
             agent=SimpleNamespace(call=lambda function, *arguments, **named: function(*arguments, **named)),
             emit=lambda event: None,
