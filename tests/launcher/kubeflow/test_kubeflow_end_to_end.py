@@ -94,24 +94,3 @@ def test_a_killed_pod_changes_no_loss(pods: KubernetesDouble, bucket: str, s3_se
     unbroken = sm_llm.launch({**job, "backend": {"name": "local"}, "storage": str(tmp_path / "local")}, wait=True)
     assert losses(run) == losses(unbroken)
     assert len(losses(run)) == STEPS
-
-
-def test_stop_and_the_same_command_under_the_same_name(
-    pods: KubernetesDouble, bucket: str, s3_server: S3Server
-) -> None:
-    job = spec(bucket, s3_server)
-    # Pods look for a request in S3 every few seconds.
-    job["task"] |= {"max_steps": 10 * STEPS, "checkpoint": {"every_steps": 5}}
-    run = sm_llm.launch(job)
-    await_step(run, 5)
-    assert run.stop(wait=True) is RunState.INTERRUPTED
-    first = next(it for key, it in pods.objects.items() if key[0] == "pytorchjobs")["metadata"]["uid"]
-
-    again = sm_llm.launch(job)
-    assert (again.id, again.continued_attempt) == (run.id, 2)
-    second = next(it for key, it in pods.objects.items() if key[0] == "pytorchjobs")["metadata"]
-    assert second["uid"] != first
-    assert second["annotations"]["sm-llm/attempt"] == "2"
-    assert again.wait() is RunState.COMPLETED
-    assert len(losses(again)) == 10 * STEPS
-    assert [it.state for it in again.attempts] == [RunState.INTERRUPTED, RunState.COMPLETED]
