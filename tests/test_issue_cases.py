@@ -11,7 +11,9 @@ import pytest
 from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.planner import plan
+from sm_llm.spec.backends.local import LocalOptions
 from sm_llm.spec.job import JobSpec
+from sm_llm.spec.loading.backend_settings import backend_settings
 from sm_llm.spec.loading.load import load
 from sm_llm.spec.references import resolve
 from tests.issue_codes import codes
@@ -341,7 +343,7 @@ ELSEWHERE = {
     "yaml-invalid", "yaml-key-not-text", "yaml-key-repeated", "yaml-refers-to-itself", "yaml-tag-unsupported",
     "yaml-value-too-large", "value-too-large", "number-too-long", "specification-not-a-mapping",
     "specification-unreadable", "user-configuration-not-a-mapping", "user-configuration-unreadable", "recipe-unknown",
-    "reference-unknown",
+    "reference-unknown", "setting-of-no-backend",
 }  # fmt: skip
 """Of files and of texts as such: tests/spec/test_yaml_text.py, test_sizes.py, test_load.py, test_defaults.py and
 test_template.py."""
@@ -405,3 +407,9 @@ def test_a_reference_to_what_is_not_given_is_an_issue() -> None:
     with pytest.raises(SpecError) as caught:
         resolve(job.model_copy(update={"inputs": {}}), {}, {})
     assert [(it.code, it.path) for it in caught.value.issues] == [("reference-unknown", "task.data.train")]
+
+
+def test_a_setting_of_a_job_is_not_one_of_a_cluster() -> None:
+    with pytest.raises(SpecError) as caught:
+        backend_settings(LocalOptions, ["compute.instance_count=2"])
+    assert [(it.code, it.path) for it in caught.value.issues] == [("setting-of-no-backend", "compute.instance_count")]
