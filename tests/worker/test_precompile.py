@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,8 @@ def test_a_graph_that_does_not_compile_ends_the_job_with_its_reason(
 def test_a_training_that_fails_under_the_compiler_is_named(neuron: Path, tmp_path: Path) -> None:
     assert precompile(tmp_path / "run", str(neuron), start={"checkpoint": str(tmp_path / "absent")}) == 1
     [message] = {it["message"] for it in events(tmp_path / "run", "failed")}
-    assert message.startswith("the training failed while its graphs were extracted: rank 0: ")
+    # Either process may be the first.
+    assert re.match(r"the training failed while its graphs were extracted: rank [01]: ", message)
     assert "absent" in message
 
 
