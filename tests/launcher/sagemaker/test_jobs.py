@@ -353,7 +353,7 @@ def test_what_has_no_worker_is_refused_before_anything_is_written(
     }
     trainium = ("compute.instance_type=ml.trn1.32xlarge", "compute.instance_count=1")
     with pytest.raises(PlanError, match="there is no worker for the strategy nxd yet"):
-        start("backend.max_run_seconds=60", *trainium, task=task)
+        start("backend.max_run_seconds=600", *trainium, task=task)
     with pytest.raises(PlanError):
         start("backend.max_retry_attempts=31")
     assert "Contents" not in s3_server.client.list_objects_v2(Bucket=bucket)
