@@ -204,19 +204,19 @@ class StartResolver:
             # Every node leader fetches for its node; if one of them cannot, all pass this commit over.
             bring=fetcher,
         )
-        if restored is not None:
-            self._tell_restored(restored.commit.step or 0, fetcher)
+        self._tell_restored(restored, fetcher)
         for rejected in restored.rejected if restored else ():
             self._context.notice(f"checkpoint refused: {rejected}", "warning")
         return restored
 
-    def _tell_restored(self, step: int, fetcher: Fetcher) -> None:
-        reported = self._control.gather((fetcher.seconds, fetcher.local_bytes, fetcher.fetched_bytes))
-        seconds, local, fetched = (
-            max(it[0] for it in reported),
-            sum(it[1] for it in reported),
-            sum(it[2] for it in reported),
-        )
+    def _tell_restored(self, restored: Restored | None, fetcher: Fetcher) -> None:
+        # A process that sees no checkpoint where another does gathers as well: the other must not wait for it.
+        figures = (fetcher.seconds, fetcher.local_bytes, fetcher.fetched_bytes) if restored else None
+        reported = [it for it in self._control.gather(figures) if it is not None]
+        if restored is None:
+            return
+        step, seconds = restored.commit.step or 0, max(it[0] for it in reported)
+        local, fetched = sum(it[1] for it in reported), sum(it[2] for it in reported)
         self._context.emit(CheckpointRestored(step, seconds, local, fetched))
         self._context.say(
             f"checkpoint of step {step}: {local / 2**20:.1f} MiB were on the nodes' disks, "
