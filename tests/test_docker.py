@@ -218,7 +218,7 @@ def test_what_cannot_be_built_is_reported() -> None:
 )
 def test_registries_of_every_partition_are_known(address: str, is_known: bool) -> None:
     if is_known:
-        assert image_build._registry(address)["account"] == "111122223333"
+        assert image_build.registry_of(address)["account"] == "111122223333"
         return
     with pytest.raises(PlanError, match="is not an image in ECR"):
-        image_build._registry(address)
+        image_build.registry_of(address)

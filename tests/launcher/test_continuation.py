@@ -184,7 +184,7 @@ def test_A1_fewer_steps_than_the_checkpoint_has_done_are_refused_at_launch_with_
             launch()
         (fault,) = reported.value.issues
         assert fault.path == "task.max_steps"
-        assert f"asks for {steps} steps in all, and the checkpoint has done 6" in str(fault)
+        assert f"asks for {steps} steps in all; the checkpoint has done 6" in str(fault)
         assert "task.max_steps=12" in fault.remedy
     assert state_of(run)[:2] == before[:2]
     assert len(list((folder / "runs").iterdir())) == 1

@@ -106,7 +106,7 @@ def test_numbers_longer_than_any_are_text(tmp_path: Path) -> None:
 
 
 def test_f09_a_number_of_machines_has_a_bound(tmp_path: Path) -> None:
-    assert "compute.instance_count (override): must be at most 10000" in message(
+    assert "compute.instance_count (override): must be at most 10,000" in message(
         "smoke", f"compute.instance_count={10**17}"
     )
     assert "compute.instance_count (override): must be less than 2**63" in message(

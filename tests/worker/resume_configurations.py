@@ -129,8 +129,14 @@ def three_legs(harness: Any) -> None:
 
 def one(harness: Any) -> None:
     """On a single process: what happens to files and to requests."""
+
+    def tampered(run: Path, how: str) -> None:
+        tamper(run, 6, how)
+        # The node's own copy is as it was: a restart that finds it reads nothing of what was altered.
+        shutil.rmtree(run / "copies")
+
     for how in TAMPERINGS:
-        harness.run(copy_of_half(harness, how, lambda run, how=how: tamper(run, 6, how)), train_task(), attempt=2)
+        harness.run(copy_of_half(harness, how, lambda run, how=how: tampered(run, how)), train_task(), attempt=2)
 
     def ruin(run: Path) -> None:
         tamper(run, 6, "missing")

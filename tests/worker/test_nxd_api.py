@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = json.loads((ROOT / "tests/golden/nxd_api.json").read_text())
 DOUBLE = ROOT / "tests/fixtures/nxd_double"
 LIBRARY = ROOT / "sm_llm/worker/strategies/nxd/library.py"
-ELSEWHERE = {"torch_xla.distributed.xla_backend", "torch_neuronx.utils.get_platform_target"}
+ELSEWHERE = {"torch_xla.distributed.xla_backend.__name__", "torch_neuronx.utils.get_platform_target"}
 """A module whose import is the point, and a function of a package whose source is not public."""
 
 

@@ -78,4 +78,6 @@ def test_C12_a_setting_without_effect_or_with_a_strange_one_is_warned_of(optim: 
     ],
 )  # fmt: skip
 def test_C12_usual_settings_are_not_warned_of(optim: dict[str, Any]) -> None:
-    assert not [it for it in plan_of(TINY, task={"optim": optim}).warnings if it.startswith("task.optim")]
+    data = {"format": "rows", "train": "s3://bucket/rows/train", "validation": "s3://bucket/rows/validation"}
+    planned = plan_of(TINY, task={"optim": optim, "data": {**data, "seq_length": 64}})
+    assert not [it for it in planned.warnings if it.startswith("task.optim")]

@@ -65,7 +65,7 @@ def test_SL17_an_unknown_state_is_shown_raw() -> None:
             "requeued (waiting for its begin time, starts at 2026-11-29T07:48:02)",
         ),
         (JobRow("1", "RUNNING", nodes="node[1-2]"), RunState.RUNNING, "running on node[1-2]"),
-        (JobRow("1", "COMPLETING", nodes="node[1-2]"), RunState.RUNNING, "outcome"),
+        (JobRow("1", "COMPLETING", nodes="node[1-2]"), RunState.RUNNING, "ending"),
     ],
     ids=lambda it: it.reason or it.state if isinstance(it, JobRow) else "",
 )

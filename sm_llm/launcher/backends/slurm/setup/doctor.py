@@ -11,6 +11,7 @@ from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER
 from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob, run_job
 from sm_llm.launcher.backends.slurm.submit import HYPERPOD
 from sm_llm.launcher.images.image_build import pull_policy
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +152,7 @@ def _lines(end: JobEnd) -> list[str]:
 
 def _on_nodes(name: str, found: Sequence[dict[str, str]], key: str, problem: str) -> ClusterCheck:
     bad = sorted(it["name"] for it in found if it.get(key) != "yes")
-    detail = f"{problem} {', '.join(bad)}" if bad else f"on {len(found)} node{'s' if len(found) > 1 else ''}"
+    detail = f"{problem} {', '.join(bad)}" if bad else f"on {counted(len(found), 'node')}"
     return ClusterCheck(name, "failed" if bad else "ok", detail)
 
 
