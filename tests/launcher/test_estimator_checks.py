@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -272,7 +273,7 @@ def test_S12_12_inputs_of_fit_are_inputs_of_the_job_and_of_its_record(
     for given in ({"corpus": other}, None, {"corpus": other}):
         est.fit(given, wait=False)
         place = DATA if given is None else other
-        assert f"data       {place} (rows of 16 tokens)" in capsys.readouterr().err
+        assert re.search(rf"data +{place} \(rows of 16 tokens\)", capsys.readouterr().err)
         key = est.run_uri.removeprefix(f"s3://{BUCKET}/")
         record = json.loads(boto3.client("s3").get_object(Bucket=BUCKET, Key=f"{key}/run.json")["Body"].read())
         corpus = record["spec"]["inputs"]["corpus"]

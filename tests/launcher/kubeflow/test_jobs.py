@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from sm_llm.runs.run_states import RunState
 from tests.fixtures.kubernetes_double import PULL_ERROR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.fixtures.kubernetes_double import KubernetesDouble
 
@@ -50,6 +51,16 @@ def ready(kubernetes: KubernetesDouble) -> KubernetesDouble:
     kubernetes.objects["persistentvolumeclaims", "team", "fsx"] = {"metadata": {"name": "fsx"}}
     kubernetes.environ["PATH"] = f"{Path(sys.executable).parent}:{kubernetes.environ['PATH']}"
     return kubernetes
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[None]:
+    """The claim lies on a file system of its own, as in a pod, which refuses to start otherwise."""
+    claims = tmp_path / "claims"
+    claims.mkdir()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        (claims / "fsx").symlink_to(folder)
+        yield
 
 
 def await_(is_reached: Callable[[], bool], seconds: float = SECONDS) -> None:
@@ -156,6 +167,7 @@ def test_fields_that_the_cluster_dropped() -> None:
 
 @pytest.mark.integration
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mounted")
 def test_a_program_in_one_pod_from_launch_to_its_logs(ready: KubernetesDouble, tmp_path: Path) -> None:
     program = "import os; print('in', os.environ['NOTE'], os.environ['WORLD_SIZE'])\n"
     run = sm_llm.launch(spec(tmp_path, program, environment={"NOTE": "$(PATH) $$ 'x'"}))
