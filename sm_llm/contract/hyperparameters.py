@@ -29,6 +29,8 @@ RUN_HYPERPARAMETER = "sm_llm_run"
 """Hyperparameter with the address of the run's folder, where only the platform knows it (a pipeline's variables)."""
 _OF_THE_PLATFORM = re.compile(r"sagemaker_.*|mp_parameters|default_user_module_name")
 _PREFIX = "SM_HP_"
+_OF_CONFIG = re.compile(r"(steps\.[^.=]+\.)?task\.model\.config\.")
+"""Fields of a model's config, which any value fits until the model's own checks; none is a text of digits."""
 
 
 def spelt(value: Any) -> str:
@@ -64,7 +66,7 @@ def applied(job: JobFile, hyperparameters: Mapping[str, str]) -> tuple[JobFile, 
     arrives as ``"0.1"`` in quotes. A field that takes no text takes what is inside the quotes.
     Raises ``SpecError``.
     """
-    changes = overrides(hyperparameters)
+    changes = [_unquoted(it) if _OF_CONFIG.match(it) else it for it in overrides(hyperparameters)]
     try:
         return job.changed(changes), changes
     except SpecError as error:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sm_llm.contract.hyperparameters import overrides, read_hyperparameters, spelt
+from sm_llm.contract.hyperparameters import applied, overrides, read_hyperparameters, spelt
 from sm_llm.contract.job_file import JobFile
 from sm_llm.errors import SpecError
 from sm_llm.spec.job import JobSpec
@@ -52,6 +52,16 @@ def test_HP01_awkward_values_are_the_same_value_in_both_spellings(value: Any) ->
 def test_HP17_a_pipelines_bare_text_is_text_where_text_is_wanted(value: str) -> None:
     job = job_file().changed([f"environment.X={value}"])
     assert job.spec.environment["X"] == value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("hidden_size", 32), ("attention_dropout", 0.1), ("tie_word_embeddings", True)]
+)
+def test_f03_a_tuners_choices_below_a_models_config_keep_their_types(field: str, value: Any) -> None:
+    """The SDK sends the text of a value's text, and a config takes any value until the model's checks."""
+    text = json.dumps(str(value))
+    changed, _ = applied(job_file(), {f"task.model.config.{field}": text})
+    assert same(changed.spec.task.model.config[field], value)  # type: ignore[union-attr]
 
 
 def job_file() -> JobFile:

@@ -57,6 +57,7 @@ REFUSED: list[tuple[str, tuple[str, ...], str, str]] = [
     ("no type", ("compute.instance_type=null",), "compute.instance_type", "no instance type"),
     ("a role that is no ARN", ("backend.role=SageMakerRole",), "backend.role", "form arn:aws"),
     ("no role", ("backend.role=null",), "backend.role", "no IAM role"),
+    ("an empty role", ("backend.role=''",), "backend.role", "no IAM role"),
     ("no region", ("backend.region=null",), "backend.region", "no AWS region"),
     ("31 retries", ("backend.max_retry_attempts=31",), "backend.max_retry_attempts", "at most 30"),
     ("subnets alone", ("backend.vpc.subnets=[subnet-1]",), "backend.vpc.security_group_ids", "both, or neither"),

@@ -263,7 +263,7 @@ def region_of(environ: Mapping[str, str]) -> str | None:
 def setting_issues(found: JobSettings) -> list[Issue]:
     """What is missing, or cannot be."""
     issues = []
-    if found.role is None:
+    if not found.role:
         remedy = "Set backend.role, or once for all jobs: SM_LLM_ROLE, role in the user configuration, or the SDK's"
         issues.append(Issue("role-missing", "backend.role", "no IAM role is given", remedy=remedy))
     if found.region is None:
