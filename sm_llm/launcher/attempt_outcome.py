@@ -14,14 +14,14 @@ from sm_llm.contract.failure import Cause, Failure
 from sm_llm.runs.events.events import event_files, read_file
 from sm_llm.runs.events.failures import Failed
 from sm_llm.runs.outcome import Outcome, with_end
-from sm_llm.runs.results import has_checkpoint, has_final
+from sm_llm.runs.results import has_checkpoint, has_final, link_result, result_place
 from sm_llm.runs.run_states import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from sm_llm.runs.run_paths import RunPaths
-    from sm_llm.runs.run_record import Attempt
+    from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
 
 _FAILURE_LOG = re.compile(r"rank[0-9]+-failure")
@@ -81,12 +81,20 @@ def completed(paths: RunPaths, attempt: int, since: float = 0.0) -> Outcome:
 
 
 def record_outcome(home: RunStore, attempt: Attempt, outcome: Outcome, **bill: int | None) -> Outcome:
-    """Write how an attempt ended into the record, once and for all; returns ``ending``.
+    """Write how an attempt ended into the record, once and for all; returns ``outcome``.
 
     Nothing is written where it has an end already, or where another attempt, or job, has taken its place meanwhile.
     """
     home.update(lambda held: with_end(held, home.paths, attempt, outcome, bill))
     return outcome
+
+
+def record_evidence(home: RunStore, record: RunRecord, attempt: Attempt, found: Evidence) -> Outcome:
+    """Judge an attempt that has ended, and write its end into the record; a result in a folder gets its address."""
+    outcome = judge(home, record.run_id, attempt.number, found)
+    if outcome.state.is_completed and not home.is_remote:
+        link_result(home, result_place(home, record.run_id))
+    return record_outcome(home, attempt, outcome)
 
 
 def first_failure(found: Iterable[tuple[float, Failure]]) -> Failure | None:

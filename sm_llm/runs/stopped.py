@@ -5,7 +5,7 @@ torchrun exits with 1 after SIGTERM whatever its workers return, so this file ho
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,6 +13,7 @@ from sm_llm.runs.run_states import RunState
 from sm_llm.storage.files import write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -44,6 +45,11 @@ class StopRecord(BaseModel):
     def write(self, path: Path) -> None:
         """Write atomically. Raises ``OSError``."""
         write_atomically(path, self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> StopRecord:
+        """What an event of kind ``stopped`` holds, which has the same fields."""
+        return cls(**{name: event[name] for name in cls.model_fields})
 
     @classmethod
     def read(cls, path: Path) -> StopRecord | None:

@@ -75,7 +75,7 @@ class JobBackend(Backend):
 
     def open_state(self, home: RunStore, record: RunRecord) -> NativeState:
         """``describe`` where the newest attempt in ``record`` has a job and no end yet."""
-        from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, judge, record_outcome
+        from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, record_evidence
 
         last = record.attempts[-1]
         native = self.job_state(last.native_id)
@@ -85,7 +85,7 @@ class JobBackend(Backend):
         home.refresh(f"events/attempt-{last.number}-")
         failure = first_failure(failures_in_events(home.paths, last.number))
         found = Evidence(native.state, native.detail, failure=failure)
-        return NativeState.of(record_outcome(home, last, judge(home, record.run_id, last.number, found)))
+        return NativeState.of(record_evidence(home, record, last, found))
 
     def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of ``job_lines``; then new ones while ``still_running``."""

@@ -6,9 +6,10 @@ import re
 import time
 from typing import TYPE_CHECKING, BinaryIO
 
-from sm_llm.errors import StorageError
+from sm_llm.errors import QueryError, StorageError
 from sm_llm.launcher.log_filter import LogFilter
 from sm_llm.launcher.observe.retry_policy import RetryPolicy
+from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_store import RunStore
 
 POLL_SECONDS = 0.2
+COPY_SECONDS = 2.0
+"""Between two copies of the logs of a job that runs elsewhere."""
 _BLOCK_BYTES = 65_536
 _NODE_LOG = re.compile(r"node-[0-9]{1,6}\.log")
 
@@ -76,6 +79,33 @@ def fresh_logs(
         return alive
 
     return read_logs(home.paths, attempt, wanted, still_running=look, poll=home.poll_seconds)
+
+
+def copied_logs(
+    paths: RunPaths, attempt: int, wanted: LogFilter, pull: Callable[[], bool], still_running: Callable[[], bool]
+) -> Iterator[str]:
+    """``read_logs`` of a job elsewhere, whose logs ``pull`` copies here; it returns whether more may be there.
+
+    A platform that does not answer (``QueryError``) is reported once, and asked again.
+    """
+    has_failed = False
+
+    def look() -> bool:
+        nonlocal has_failed
+        try:
+            alive = still_running()  # asked before the rest, so that the last lines are never missed
+            while pull():  # one answer brings a bounded part of each log
+                pass
+        except QueryError as error:
+            if not has_failed:
+                say(f"{error}. The job continues; asking again", err=True)
+            has_failed = True
+            # Until it answers again the job is taken for alive.
+            return True
+        has_failed = False
+        return alive
+
+    return read_logs(paths, attempt, wanted, still_running=look, poll=COPY_SECONDS)
 
 
 def read_logs(

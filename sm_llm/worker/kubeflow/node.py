@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.parent import end_with_parent
 from sm_llm.worker.kubeflow.group import Group
-from sm_llm.worker.slurm.preflight import Expected, node_issues
+from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders
+from sm_llm.worker.node_setup.preflight import Expected, node_issues
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,8 +41,6 @@ END_SECONDS = 600.0
 GRACE_SECONDS = 30.0
 """After the loss of a pod the processes may still find out and report why, then they are killed."""
 _LOOK_SECONDS = 0.5
-_STEPPED = ("train", "script")
-"""Tasks that look for a stop file between two steps; others end at once when they are asked."""
 _TORCHRUN_DEFAULTS = re.compile(r"PET_.*|RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT")
 """The operator's variables; of its ranks and sizes some releases count pods, others processes (kubeflow/trainer#1947).
 """
@@ -141,15 +140,6 @@ class Pod:
             device_count=int(count or 0),
         )
 
-    def lay_out(self) -> None:
-        """Create the folders and files of the container contract; what an earlier start reported is removed."""
-        for folder in ("input/config", "input/data", "model", "output/data", "code", "scratch"):
-            (self.base / folder).mkdir(0o700, parents=True, exist_ok=True)
-        for report in ("failure", "stopped"):
-            # The base is the same after a restart: an old report would be taken for this start's.
-            (self.base / "output" / report).unlink(missing_ok=True)
-        (self.base / "input/config/hyperparameters.json").write_text("{}", encoding="utf-8")
-
     def is_asked_to_stop(self) -> bool:
         """Whether the run was asked to stop through its storage."""
         return (self.run_folder / "stop").exists()
@@ -177,7 +167,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if issues := node_issues(pod.expected()):
         _say(f"sm_llm: pod {pod.name} is unfit: {'; '.join(issues)}")
         return BAD_POD
-    pod.lay_out()
+    make_container_folders(pod.base)
     if pod.runner != "torchrun":
         return _code(pod, _run(pod, None, None, ending), ending)
     job = f"{pod.job['run_id']}/{pod.job['attempt']}"
@@ -221,7 +211,7 @@ def _run(pod: Pod, start: GroupStart | None, group: Group | None, ending: _Endin
         preexec_fn=partial(end_with_parent, os.getpid()),
     )
     ending.process = process
-    asks = pod.job["spec"]["task"]["kind"] not in _STEPPED
+    asks = pod.job["spec"]["task"]["kind"] not in STEPPED
     given_up: float | None = None
     while True:
         try:

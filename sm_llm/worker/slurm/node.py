@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hosts import IN_ORDER, numeric
 from sm_llm.parent import end_with_parent
+from sm_llm.worker.node_setup.container_folders import STEPPED, make_container_folders
+from sm_llm.worker.node_setup.preflight import Expected, node_issues
 from sm_llm.worker.slurm import leftovers
 from sm_llm.worker.slurm.nodelist import expand, keeping_places
-from sm_llm.worker.slurm.preflight import Expected, node_issues
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +38,6 @@ _VERDICTS_SECONDS = 30.0
 """How long an unfit node waits for the others' verdicts, which decide whether the job is tried without it."""
 NODES_ENVIRONMENT = "SM_LLM_NODES"
 """Nodes of the start before this one in the order of their ranks, as job.sh read them for all nodes alike."""
-_STEPPED = ("train", "script")
-"""Tasks that look for a stop file between two steps; others end at once when they are asked."""
 
 
 @dataclass(frozen=True)
@@ -148,15 +147,10 @@ class Node:
         )
 
     def lay_out(self) -> None:
-        """Create the folders and files of the container contract; what an earlier start reported is removed."""
-        for folder in ("input/config", "input/data", "model", "output/data", "code", "scratch"):
-            (self.base / folder).mkdir(0o700, parents=True, exist_ok=True)
-        for report in ("failure", "stopped"):
-            # The base is the same in all attempts: an old report would be taken for this start's.
-            (self.base / "output" / report).unlink(missing_ok=True)
+        """Create the worker's folders, with the order of the nodes, which the next start of the job reads as well."""
+        make_container_folders(self.base)
         hosts = {"current_host": self.name, "hosts": self.names, "network_interface_name": "", IN_ORDER: True}
         (self.base / "input/config/resourceconfig.json").write_text(json.dumps(hosts), encoding="utf-8")
-        (self.base / "input/config/hyperparameters.json").write_text("{}", encoding="utf-8")
         if self.index == 0:
             (self.run_folder / "stop").unlink(missing_ok=True)
             # For the next start, which reads it before its nodes begin.
@@ -245,7 +239,7 @@ def _run(node: Node) -> int:
             return process.wait(_LOOK_SECONDS)
         except subprocess.TimeoutExpired:
             if not is_asked and any(it.exists() for it in requests):
-                if node.job["spec"]["task"]["kind"] in _STEPPED:
+                if node.job["spec"]["task"]["kind"] in STEPPED:
                     if node.index == 0:
                         (node.run_folder / "stop").touch(0o600)
                     # Asked once: the task itself reads the stop file from here on.

@@ -149,7 +149,7 @@ def test_an_environment_and_an_image_on_a_cluster(
         )
 
     place = create()
-    assert "4 nodes have it, digest" in reported[-1]
+    assert "it is the same on 4 nodes, digest" in reported[-1]
     python = f"{place}/bin/python"
     shown = subprocess.run([python, "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True, timeout=60)
     assert {"tinybase==2.0", "tinystock==1.0"} <= set(shown.stdout.split())

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sm_llm.launcher.backend import NativeJob, NativeState
+from sm_llm.launcher.backend import NativeJob
+from sm_llm.launcher.backends.job_backend import JobBackend
 from sm_llm.launcher.backends.kubeflow import names
-from sm_llm.runs.outcome import recorded_end, unstarted
 from sm_llm.runs.run_paths import RunPaths
 from sm_llm.runs.run_record import Attempt
-from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backend import Submission
+    from sm_llm.launcher.backend import NativeState, Submission
     from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster
     from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
+    from sm_llm.runs.run_record import RunRecord
     from sm_llm.runs.run_store import RunStore
 
 
@@ -33,7 +32,7 @@ def _cluster(context: str | None) -> KubernetesCluster:
 
 
 @dataclass(frozen=True)
-class KubeflowBackend:
+class KubeflowBackend(JobBackend):
     """Renders and runs jobs of Kubernetes."""
 
     name: str = "kubeflow"
@@ -78,15 +77,10 @@ class KubeflowBackend:
         submit(submission, cluster)
         return names.native_id(cluster.name, options.namespace, names.object_name(submission.job.run_id))
 
-    def describe(self, home: RunStore) -> NativeState:
-        """The state of the run's newest job. One that has ended is settled in the run's record."""
+    def open_state(self, home: RunStore, record: RunRecord) -> NativeState:
+        """From the job, its pods and what their nodes report."""
         from sm_llm.launcher.backends.kubeflow.jobs import state_of
 
-        record = home.record()
-        if (end := recorded_end(record)) is not None:
-            return NativeState.of(end)
-        if not record.attempts or record.attempts[-1].is_claim:
-            return NativeState(RunState.PENDING, unstarted(record, time.time()))
         return state_of(home, record, self._cluster_of(record.attempts[-1].native_id))
 
     def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:

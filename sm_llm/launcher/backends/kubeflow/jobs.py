@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sm_llm.errors import QueryError, SubmitError
-from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, judge, record_outcome, stopped
+from sm_llm.errors import SubmitError
+from sm_llm.launcher.attempt_outcome import (
+    Evidence,
+    failures_in_events,
+    first_failure,
+    record_evidence,
+    record_outcome,
+    stopped,
+)
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.backends.kubeflow.manifest import KINDS
 from sm_llm.launcher.backends.kubeflow.pod_logs import PodLogCopy
 from sm_llm.launcher.backends.kubeflow.states import native_state, node_of
-from sm_llm.launcher.observe.logs import read_logs
+from sm_llm.launcher.observe.logs import copied_logs, read_logs
 from sm_llm.runs.events.events import read_events
 from sm_llm.runs.outcome import STARTING_SECONDS
 from sm_llm.runs.run_states import RunState
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +36,6 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
 
-LOOK_SECONDS = 2.0
-"""Between two reads of the logs of a job that runs."""
 _IN_USE = ("Running", "Pending")
 
 
@@ -115,7 +118,7 @@ def _settle(home: RunStore, record: RunRecord, last: Attempt, native: NativeStat
     elif state is RunState.STOPPED and stop is not None:
         detail = stop
     found = Evidence(state, detail, None, first_failure(failures_in_events(home.paths, last.number)), stop)
-    return NativeState.of(record_outcome(home, last, judge(home, record.run_id, last.number, found)))
+    return NativeState.of(record_evidence(home, record, last, found))
 
 
 def _stop_sentence(paths: RunPaths, number: int) -> str | None:
@@ -124,7 +127,7 @@ def _stop_sentence(paths: RunPaths, number: int) -> str | None:
     for event in read_events(paths.events):
         if event["attempt"] == number and event["kind"] in ("stopped", "start_chosen"):
             found = event if event["kind"] == "stopped" else None
-    return None if found is None else StopRecord(**{it: found[it] for it in StopRecord.model_fields}).sentence
+    return None if found is None else StopRecord.of_event(found).sentence
 
 
 def stop_job(home: RunStore, record: RunRecord, attempt: Attempt, cluster: KubernetesCluster, *, now: bool) -> None:
@@ -185,24 +188,7 @@ def logs_of(
         return read_logs(home.paths, attempt, wanted, still_running=lambda: False)
     _, namespace, name = parts(found.native_id)
     copy = PodLogCopy(cluster(), namespace, name, home.paths.logs(attempt), wanted.node)
-    trouble = ""
-
-    def look() -> bool:
-        nonlocal trouble
-        try:
-            alive = still_running()  # asked before the rest, so that the last lines are never missed
-            while copy.pull():
-                pass
-        except QueryError as error:
-            if not trouble:
-                say(f"{error}. The job continues; asking again", err=True)
-            trouble = str(error)
-            # Until the cluster answers again the job is taken for alive.
-            return True
-        trouble = ""
-        return alive
-
-    return read_logs(home.paths, attempt, replace(wanted), still_running=look, poll=LOOK_SECONDS)
+    return copied_logs(home.paths, attempt, wanted, copy.pull, still_running)
 
 
 def shell_command(home: RunStore, native_id: str, node: int, cluster: KubernetesCluster) -> list[str]:

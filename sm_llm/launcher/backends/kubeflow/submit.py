@@ -14,7 +14,7 @@ from sm_llm.launcher.backends.kubeflow.manifest_check import manifest_issues
 from sm_llm.launcher.submission import MayRun, keep_request
 from sm_llm.spec.backends.kubeflow import KubeflowOptions
 from sm_llm.storage.uri import open_store
-from sm_llm.terminal import quoted, say, size
+from sm_llm.terminal import counted, quoted, say, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,8 +93,7 @@ def submit(submission: Submission, cluster: KubernetesCluster) -> None:
         cluster.own_config_map(metadata["namespace"], config_map["metadata"]["name"], created)
     except SubmitError as error:
         say(f"ConfigMap {config_map['metadata']['name']} stays when its job is deleted: {error}", err=True)
-    count = job.spec.compute.instance_count
-    pods = f"{count} pods" if count > 1 else "1 pod"
+    pods = counted(job.spec.compute.instance_count, "pod")
     say(
         f"created {manifest['kind']} {metadata['name']} ({pods}) in {metadata['namespace']} of {cluster.name}; "
         f"uploaded {size(sent)}",

@@ -7,18 +7,22 @@ import time
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.attempt_outcome import Evidence, failures_in_events, first_failure, judge, record_outcome, stopped
+from sm_llm.launcher.attempt_outcome import (
+    Evidence,
+    failures_in_events,
+    first_failure,
+    record_evidence,
+    record_outcome,
+    stopped,
+)
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.slurm.paths import SEPARATOR, ClusterPaths, native_id
 from sm_llm.launcher.backends.slurm.states import native_state
-from sm_llm.launcher.backends.slurm.transport import NoAnswer
-from sm_llm.launcher.observe.logs import read_logs
+from sm_llm.launcher.observe.logs import copied_logs
 from sm_llm.owned import make_folders, opener
 from sm_llm.runs.events.events import read_events
-from sm_llm.runs.results import link_result, result_place
 from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.runs.stopped import StopRecord
-from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +34,6 @@ if TYPE_CHECKING:
     from sm_llm.runs.run_record import Attempt, RunRecord
     from sm_llm.runs.run_store import RunStore
 
-LOOK_SECONDS = 2.0
-"""Between two reads of the logs of a job that runs."""
 SUBMIT_SECONDS = 600.0
 """After its claim a launcher may still be about to submit an attempt: all its commands take no longer."""
 
@@ -74,10 +76,7 @@ def state_of(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState
     # The events hold the cause, so they are brought here before the attempt is judged.
     home.refresh(f"events/attempt-{last.number}-")
     found = _evidence(home.paths, last.number, native, ends)
-    outcome = judge(home, record.run_id, last.number, found)
-    if outcome.state.is_completed and not home.is_remote:
-        link_result(home, result_place(home, record.run_id))
-    return NativeState.of(record_outcome(home, last, outcome))
+    return NativeState.of(record_evidence(home, record, last, found))
 
 
 def state_of_claim(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
@@ -98,7 +97,7 @@ def _evidence(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> 
     """What is known of an ended job. Its exit code alone states nothing: after a loss of a node it may be 0."""
     events = (it for it in read_events(paths.events) if it["attempt"] == number and it["kind"] == "stopped")
     last = next(reversed(list(events)), None) if ends.stopped else None
-    stop = StopRecord(**{name: last[name] for name in StopRecord.model_fields}).sentence if last is not None else None
+    stop = StopRecord.of_event(last).sentence if last is not None else None
     state, detail = native.state, native.detail
     # After a stop in order a script ends with 0, which Slurm takes for completed, and in a workflow with a code of its
     # own, which it takes for failed.
@@ -145,25 +144,7 @@ def logs_of(
 ) -> Iterator[str]:  # fmt: skip
     """Wanted lines of an attempt's nodes, rank 0's first; then new ones while ``still_running``, over all restarts."""
     copy = LogCopy(cluster, attempt_folder(record, attempt), home.paths.logs(attempt))
-    trouble = ""
-
-    def look() -> bool:
-        nonlocal trouble
-        try:
-            alive = still_running()  # asked before the rest, so that the last lines are never missed
-            # One answer brings a bounded part of each log.
-            while copy.pull():
-                pass
-        except NoAnswer as error:
-            if not trouble:
-                say(f"{error}. The job continues; asking again", err=True)
-            trouble = str(error)
-            # Until the cluster answers again the job is taken for alive.
-            return True
-        trouble = ""
-        return alive
-
-    return read_logs(home.paths, attempt, wanted, still_running=look, poll=LOOK_SECONDS)
+    return copied_logs(home.paths, attempt, wanted, copy.pull, still_running)
 
 
 class LogCopy:

@@ -11,6 +11,7 @@ from sm_llm.errors import Issue, PlanError, SubmitError
 from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob, run_job
 from sm_llm.launcher.images.images import lock_text
 from sm_llm.spec.machines.neuron_releases import RELEASES
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,7 +147,7 @@ def _check(
     digests = {digest for _, _, digest, words in lines if words == "ok"}
     if faults or len(lines) < count or len(digests) > 1:
         raise SubmitError(f"{target} is not the same on all nodes: {'; '.join(faults) or end.last_words}")
-    tell(f"{len(lines)} nodes have it, digest {digests.pop()[:12]}{_unchecked(busy)}")
+    tell(f"it is the same on {counted(len(lines), 'node')}, digest {digests.pop()[:12]}{_unchecked(busy)}")
 
 
 def _unchecked(busy: Sequence[str]) -> str:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm_llm.worker.slurm import preflight
-from sm_llm.worker.slurm.preflight import Expected, node_issues
+from sm_llm.worker.node_setup import preflight
+from sm_llm.worker.node_setup.preflight import Expected, node_issues
 
 
 @pytest.fixture
