@@ -176,3 +176,66 @@ def test_a_program_in_one_pod_from_launch_to_its_logs(ready: KubernetesDouble, t
     assert "in $(PATH) $$ 'x' 1" in lines, lines
     [attached] = [sm_llm.attach(f"kubeflow://double/team/{object_name(run.id)}")]
     assert attached.uri == run.uri
+
+
+TRAINING = {
+    "kind": "train",
+    "model": {"preset": "tiny", "config": {"vocab_size": 300, "num_hidden_layers": 2}},
+    "data": {"format": "synthetic", "seq_length": 64, "rows": 2_000},
+    "max_steps": 400,
+    "checkpoint": {"every_steps": 20},
+    "logging": {"every_steps": 1},
+}
+
+
+def jobs(cluster: KubernetesDouble) -> list[dict[str, Any]]:
+    return [it for key, it in cluster.objects.items() if key[0] == "pytorchjobs"]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("mounted")
+def test_pods_stop_and_the_same_command_goes_on_under_the_same_name(ready: KubernetesDouble, tmp_path: Path) -> None:
+    job = spec(tmp_path, task=TRAINING, environment={"OMP_NUM_THREADS": "1"})
+    run = sm_llm.launch(job)
+    await_(lambda: any(it.valid for it in run.checkpoints()))
+    with pytest.raises(SubmitError, match="is running already"):
+        sm_llm.launch(job)
+    assert run.stop(wait=True) is RunState.INTERRUPTED
+    [first] = jobs(ready)
+    stopped_at = max(it["step"] for it in run.metrics())
+    assert stopped_at < 400
+
+    again = sm_llm.launch(job)
+    assert (again.id, again.continued_attempt) == (run.id, 2)
+    deletion = ready.requests.index(
+        next(it for it in ready.requests if it.startswith("DELETE") and "pytorchjobs" in it)
+    )
+    after = [it for it in ready.requests[deletion:] if object_name(run.id) in it or it.startswith("POST")]
+    assert any(it.startswith("GET") for it in after[: after.index(next(x for x in after if x.startswith("POST")))])
+    [second] = jobs(ready)
+    assert second["metadata"]["name"] == first["metadata"]["name"]
+    assert second["metadata"]["uid"] != first["metadata"]["uid"]
+    assert second["metadata"]["annotations"]["sm-llm/attempt"] == "2"
+    [map_] = [it for key, it in ready.objects.items() if key[0] == "configmaps"]
+    assert '"attempt": 2' in map_["data"]["job.json"]
+    assert again.wait() is RunState.COMPLETED
+    assert [it.state for it in again.attempts] == [RunState.INTERRUPTED, RunState.COMPLETED]
+    assert [it["step"] for it in again.metrics()] == list(range(1, 401))
+    assert any("pod 0 of 1" in line for line in again.logs(attempt=1)), "copied before its pods were deleted"
+    assert (again.root / "result" / "config.json").is_file()
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mounted")
+def test_stop_now_ends_pods_that_would_not_end(ready: KubernetesDouble, tmp_path: Path) -> None:
+    program = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    run = sm_llm.launch(spec(tmp_path, program))
+    await_(lambda: any("up" in line for line in run.logs()))
+    assert run.stop(now=True, wait=True) is RunState.STOPPED
+    assert not jobs(ready)
+    assert not ready.pods
+    assert "up" in list(run.logs()), "copied before its pods were deleted"

@@ -118,10 +118,12 @@ class KubernetesCluster:
         body = {"metadata": {"ownerReferences": [reference]}}
         self._call("PATCH", f"/api/v1/namespaces/{namespace}/configmaps/{name}", {}, body)
 
-    def log(self, namespace: str, pod: str, container: str, since: str | None, limit: int | None) -> bytes:
+    def log(
+        self, namespace: str, pod: str, container: str, since: str | None, limit: int | None, *, previous: bool = False
+    ) -> bytes:
         """Lines of a container's log, each with its time in front; from the second ``since`` on where it is given.
 
-        At most ``limit`` bytes, the last line then being cut.
+        At most ``limit`` bytes, the last line then being cut; of the start before the newest where ``previous``.
         """
         # The API has no offsets: with the time in front of each line a reader knows where it was.
         query: dict[str, Any] = {"container": container, "timestamps": "true"}
@@ -129,6 +131,8 @@ class KubernetesCluster:
             query["limitBytes"] = limit
         if since is not None:
             query["sinceTime"] = since
+        if previous:
+            query["previous"] = "true"
         found: bytes = self._call("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query, raw=True)
         return found
 

@@ -77,15 +77,26 @@ class PodLogCopy:
             return False
         place = self.folder / f"{_SEEN}{node}"
         position = _Position.read(place)
-        instance = str(container["containerID"])
+        name, instance = str(pod["metadata"]["name"]), str(container["containerID"])
         if position.instance != instance:
+            ended = (container.get("lastState") or {}).get("terminated") or {}
+            # The node keeps the log of the start before this one, whose last lines state why it has ended.
+            if before := str(ended.get("containerID") or ""):
+                if position.instance != before:
+                    position = _Position(before)
+                while self._pull_start(name, node, place, position, previous=True):
+                    position = _Position.read(place)
             position = _Position(instance)
-        name, since = str(pod["metadata"]["name"]), f"{position.second}Z" if position.second else None
+        return self._pull_start(name, node, place, position)
+
+    def _pull_start(self, pod: str, node: int, place: Path, position: _Position, *, previous: bool = False) -> bool:
+        """Append what is new of one start of a container."""
+        since = f"{position.second}Z" if position.second else None
         try:
-            body = self.cluster.log(self.namespace, name, CONTAINER, since, MOST_BYTES)
+            body = self.cluster.log(self.namespace, pod, CONTAINER, since, MOST_BYTES, previous=previous)
             if len(body) >= MOST_BYTES and body.count(b"\n") <= position.lines:
                 # One second has more lines than that, all of which are known: only the whole answer has new ones.
-                body = self.cluster.log(self.namespace, name, CONTAINER, since, None)
+                body = self.cluster.log(self.namespace, pod, CONTAINER, since, None, previous=previous)
         except Refused as error:
             if error.status in _NOT_STARTED:
                 return False
@@ -96,7 +107,7 @@ class PodLogCopy:
         lines = body.splitlines(keepends=True)
         is_cut = len(body) == MOST_BYTES
         # The last line of a bounded answer may be half of it.
-        if lines and is_cut and len(lines) > 1:
+        if is_cut and len(lines) > 1 and not lines[-1].endswith(b"\n"):
             lines.pop()
         # The answer begins with the second that was read last, and holds the lines of it that are known.
         new = lines[position.lines :]

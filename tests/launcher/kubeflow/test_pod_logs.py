@@ -1,0 +1,75 @@
+"""The copy of pods' logs, over restarts of their containers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from sm_llm.launcher.backends.kubeflow import pod_logs
+from sm_llm.launcher.backends.kubeflow.cluster import KubernetesCluster, Refused
+from sm_llm.launcher.backends.kubeflow.pod_logs import PodLogCopy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+@dataclass
+class Node:
+    """One pod whose container is started again and again; its node keeps the logs of two starts."""
+
+    starts: list[list[str]] = field(default_factory=list)
+
+    def pods(self, namespace: str, job: str) -> list[dict[str, Any]]:
+        count = len(self.starts)
+        last = {"terminated": {"containerID": f"c{count - 1}"}} if count > 1 else {}
+        status = {"name": "pytorch", "containerID": f"c{count}", "restartCount": count - 1, "lastState": last}
+        return [{"metadata": {"name": "x-master-0"}, "status": {"containerStatuses": [status]}}]
+
+    def log(
+        self, namespace: str, pod: str, container: str, since: str | None, limit: int | None, *, previous: bool = False
+    ) -> bytes:
+        if previous and len(self.starts) < 2:
+            raise Refused("previous terminated container not found", 400)
+        lines = self.starts[-2 if previous else -1]
+        text = "".join(f"{it}\n" for it in lines if since is None or it >= since.rstrip("Z"))
+        return text.encode()[:limit]
+
+
+def lines(folder: Path) -> list[str]:
+    return (folder / "node-0.log").read_text().split()
+
+
+def test_the_last_lines_before_a_restart_are_copied(tmp_path: Path) -> None:
+    node = Node([["2026-11-29T10:00:00.1Z a", "2026-11-29T10:00:00.2Z b"]])
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.pull()
+    node.starts[0].append("2026-11-29T10:00:01.1Z why-it-ended")
+    node.starts.append(["2026-11-29T10:00:02.1Z c"])
+    copy.pull()
+    assert lines(tmp_path) == ["a", "b", "why-it-ended", "c"]
+    copy.pull()
+    node.starts[1].append("2026-11-29T10:00:02.3Z d")
+    # Two restarts between two looks: the log of the middle one is all that the node still has.
+    node.starts += [["2026-11-29T10:00:03.1Z e"], ["2026-11-29T10:00:04.1Z f"]]
+    copy.pull()
+    assert lines(tmp_path) == ["a", "b", "why-it-ended", "c", "e", "f"]
+
+
+def test_a_start_that_was_never_seen_is_copied_from_the_node(tmp_path: Path) -> None:
+    node = Node([["2026-11-29T10:00:00.1Z a"], ["2026-11-29T10:00:01.1Z b"]])
+    PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path).pull()
+    assert lines(tmp_path) == ["a", "b"]
+
+
+def test_bounded_answers_of_the_start_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_logs, "MOST_BYTES", 60)
+    node = Node([["2026-11-29T10:00:00.1Z a"]])
+    copy = PodLogCopy(cast("KubernetesCluster", node), "team", "x", tmp_path)
+    copy.pull()
+    node.starts[0] += [f"2026-11-29T10:00:0{it}.1Z line-{it}" for it in range(1, 7)]
+    node.starts.append(["2026-11-29T10:00:09.1Z end"])
+    while copy.pull():
+        pass
+    assert lines(tmp_path) == ["a", *(f"line-{it}" for it in range(1, 7)), "end"]
