@@ -48,6 +48,7 @@ NXD = {**ON_SAGEMAKER, "compute": {"instance_type": "ml.trn1.32xlarge"},
 LLAMA_3 = ("task.model.preset=llama-3-8b", "task.data.seq_length=8192")
 PREPARE: dict[str, Any] = {"name": "texts", "task": {"kind": "prepare", "sources": ["texts"], "seq_length": 8}}
 FETCH: dict[str, Any] = {"name": "get", "task": {"kind": "fetch", "source": "hf://a/b"}}
+CONVERT: dict[str, Any] = {"name": "cut", "task": {"kind": "convert", "source": "texts", "to": "hf"}}
 REGISTER: dict[str, Any] = {
     **ON_SAGEMAKER,
     "task": {"kind": "register", "model": "s3://bucket/run/result", "group": "models", "image_uri": "image"},
@@ -99,6 +100,7 @@ CASES: list[Case] = [
     # training
     ("length-not-exactly-one", TRAIN, ("task.max_tokens=100",)),
     ("stream-without-length", STREAM, ("task.max_steps=null", "task.max_epochs=1")),
+    ("stream-without-files", STREAM, ("task.data.dataset=json",)),
     ("stream-dataset-invalid", STREAM, ("task.data.dataset=hf://a/b",)),
     ("model-given-twice", TRAIN, ("task.model.path=x",)),
     ("model-missing", TRAIN, ("task.model.preset=null",)),
@@ -263,10 +265,18 @@ CASES: list[Case] = [
 """Code, source, and overrides or fields."""
 PLANNED: list[Case] = [
     ("storage-not-a-folder", TRAIN, ("storage=file.txt",)),
-    ("training-input-not-found", TRAIN, ("task.data.format=rows", "task.data.train=nowhere")),
-    ("tokenizer-file-missing", TRAIN, ("task.tokenizer=texts",)),
-    ("tokenizer-unreadable", TRAIN, ("task.tokenizer=broken",)),
-    ("rows-unreadable", TRAIN, ("task.data.format=rows", "task.data.train=broken")),
+    ("source-not-found", TRAIN, ("task.data.format=rows", "task.data.train=nowhere")),
+    ("source-is-a-file", TRAIN, ("task.data.format=rows", "task.data.train=file.txt")),
+    ("source-content-wrong", CONVERT, ()),
+    ("source-unreadable", TRAIN, ("task.data.format=rows", "task.data.train=broken")),
+    ("stream-dataset-local", STREAM, ("task.data.dataset=texts",)),
+    ("stream-files-not-found", STREAM, ("task.data.dataset=json", "task.data.data_files=texts/*.json")),
+    ("stream-files-empty", STREAM, ("task.data.dataset=json", "task.data.data_files=empty.txt")),
+    (
+        "stream-files-out-of-reach",
+        {**ON_SAGEMAKER, "task": STREAM["task"]},
+        ("task.data.dataset=json", "task.data.data_files=texts/*.json", "backend.max_run_seconds=3600"),
+    ),
     ("sequence-longer-than-model", TRAIN, ("task.data.seq_length=100000",)),
     (
         "sequence-differs-from-rows",
@@ -293,9 +303,6 @@ PLANNED: list[Case] = [
             "steps.texts.task.train_tokenizer.vocab_size=40000",
         ),
     ),
-    ("prepare-source-not-found", PREPARE, ("task.sources=[nowhere]",)),
-    ("prepare-source-unreadable", PREPARE, ("task.sources=[broken]",)),
-    ("prepare-source-empty", PREPARE, ("task.sources=[empty.txt]",)),
     ("batch-larger-than-data", ON_ROWS, ("task.global_batch_size=4",)),
     ("rows-repeated", ON_ROWS, ("task.data.train=one",)),
     ("vocabulary-hardly-used", ON_ROWS, ()),
@@ -314,7 +321,6 @@ PLANNED: list[Case] = [
 """The same, of what a plan finds beside ``folder``."""
 TWO_NODES = {**ON_SAGEMAKER, "compute": {"instance_type": "ml.p4d.24xlarge", "instance_count": 2}}
 OF_MODELS: list[Case] = [
-    ("pretrained-not-found", TRAIN, ({"task.start": {"pretrained": "nowhere"}},)),
     ("model-family-unsupported", TRAIN, ({"task.model": {"preset": None, "path": "bert"}},)),
     ("experts-per-token-too-many", TRAIN, (model("mixtral-8x7b", num_experts_per_tok=9),)),
     ("neox-heads-do-not-divide-hidden-size", TRAIN, (model("gpt-neox-20b", num_attention_heads=7),)),
@@ -348,7 +354,7 @@ ELSEWHERE = {
 """Of files and of texts as such: tests/spec/test_yaml_text.py, test_sizes.py, test_load.py, test_defaults.py and
 test_template.py."""
 COVERED = ("spec/validation/", "spec/loading/", "spec/environment/", "spec/derive.py", "launcher/planning/checks.py",
-           "launcher/planning/draft.py")  # fmt: skip
+           "launcher/planning/draft.py", "launcher/planning/source_contents.py")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sm_llm.data.describe import data_files
+from sm_llm.data.peek import line_files
 from sm_llm.errors import DataError
 from sm_llm.spec.training import JsonRowsData, RowsData, StreamData
 from sm_llm.storage.checksum import crc64_bytes, crc64_file
@@ -82,17 +83,15 @@ def _files(data: DataSpec) -> list[Path]:
     if isinstance(data, RowsData):
         return data_files(Path(data.train))
     if isinstance(data, JsonRowsData):
-        # Imported here, because it needs numpy and pyarrow, which other data do not.
-        from sm_llm.data.json_rows import line_files
-
         return line_files(Path(data.train))
     if isinstance(data, StreamData) and data.data_files is not None:
         patterns = [data.data_files] if isinstance(data.data_files, str) else data.data_files
-        return [path for it in patterns if "://" not in it for path in _matching(it)]
+        return [path for it in patterns if "://" not in it for path in matching_files(it)]
     return []
 
 
-def _matching(pattern: str) -> list[Path]:
+def matching_files(pattern: str) -> list[Path]:
+    """The files here that a pattern of a stream's ``data_files`` matches, in the order of their names."""
     from glob import glob
 
     # Sorted, because the order of a listing differs between file systems.

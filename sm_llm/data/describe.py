@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm_llm.errors import DataError
+from sm_llm.terminal import counted
 
 DATASET_INFO = "dataset_info.json"
 STATE = "state.json"
@@ -54,7 +55,7 @@ def describe_rows(folder: Path) -> RowsInfo:
     own = folder / ROWS_INFO
     if own.is_file():
         return _own_facts(own)
-    return _from_datasets(read_json(folder / DATASET_INFO))
+    return _from_datasets(folder / DATASET_INFO)
 
 
 def data_files(folder: Path) -> list[Path]:
@@ -66,6 +67,18 @@ def data_files(folder: Path) -> list[Path]:
         return [folder / entry["filename"] for entry in state["_data_files"]]
     except (KeyError, TypeError) as error:
         raise DataError(f"{folder / STATE}: does not list its data files") from error
+
+
+def assert_rows(folder: Path) -> None:
+    """Raise ``DataError`` for a saved split that has no rows to train on: no data file, a lost one, another column."""
+    files, columns = data_files(folder), describe_rows(folder).columns
+    if lost := [path.name for path in files if not path.is_file()]:
+        raise DataError(f"{folder}: {STATE} lists {', '.join(lost[:4])}, which is not there. Prepare or copy it again")
+    if not any(path.stat().st_size for path in files):
+        raise DataError(f"{folder}: holds nothing: {counted(len(files), 'empty file')}")
+    if "input_ids" not in columns:
+        listed = ", ".join(columns) or "none"
+        raise DataError(f"{folder / DATASET_INFO}: names no column input_ids (columns: {listed})")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -94,12 +107,14 @@ def _own_facts(path: Path) -> RowsInfo:
         raise DataError(f"{path}: not written by this version ({error}). Prepare the text again") from error
 
 
-def _from_datasets(info: dict[str, Any]) -> RowsInfo:
-    features = info.get("features") or {}
+def _from_datasets(path: Path) -> RowsInfo:
+    info = read_json(path)
+    features, splits = info.get("features") or {}, info.get("splits") or {}
+    if not isinstance(features, dict) or not isinstance(splits, dict):
+        raise DataError(f"{path}: features and splits must be JSON objects. Save the data set again")
     ids = features.get("input_ids")
     # datasets writes -1 for lists of any length.
     length = ids.get("length", -1) if isinstance(ids, dict) else -1
-    splits = info.get("splits") or {}
     counts = [split.get("num_examples") for split in splits.values() if isinstance(split, dict)]
     return RowsInfo(
         seq_length=length if isinstance(length, int) and length > 0 else None,

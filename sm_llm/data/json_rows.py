@@ -19,7 +19,7 @@ import pyarrow.json
 
 from sm_llm.data.compressed import whole_gzip
 from sm_llm.data.describe import is_dataset, read_json, write_json
-from sm_llm.data.peek import LINE_SUFFIXES, line_paths
+from sm_llm.data.peek import LINE_SUFFIXES, line_files
 from sm_llm.data.prepare.rows_writer import RowsWriter
 from sm_llm.data.prepare.source_files import is_hidden
 from sm_llm.errors import DataError
@@ -83,19 +83,6 @@ def ragged_to_rows(values: Ids, lengths: Ids, seq_length: int, fill: int) -> tup
     index = np.where(real, (begins[of_sequence] + start)[:, None] + places, 0)
     rows = np.where(real, values[index], fill) if len(values) else np.empty((0, seq_length), np.int64)
     return rows, real
-
-
-def line_files(folder: Path) -> list[Path]:
-    """The line files of a folder, in the order in which they are read. Raises ``DataError``."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder of line files")
-    found = line_paths(folder)
-    if not found:
-        others = sorted({path.suffix or path.name for path in files_outside_runs(folder)[0]})
-        raise DataError(
-            f"{folder}: no file ends in {', '.join(LINE_SUFFIXES)} (found: {', '.join(others) or 'nothing'})"
-        )
-    return found
 
 
 def left_out(folder: Path) -> list[str]:

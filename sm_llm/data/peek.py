@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
 from typing import TYPE_CHECKING
 
 from sm_llm.data.prepare.source_files import is_hidden
+from sm_llm.errors import DataError
 from sm_llm.runs.run_folders import files_outside_runs
+from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 LINE_SUFFIXES = (".json", ".json.gz", ".jsonl", ".jsonl.gz")
@@ -19,10 +22,34 @@ _LINES = 256
 _LINE_BYTES = 1_000_000
 
 
-def line_paths(folder: Path) -> list[Path]:
-    """The line files of a folder, in the order in which they are read."""
-    found = files_outside_runs(folder)[0]
-    return [path for path in found if path.name.endswith(LINE_SUFFIXES) and not is_hidden(path, folder)]
+def line_files(folder: Path) -> list[Path]:
+    """The line files of a folder, in the order in which they are read. Raises ``DataError``."""
+    if not folder.is_dir():
+        is_file = folder.is_file()
+        raise DataError(f"{folder}: {'a file; name its folder' if is_file else 'no such folder of line files'}")
+    paths = files_outside_runs(folder)[0]
+    found = [path for path in paths if path.name.endswith(LINE_SUFFIXES) and not is_hidden(path, folder)]
+    if not found:
+        others = sorted({path.suffix or path.name for path in paths})
+        raise DataError(
+            f"{folder}: no file ends in {', '.join(LINE_SUFFIXES)} (found: {', '.join(others) or 'nothing'})"
+        )
+    return found
+
+
+def assert_line_rows(folder: Path) -> None:
+    """Raise ``DataError`` for a folder without line files, without a line, or whose first line is not a row."""
+    files = line_files(folder)
+    for path, number, line in _first_lines(files):
+        try:
+            is_row = isinstance(json.loads(line)["input_ids"], list)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            # Of a longer line only the beginning was read.
+            is_row = len(line) >= _LINE_BYTES - 1
+        if not is_row:
+            raise DataError(f"{path}:{number}: is not a row: a JSON object with a list input_ids is expected")
+        return
+    raise DataError(f"{folder}: {counted(len(files), 'line file')} without a line")
 
 
 def repeats_one_row(folder: Path, seq_length: int) -> int | None:
@@ -32,22 +59,28 @@ def repeats_one_row(folder: Path, seq_length: int) -> int | None:
     """
     first, count = None, 0
     try:
-        for line in _first_lines(folder):
+        for _, _, line in _first_lines(line_files(folder)):
             if first is not None and line != first:
                 return None
             first, count = line, count + 1
         if first is None or (count == 1 and len(json.loads(first)["input_ids"]) > seq_length):
             return None
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, RecursionError):
+    except (DataError, ValueError, KeyError, TypeError, RecursionError):
         return None  # the worker reports what is wrong with it, by file and line
     return count
 
 
-def _first_lines(folder: Path) -> Iterator[bytes]:
+def _first_lines(files: Iterable[Path]) -> Iterator[tuple[Path, int, bytes]]:
+    """File, number and text of the first lines that are not blank. Raises ``DataError``."""
     left = _LINES
-    for path in line_paths(folder):
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
-            while left and (line := stream.readline(_LINE_BYTES)):
-                if line.strip():
-                    left -= 1
-                    yield line.strip()
+    for path in files:
+        try:
+            with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
+                number = 0
+                while left and (line := stream.readline(_LINE_BYTES)):
+                    number += 1
+                    if text := line.removeprefix(codecs.BOM_UTF8).strip():
+                        left -= 1
+                        yield path, number, text
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: cannot be read: {error}") from error

@@ -62,7 +62,20 @@ def references(job: JobSpec | StepSpec) -> list[tuple[str, str, str]]:
 
 def sources(job: JobSpec) -> dict[str, str]:
     """Every place the task reads: dotted path (``task.data.train``, ``task.sources.0``) -> folder, file or URI."""
-    return dict(_sources(job.task, "task"))
+    return {path: place for path, _, _, place in source_fields(job.task)}
+
+
+def source_fields(block: SpecModel, path: str = "task") -> Iterator[tuple[str, SpecModel, str, str]]:
+    """Every place that ``block`` reads: its dotted path, the block and the field that hold it, the place."""
+    for name, field in type(block).model_fields.items():
+        value = getattr(block, name)
+        here = f"{path}.{name}"
+        if isinstance(value, SpecModel):
+            yield from source_fields(value, here)
+        elif is_source(field) and isinstance(value, str):
+            yield here, block, name, value
+        elif is_source(field) and isinstance(value, list):
+            yield from ((f"{here}.{index}", block, name, item) for index, item in enumerate(value))
 
 
 def workflow_job(workflow: WorkflowSpec, step: str) -> JobSpec:
@@ -122,15 +135,3 @@ def _map_strings(value: Any, path: str, change: Callable[[str, str], str]) -> An
     if isinstance(value, list):
         return [_map_strings(item, f"{path}.{index}", change) for index, item in enumerate(value)]
     return value
-
-
-def _sources(block: SpecModel, path: str) -> Iterator[tuple[str, str]]:
-    for name, field in type(block).model_fields.items():
-        value = getattr(block, name)
-        here = f"{path}.{name}"
-        if isinstance(value, SpecModel):
-            yield from _sources(value, here)
-        elif is_source(field) and isinstance(value, str):
-            yield here, value
-        elif is_source(field) and isinstance(value, list):
-            yield from ((f"{here}.{index}", item) for index, item in enumerate(value))

@@ -61,6 +61,10 @@ class SyntheticData(_Data):
     """Validation rows; 0 trains without validation."""
 
 
+STREAM_BUILDERS = ("arrow", "csv", "json", "pandas", "parquet", "text", "webdataset", "xml")
+"""Names of the builders of ``datasets`` that read files of text, as ``StreamData.dataset``."""
+
+
 class StreamData(_Data):
     """A Hugging Face dataset streamed and tokenised on the fly (C4 style), disjoint per data-parallel rank."""
 

@@ -80,6 +80,9 @@ class Store(Protocol):
     def holds(self, prefix: str = "") -> bool:
         """Whether any key starts with ``prefix``; a folder's own entry is no key."""
 
+    def first(self, count: int) -> tuple[Sequence[StoredObject], bool]:
+        """At most ``count`` objects, and whether these are all."""
+
     def delete(self, keys: Iterable[str]) -> None:
         """Delete keys; one that is gone already is fine."""
 

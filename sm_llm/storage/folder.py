@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +18,7 @@ from sm_llm.storage.files import fsync_path, read_regular, temporary_name, write
 from sm_llm.storage.stored_names import path_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _TEMPORARY = ".tmp"
@@ -126,6 +127,11 @@ class FolderStore:
     def holds(self, prefix: str = "") -> bool:
         with self._reported("list", prefix):
             return next(self._below(prefix), None) is not None
+
+    def first(self, count: int) -> tuple[Sequence[StoredObject], bool]:
+        with self._reported("list", ""):
+            found = list(islice(self._below(""), count + 1))
+        return found[:count], len(found) <= count
 
     def _below(self, prefix: str) -> Iterator[StoredObject]:
         self._require_root()

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sm_llm.data.json_rows import left_out, line_files
+from sm_llm.data.json_rows import left_out
+from sm_llm.data.peek import line_files
 from sm_llm.data.prepare.documents import BATCH_DOCUMENTS, Documents, Rejections, is_held_out
 from sm_llm.data.prepare.source_files import find_files
 from sm_llm.errors import DataError

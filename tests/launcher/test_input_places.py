@@ -29,7 +29,15 @@ COMMIT = "ckpt/commits/step-00000040.json"
 @pytest.fixture
 def base(bucket: str, s3_server: Any) -> str:
     rows = [f"{folder}/{name}" for folder in ("rows", "sets/train") for name in ("state.json", "dataset_info.json")]
-    for key in (*rows, "rows-2/x", "texts/a.txt", "wheels/a.whl", f"runs/done/{COMMIT}", "runs/empty/run.json"):
+    for key in (
+        *rows,
+        "rows-2/x.txt",
+        "lines/a.json",
+        "texts/a.txt",
+        "wheels/a.whl",
+        f"runs/done/{COMMIT}",
+        "runs/empty/run.json",
+    ):
         s3_server.client.put_object(Bucket=bucket, Key=key, Body=b"x")
     return f"s3://{bucket}"
 
@@ -62,7 +70,7 @@ def rows(place: str) -> dict[str, Any]:
 def test_a_mistyped_address_in_S3_is_reported_and_a_prefix_is_a_folder(s3_server: Any, base: str) -> None:
     endpoint = s3_server.endpoint
     texts = {"kind": "prepare", "seq_length": 16}
-    for place in ("rows", "rows/", "rows-2", "texts/a.txt"):
+    for place in ("rows-2", "rows-2/", "texts/a.txt"):
         assert look(endpoint, {**texts, "sources": [f"{base}/{place}"]}) == "", place
     assert look(endpoint, rows(f"{base}/rows/")) == ""
     for place in ("row", "rows/rows", "texts/a"):
@@ -81,15 +89,28 @@ def test_every_place_is_reported_at_once_and_a_named_input_once(s3_server: Any, 
 
 def test_S12_6g_rows_are_what_prepare_writes(s3_server: Any, base: str) -> None:
     endpoint = s3_server.endpoint
-    problem = "holds no rows: there is no state.json and no dataset_info.json"
-    for place in ("rows-2", "texts/a.txt", "sets"):
+    problem = "has no state.json and no dataset_info.json"
+    for place in ("rows-2", "sets"):
         reported = look(endpoint, rows(f"{base}/{place}"))
         assert reported.startswith(f"task.data.train (Python): {problem}"), place
+    assert "is an object, where a folder of rows" in look(endpoint, rows(f"{base}/texts/a.txt"))
     data = {"format": "rows", "seq_length": 16, "train": "inputs.corpus/train", "validation": f"{base}/sets"}
     reported = look(endpoint, train(data=data), inputs={"corpus": {"uri": f"{base}/sets"}})
-    assert reported.startswith("task.data.validation (Python): holds no rows")
-    lines = {"format": "json_rows", "seq_length": 16, "train": f"{base}/texts"}
-    assert look(endpoint, train(data=lines)) == ""
+    assert reported.startswith("task.data.validation (Python): has no state.json")
+
+
+def test_12e_1_every_place_in_S3_holds_what_its_field_reads(s3_server: Any, base: str) -> None:
+    def lines(place: str) -> dict[str, Any]:
+        return train(data={"format": "json_rows", "seq_length": 16, "train": f"{base}/{place}"})
+
+    endpoint, prepare = s3_server.endpoint, {"kind": "prepare", "seq_length": 16}
+    assert look(endpoint, lines("lines")) == ""
+    assert "no file that ends in .json" in look(endpoint, lines("texts"))
+    assert "is an object, where" in look(endpoint, lines("lines/a.json"))
+    assert "has no tokenizer.json" in look(endpoint, train(tokenizer=f"{base}/texts"))
+    assert "no file that ends in .txt" in look(endpoint, {**prepare, "sources": [f"{base}/wheels"]})
+    weights = {"kind": "convert", "source": f"{base}/texts", "to": "hf"}
+    assert "no file that ends in .safetensors" in look(endpoint, weights)
 
 
 def test_S12_12_a_manifest_is_searched_for_and_what_it_lists_is_not(s3_server: Any, base: str) -> None:

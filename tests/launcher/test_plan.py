@@ -49,8 +49,10 @@ def rows_folder(folder: Path, seq_length: int = 64, rows: int = 100, vocab_size:
     """The small JSON files of prepared rows; a plan reads nothing else."""
     folder.mkdir(parents=True)
     info = RowsInfo(seq_length=seq_length, rows=rows, columns=("input_ids",), vocab_size=vocab_size)
-    for name, value in (("rows.json", info.to_json()), ("dataset_info.json", {}), ("state.json", {})):
+    state = {"_data_files": [{"filename": "rows.arrow"}]}
+    for name, value in (("rows.json", info.to_json()), ("dataset_info.json", {}), ("state.json", state)):
         (folder / name).write_text(json.dumps(value))
+    (folder / "rows.arrow").write_text("rows")
     return folder
 
 

@@ -33,7 +33,8 @@ Fakes = Any
 PREPARE = """
 if job.spec.task.kind == "prepare":
     info = '{"seq_length": %d, "rows": 9, "columns": ["input_ids"], "vocab_size": 300}'
-    put(None, {"train/rows.json": info, "train/dataset_info.json": "{}", "train/state.json": "{}"})
+    put(None, {"train/rows.json": info, "train/dataset_info.json": "{}", "train/rows.arrow": "x",
+         "train/state.json": '{"_data_files": [{"filename": "rows.arrow"}]}'})
     sys.exit(0)
 """
 

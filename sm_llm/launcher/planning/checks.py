@@ -13,6 +13,7 @@ from sm_llm.launcher.planning.local_places import is_reference, local_folder, re
 from sm_llm.launcher.planning.model_facts import check_pretrained
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.spec.job_machines import smallest_accelerator
+from sm_llm.spec.references import sources
 from sm_llm.spec.tasks import TASK_KINDS, PrepareTask, ScriptTask, TrainTask, training_of
 from sm_llm.spec.training import SyntheticData
 from sm_llm.spec.validation.runner import blocked_by
@@ -20,7 +21,6 @@ from sm_llm.terminal import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from sm_llm.launcher.planning.draft import Draft
     from sm_llm.spec.derive import Derived
@@ -99,6 +99,17 @@ def check_storage_folder(draft: Draft) -> Iterator[Issue]:
         yield Issue("storage-not-a-folder", "storage", f"must be a folder, and {where}", job.storage, remedy)
 
 
+def check_sources(draft: Draft) -> Iterator[Issue]:
+    """Places on this machine that are not there, or hold something else than what the task reads there."""
+    training = training_of(draft.job.task)
+    is_stream = training is not None and training.data.format == "stream"
+    if is_stream or any(local_folder(place) is not None for place in sources(draft.job).values()):
+        from sm_llm.launcher.planning.source_contents import source_issues
+
+        yield from source_issues(draft.job)
+
+
+@blocked_by("task.model.path", "task.start.pretrained")
 def check_model_config(draft: Draft) -> Iterator[Issue]:
     """A config that is not there, is not one, or does not fit the degrees.
 
@@ -112,6 +123,7 @@ def check_model_config(draft: Draft) -> Iterator[Issue]:
             yield issue
 
 
+@blocked_by("task.start.pretrained")
 def check_weights_to_start_from(draft: Draft) -> Iterator[Issue]:
     """Weights on this machine that are not those of the config."""
     task, config = draft.training, draft.config.value
@@ -119,29 +131,9 @@ def check_weights_to_start_from(draft: Draft) -> Iterator[Issue]:
         yield from check_pretrained(config, task)
 
 
-def check_rows(draft: Draft) -> Iterator[Issue]:
-    """Rows that are damaged or none."""
-    yield from draft.rows.issues
-
-
 def check_batch_and_length(draft: Draft) -> Iterator[Issue]:
     """Arithmetic of batch, degrees and schedule, with the rows that are known."""
     yield from draft.derived.issues
-
-
-def check_training_inputs(draft: Draft) -> Iterator[Issue]:
-    """Rows and tokenizer that should be on this machine and are not."""
-    task = draft.training
-    if task is None:
-        return
-    for path in ("task.data.train", "task.data.validation", "task.tokenizer"):
-        value = _value(task, path)
-        folder = local_folder(value)
-        hint = "a folder with tokenizer.json" if path == "task.tokenizer" else "the prepare task writes rows"
-        if folder is not None and not folder.exists():
-            yield Issue("training-input-not-found", path, "is not there", value, f"Check the path; {hint}")
-        elif path == "task.tokenizer" and folder is not None and not (folder / "tokenizer.json").is_file():
-            yield Issue("tokenizer-file-missing", path, "has no tokenizer.json", value, f"Give {hint}")
 
 
 def check_sequence_length(draft: Draft) -> Iterator[Issue]:
@@ -179,6 +171,7 @@ def _is_far_smaller(size: int, vocab_size: int) -> bool:
     return is_far_smaller(size, vocab_size)
 
 
+@blocked_by("task.tokenizer", "task.data.train")
 def check_vocabulary(draft: Draft) -> Iterator[Issue]:
     """Token ids that the model's embedding does not have; and an embedding that is hardly used."""
     task, model = draft.training, draft.model
@@ -190,10 +183,7 @@ def check_vocabulary(draft: Draft) -> Iterator[Issue]:
     if folder is not None and folder.is_dir():
         try:
             sizes["task.tokenizer"] = tokenizer_vocabulary(folder)
-            if sizes["task.tokenizer"] == 0:
-                raise DataError(f"{folder / 'tokenizer.json'}: holds no tokens, so it is no tokenizer")
-        except DataError as error:
-            yield Issue("tokenizer-unreadable", "task.tokenizer", str(error))
+        except DataError:
             return
     largest = max(size or 0 for size in sizes.values())
     for path, size in sizes.items():
@@ -209,35 +199,6 @@ def check_vocabulary(draft: Draft) -> Iterator[Issue]:
             )
             remedy = "Set task.model.config.vocab_size, unless the model is trained on more text later"
             yield warning("vocabulary-hardly-used", path, message, remedy=remedy)
-
-
-def check_prepare_sources(draft: Draft) -> Iterator[Issue]:
-    """Sources and tokenizer of a prepare task that can be read from here."""
-    task = draft.job.task
-    if not isinstance(task, PrepareTask):
-        return
-    named = {f"task.sources.{number}": source for number, source in enumerate(task.sources)}
-    for path, value in (*named.items(), ("task.tokenizer", task.tokenizer)):
-        place = local_folder(value)
-        if place is not None and not place.exists():
-            yield Issue("prepare-source-not-found", path, "is not there", value, "Check the path")
-        elif place is not None and path in named:
-            yield from _text_issues(path, value, place)
-
-
-def _text_issues(path: str, value: str | None, place: Path) -> Iterator[Issue]:
-    """A source on this machine in which there is no text to read."""
-    from sm_llm.data.prepare.source_files import find_files
-
-    try:
-        files = find_files([str(place)], lambda _: None)
-    except DataError as error:
-        problem = f"has no text to read: {error}"
-        yield Issue("prepare-source-unreadable", path, problem, value, "Give files of these kinds")
-        return
-    if not any(file.size for file in files):
-        problem = f"has no text to read: {counted(len(files), 'empty file')}"
-        yield Issue("prepare-source-empty", path, problem, value, "Check the path")
 
 
 def check_repeated_rows(draft: Draft) -> Iterator[Issue]:
@@ -422,16 +383,13 @@ def check_support(draft: Draft) -> Iterator[Issue]:
         yield warning("strategy-in-maintenance", "task.parallelism.strategy", spec.support)
 
 
-MODEL_CHECKERS: tuple[Checker[Draft], ...] = (check_model_config, check_weights_to_start_from)
+MODEL_CHECKERS: tuple[Checker[Draft], ...] = (check_sources, check_model_config, check_weights_to_start_from)
 DATA_CHECKERS: tuple[Checker[Draft], ...] = (
     check_storage_folder,
-    check_rows,
     check_batch_and_length,
-    check_training_inputs,
     check_sequence_length,
     check_validation_step,
     check_vocabulary,
-    check_prepare_sources,
     check_repeated_rows,
     check_random_tokens,
     check_training_length,

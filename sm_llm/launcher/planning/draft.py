@@ -105,9 +105,8 @@ class Draft:
 
         try:
             return Known(describe_rows(folder))
-        except DataError as error:
-            remedy = "Write rows with the prepare task"
-            return Known(None, (Issue("rows-unreadable", "task.data.train", str(error), remedy=remedy),))
+        except DataError:  # ``source_contents`` reports it
+            return Known()
 
     @cached_property
     def derived(self) -> Known[Derived]:

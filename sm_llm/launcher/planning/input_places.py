@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.data.describe import DATASET_INFO, STATE
 from sm_llm.errors import Issue, PlanError, StorageError
 from sm_llm.launcher.planning.local_places import local_folder
+from sm_llm.launcher.planning.source_contents import lacking, wanted_at
 from sm_llm.optional import missing
 from sm_llm.runs.run_paths import RUN_RECORD, storage_root
 from sm_llm.runs.s3_run_store import CONFIG
 from sm_llm.spec.inputs import S3Input, input_place
 from sm_llm.spec.references import sources
-from sm_llm.spec.tasks import TrainTask
-from sm_llm.spec.training import RowsData
 from sm_llm.storage.publication.find import commit_keys
 from sm_llm.storage.publication.result import NotPublished, result_address
 from sm_llm.storage.s3.s3_client import code_of, connect
@@ -26,13 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sm_llm.launcher.planning.plan import Plan
+    from sm_llm.launcher.planning.source_contents import Wanted
     from sm_llm.spec.job import JobSpec
 
 START = "task.start."
 _CHECKPOINT = f"{START}checkpoint"
 _WHEELS = "backend.wheelhouse"
-_ROWS = ("task.data.train", "task.data.validation")
 _SHOWN = 8
+_LISTED = 1000
+"""Objects of one answer of S3."""
 
 
 def assert_inputs_exist(plans: Sequence[Plan], *, has_begun: bool = False) -> None:
@@ -113,7 +113,7 @@ class _Look:
         # The storage is a field of the whole workflow, not of a step.
         prefix = f"steps.{plan.step}." if plan.step and path != "storage" else ""
         try:
-            issue = _issue(path, place, plan.job.storage_options.model_dump(), is_rows=_is_rows(plan.job, path))
+            issue = _issue(path, place, plan.job.storage_options.model_dump(), wanted_at(plan.job).get(path))
         except StorageError as error:
             # Only a missing bucket is certain. Every other error may be a right that this user lacks and the job's role
             # has.
@@ -148,11 +148,7 @@ def _places(job: JobSpec) -> Iterator[tuple[str, str]]:
             yield path, place
 
 
-def _is_rows(job: JobSpec, path: str) -> bool:
-    return path in _ROWS and isinstance(job.task, TrainTask) and isinstance(job.task.data, RowsData)
-
-
-def _issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> Issue | None:
+def _issue(path: str, place: str, options: dict[str, Any], wanted: Wanted | None) -> Issue | None:
     if path == _CHECKPOINT:
         return _checkpoint_issue(place, options)
     if path == "storage":
@@ -160,7 +156,7 @@ def _issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> 
         return None
     try:
         if _exists(place, options):
-            return _content_issue(path, place, options, is_rows=is_rows)
+            return _content_issue(path, place, options, wanted)
     except NotPublished:
         return Issue(
             "result-not-published",
@@ -178,13 +174,21 @@ def _issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> 
     )
 
 
-def _content_issue(path: str, place: str, options: dict[str, Any], *, is_rows: bool) -> Issue | None:
+def _content_issue(path: str, place: str, options: dict[str, Any], wanted: Wanted | None) -> Issue | None:
     """A place that is there and holds something else than what is read from it."""
-    if is_rows:
+    if wanted is not None:
         store = open_store(result_address(place, options), options, CONFIG)
-        if missing_files := [name for name in (STATE, DATASET_INFO) if store.head(name) is None]:
-            problem = f"holds no rows: there is no {' and no '.join(missing_files)}"
-            return Issue("rows-not-found-in-s3", path, problem, place, "Give the folder that the prepare task wrote")
+        files, is_all = store.first(_LISTED)
+        problem = lacking(wanted, [(it.key, it.size) for it in files])
+        # Of a longer listing, only that all named files are missing is certain: each of them is asked for.
+        if not is_all:
+            missing_files = [name for name in wanted.names if store.head(name) is None]
+            problem = f"has no {' and no '.join(missing_files)}" if missing_files else ""
+        if files and problem:
+            return Issue("source-content-wrong", path, problem, place, wanted.remedy or f"Give {wanted.what}")
+        if not files and not wanted.is_file:
+            problem = f"is an object, where {wanted.what} is wanted"
+            return Issue("source-is-a-file", path, problem, place, f"Give {wanted.what}")
     if path == _WHEELS and not any(it.key.endswith(".whl") for it in open_store(place, options, CONFIG).list("")):
         remedy = "Fill it with: sm-llm image wheelhouse LINE PREFIX"
         return Issue("wheelhouse-without-wheels", path, "holds no wheel", place, remedy)
@@ -204,7 +208,8 @@ def _checkpoint_issue(place: str, options: dict[str, Any]) -> Issue | None:
     run, step = run_and_step(place)
     location = parse(run)
     if location.path is not None and not location.path.is_dir():
-        return Issue("start-checkpoint-not-found", _CHECKPOINT, "is not there", place, "Check the path")
+        problem = "is a file, where a run's folder is wanted" if location.path.exists() else "is not there"
+        return Issue("start-checkpoint-not-found", _CHECKPOINT, problem, place, "Check the path; give RUN or RUN@STEP")
     store = open_store(location.uri, options, CONFIG)
     steps = [slot.step for slot, _ in commit_keys(store)]
     if not steps:

@@ -62,11 +62,6 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
     Raises ``SpecError`` for an unknown family, preset or config field, and for degrees that the model does not allow.
     """
     pretrained = pretrained_source(task)
-    folder = local_folder(pretrained)
-    if folder is not None and not folder.exists():
-        raise SpecError(
-            [Issue("pretrained-not-found", "task.start.pretrained", "is not there", pretrained, "Check the path")]
-        )
     # A path or preset decides on the config, so the hub need not be asked for that of the weights.
     if task.model.path is None and task.model.preset is None:
         pretrained = _readable(pretrained, "task.start.pretrained")

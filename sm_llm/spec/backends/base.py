@@ -69,6 +69,11 @@ class BackendOptions(SpecModel):
             """Seconds from a request to stop until what still runs is killed; a field or property of a subclass."""
 
     @property
+    def sees_this_machine(self) -> bool:
+        """Whether an absolute path means the same folder for the job and for this machine."""
+        return self.runs_here
+
+    @property
     def seconds_until_stop(self) -> float | None:
         """When the worker stops in order because the platform will end the job, in seconds from the start of its
         process; None where nothing ends it."""

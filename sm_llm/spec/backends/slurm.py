@@ -127,6 +127,11 @@ class SlurmOptions(BackendOptions):
     scratch_folder: ClusterPath = "/tmp"
     """Folder on a disk of each node, for staged inputs, caches and checkpoints on their way to the storage."""
 
+    @property
+    def sees_this_machine(self) -> bool:
+        """On a login node the folders of the cluster are those of this machine."""
+        return self.ssh_host is None
+
     def compute_issues(self, compute: ComputeSpec) -> Iterator[Issue]:
         """An instance type that is not in the table, without the number of processes."""
         if compute.instance_type is not None:

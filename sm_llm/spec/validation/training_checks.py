@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sm_llm.errors import Issue, SpecError
 from sm_llm.spec.derive import derive_task
 from sm_llm.spec.parallelism.base import TrainingFacts
-from sm_llm.spec.training import PretrainedStart, StreamData
+from sm_llm.spec.training import STREAM_BUILDERS, PretrainedStart, StreamData
 from sm_llm.spec.validation.address_checks import HUB, SCHEME
 from sm_llm.spec.validation.runner import blocked_by
 
@@ -31,8 +31,13 @@ class TrainingSubject:
 def check_stream(training: TrainingSubject) -> Iterator[Issue]:
     """A streamed data set that is not one of the hub."""
     data = training.task.data
+    if not isinstance(data, StreamData):
+        return
+    if data.dataset in STREAM_BUILDERS and not data.data_files:
+        problem = f"no files, and the builder {data.dataset} reads files"
+        yield Issue("stream-without-files", "task.data.data_files", problem, remedy="Give patterns or URLs of files")
     # A name without a scheme is a plain hub id or the name of a builder.
-    if not isinstance(data, StreamData) or not SCHEME.match(data.dataset):
+    if not SCHEME.match(data.dataset):
         return
     match = HUB.fullmatch(data.dataset)
     if not data.dataset.startswith("hf://datasets/") or match is None or match["path"]:

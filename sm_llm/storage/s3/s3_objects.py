@@ -29,7 +29,7 @@ from sm_llm.storage.s3.s3_client import (
 from sm_llm.storage.s3.s3_options import S3Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _CONFLICT_TRIES = 6
 _DELETE_BATCH = 1000
@@ -189,16 +189,10 @@ class S3Objects:
 
     def list(self, prefix: str) -> list[StoredObject]:
         """Every object whose key starts with ``prefix``, by key; not the empty ones that stand for folders."""
-        found = []
         with s3_errors(self.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{self.bucket}"):
             pages = object_pages(self.client, self.bucket, self.prefix + prefix, **self.options.owner)
-            for item in (it for page in pages for it in page.get("Contents") or ()):
-                # The S3 console creates empty objects with a closing "/" where a user asks for a folder: they are not
-                # files.
-                if (size := item["Size"]) or not item["Key"].endswith("/"):
-                    key, modified = item["Key"][len(self.prefix) :], item["LastModified"].timestamp()
-                    found.append(StoredObject(key, size, None, modified, item.get("ETag", "").strip('"')))
-        return sorted(found, key=lambda it: it.key)
+            found = [self._stored(item) for page in pages for item in page.get("Contents") or ()]
+        return sorted((it for it in found if it is not None), key=lambda it: it.key)
 
     def holds(self, prefix: str = "") -> bool:
         """Whether any key starts with ``prefix``, beside one that stands for the folder itself; asks for two."""
@@ -206,6 +200,21 @@ class S3Objects:
         with s3_errors(self.uri, "list", prefix, f"s3:ListBucket on arn:aws:s3:::{self.bucket}"):
             answer = first_objects(self.client, self.bucket, begin, 2, **self.options.owner)
         return any(it["Key"] != begin or not begin.endswith("/") for it in answer.get("Contents") or ())
+
+    def first(self, count: int) -> tuple[Sequence[StoredObject], bool]:
+        """At most ``count`` objects, by key, and whether these are all; one request."""
+        with s3_errors(self.uri, "list", "", f"s3:ListBucket on arn:aws:s3:::{self.bucket}"):
+            answer = first_objects(self.client, self.bucket, self.prefix, count, **self.options.owner)
+        found = [self._stored(item) for item in answer.get("Contents") or ()]
+        return [it for it in found if it is not None], not answer["IsTruncated"]
+
+    def _stored(self, item: Mapping[str, Any]) -> StoredObject | None:
+        """An object of a listing; None for an empty one that stands for a folder."""
+        # The S3 console creates empty objects with a closing "/" where a user asks for a folder: they are not files.
+        if not item["Size"] and item["Key"].endswith("/"):
+            return None
+        key, modified = item["Key"][len(self.prefix) :], item["LastModified"].timestamp()
+        return StoredObject(key, item["Size"], None, modified, item.get("ETag", "").strip('"'))
 
     def delete(self, keys: Iterable[str]) -> None:
         for batch in _batches(self.full_key(key) for key in keys):

@@ -169,8 +169,9 @@ def test_a_container_sees_every_folder_that_the_specification_names(tmp_path: Pa
 def test_trackers_secrets_and_relative_places_are_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows").mkdir()
-    for name in ("state.json", "dataset_info.json"):
-        (tmp_path / "rows" / name).write_text("{}")
+    (tmp_path / "rows" / "state.json").write_text('{"_data_files": [{"filename": "rows.arrow"}]}')
+    (tmp_path / "rows" / "dataset_info.json").write_text("{}")
+    (tmp_path / "rows" / "rows.arrow").write_text("rows")
     (tmp_path / "rows" / "rows.json").write_text(
         '{"seq_length": 64, "rows": 9, "columns": ["input_ids"], "vocab_size": 300}'
     )
