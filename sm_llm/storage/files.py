@@ -9,11 +9,17 @@ import secrets
 import shutil
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from sm_llm.owned import make_folders, opener
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
 _LONGEST_NAME = 205
 """Bytes; the file systems of Linux take 255."""
+_KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
+"""What a folder may hold beside files, folders, links and devices."""
 
 
 def fsync_path(path: Path) -> None:
@@ -37,24 +43,73 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def link_tree(source: Path, target: Path) -> None:
+class Found(NamedTuple):
+    """One entry of a folder: its name below it, with "/", and the regular file that it is or leads to.
+
+    ``problem`` is why a copy leaves it out; then ``path`` is None.
+    """
+
+    name: str
+    path: Path | None
+    problem: str = ""
+
+
+def walk_files(folder: Path, within: Sequence[Path] = ()) -> Iterator[Found]:
+    """What a copy of ``folder`` holds, by name: its files, and those that links in it lead to.
+
+    Left out are links that lead nowhere, back to a folder that holds them or, where ``within`` names folders, outside
+    all of these; and what is not a regular file. Raises ``OSError`` for what vanishes meanwhile or cannot be read.
+    """
+    roots = [it.resolve() for it in within]
+    yield from _walk(folder, "", (folder.resolve(),), roots)
+
+
+def _walk(folder: Path, above: str, holders: tuple[Path, ...], roots: Sequence[Path]) -> Iterator[Found]:
+    for entry in sorted(os.scandir(folder), key=lambda it: it.name):
+        name, place = f"{above}{entry.name}", Path(entry.path)
+        if entry.is_symlink():
+            try:
+                place = place.resolve(strict=True)
+            except (OSError, RuntimeError):  # the second for a link to itself
+                yield Found(name, None, "is a link that leads nowhere")
+                continue
+            if roots and not any(place.is_relative_to(it) for it in roots):
+                yield Found(name, None, f"is a link to {place}, outside the program's folders")
+                continue
+        mode = place.stat().st_mode
+        if stat.S_ISREG(mode):
+            yield Found(name, place)
+        elif not stat.S_ISDIR(mode):
+            yield Found(name, None, f"is a {_KINDS.get(stat.S_IFMT(mode), 'device')}, not a file")
+        elif (real := place.resolve()) in holders:
+            yield Found(name, None, "is a link to a folder that holds it")
+        else:
+            yield from _walk(place, f"{name}/", (*holders, real), roots)
+
+
+def link_tree(source: Path, target: Path) -> list[Found]:
     """The files of ``source`` below ``target``, as hard links where that works; a link in it becomes its content.
 
-    A link to nothing is left out. Raises ``OSError`` for anything that vanishes meanwhile or cannot be read.
+    Returns what ``walk_files`` leaves out. Raises ``OSError`` for anything that vanishes meanwhile or cannot be read.
     """
-    for current, _, names in os.walk(source, followlinks=True, onerror=_raise):
-        there = target / Path(current).relative_to(source)
-        there.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            origin = Path(current, name)
-            if origin.is_symlink() and not origin.exists():
-                continue
-            try:
-                # Resolved, because a hard link to a symbolic link is a symbolic link again.
-                os.link(origin.resolve(), there / name)
-            except OSError:
-                # Another file system, or one without hard links.
-                shutil.copy2(origin, there / name)
+    target.mkdir(parents=True, exist_ok=True)
+    left_out = []
+    for found in walk_files(source):
+        if found.path is None:
+            left_out.append(found)
+        else:
+            link_file(found.path, target / found.name)
+    return left_out
+
+
+def link_file(origin: Path, target: Path) -> None:
+    """``origin``, which is not a link, as ``target``: a hard link where that works, else a copy. Raises ``OSError``."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(origin, target)
+    except OSError:
+        # Another file system, or one without hard links.
+        shutil.copy2(origin, target)
 
 
 def drop_cache(descriptor: int) -> None:

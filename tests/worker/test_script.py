@@ -129,6 +129,63 @@ def test_inputs_lie_in_named_folders(tmp_path: Path) -> None:
     assert "scratch" in staged
 
 
+LINKS = """
+import os, pathlib, socket, sys
+out, checkpoints = pathlib.Path(os.environ["SM_LLM_OUTPUT"]), pathlib.Path(os.environ["SM_LLM_CHECKPOINTS"])
+(out / "step-5").mkdir()
+(out / "step-5" / "w").write_text("weights")
+(out / "latest").symlink_to("step-5")
+(out / "same.bin").symlink_to(out / "step-5" / "w")
+(out / "source.py").symlink_to("../train.py")
+(out / "outside").symlink_to("/etc/hostname")
+(out / "nowhere").symlink_to("gone")
+(out / "itself").symlink_to("itself")
+(out / "step-5" / "above").symlink_to(out)
+os.mkfifo(out / "pipe")
+socket.socket(socket.AF_UNIX).bind(os.path.relpath(out / "socket"))
+(out / "a\\\\b.bin").write_text("odd")
+model = pathlib.Path(sys.argv[1])
+model.mkdir(parents=True, exist_ok=True)
+(model / "best.bin").write_text("best")
+(model / "absolute.bin").symlink_to(model / "best.bin")
+folder = checkpoints / "checkpoint-7"
+folder.mkdir()
+(folder / "w").write_text("weights")
+(folder / "again").symlink_to(folder)
+(folder / "other").symlink_to(".")
+os.mkfifo(folder / "pipe")
+"""
+
+
+def test_links_pipes_and_odd_names_of_a_finished_program_do_not_cost_its_result(tmp_path: Path) -> None:
+    job = Job(tmp_path, LINKS)
+    job.task["args"] = [str(Path(job_environment(job.file(1))["SAGEMAKER_BASE_DIR"], "model"))]
+    assert job.run() == 0
+    result = result_folder(job.folder)
+    read = {it.relative_to(result).as_posix(): it.read_text() for it in result.rglob("*") if it.is_file()}
+    odd = next(name for name in read if name.startswith("renamed/"))
+    del read["sm_llm.json"]
+    assert odd.endswith("-a_b.bin")
+    assert read == {
+        "step-5/w": "weights", "latest/w": "weights", "same.bin": "weights", "source.py": LINKS, odd: "odd",
+        "best.bin": "best", "absolute.bin": "best",
+    }  # fmt: skip
+    assert not any(it.is_symlink() for it in result.rglob("*"))
+    notices = "\n".join(event["message"] for event in events(job.folder, "notice"))
+    for name, words in {
+        "outside": "is a link to /etc/hostname, outside the program's folders",
+        "nowhere": "is a link that leads nowhere",
+        "itself": "is a link that leads nowhere", "step-5/above": "is a link to a folder that holds it",
+        "pipe": "is a named pipe, not a file", "socket": "is a socket, not a file",
+    }.items():  # fmt: skip
+        assert f"output/{name} is not published: it {words}" in notices
+    assert "is published as renamed/" in notices
+    assert "checkpoint-7/pipe is not published: it is a named pipe" in notices
+    (checkpoint,) = list_checkpoints(open_store(job.folder))
+    assert checkpoint.step == 7
+    assert checkpoint.valid
+
+
 CHECKPOINTS = """
 import os, pathlib, sys, time
 import sm_llm

@@ -24,6 +24,8 @@ from sm_llm.worker.supervision.store_all_gather import StoreAllGather
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from sm_llm.storage.files import Found
+
 OLD = 1000.0
 
 
@@ -164,7 +166,9 @@ def test_a_link_that_stays_dangling_does_not_hinder_publication(tmp_path: Path) 
     until(cluster.published)
     cluster.finish()
     assert cluster.files(tmp_path / "back") == ["w"]
-    assert not cluster.notices
+    assert cluster.notices == [
+        f"checkpoint-5/{name} is not published: it is a link that leads nowhere" for name in ("latest", "loop")
+    ]
 
 
 def test_a_bad_look_is_reported_once_and_does_not_end_publication(
@@ -236,10 +240,10 @@ def test_a_folder_without_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
 def test_files_that_cannot_be_taken_are_reported_and_publication_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def link(source: Path, target: Path) -> None:
+    def link(source: Path, target: Path) -> list[Found]:
         if source.name == "checkpoint-5":
             raise OSError(28, "No space left on device")
-        link_tree(source, target)
+        return link_tree(source, target)
 
     monkeypatch.setattr(script_publisher, "link_tree", link)
     cluster = Cluster(tmp_path)
@@ -271,10 +275,10 @@ def test_a_checkpoint_is_published_though_old_ones_cannot_be_deleted(
 def test_a_node_whose_files_cannot_be_taken_fails_the_checkpoint_on_all_and_the_next_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def link(source: Path, target: Path) -> None:
+    def link(source: Path, target: Path) -> list[Found]:
         if "node-1" in source.parts and source.name == "checkpoint-5":
             raise OSError(28, "No space left on device")
-        link_tree(source, target)
+        return link_tree(source, target)
 
     monkeypatch.setattr(script_publisher, "link_tree", link)
     cluster = Cluster(tmp_path, nodes=2)
@@ -315,10 +319,11 @@ def test_files_whose_copy_lasts_until_the_node_has_given_up_are_reported_as_late
     cluster = Cluster(tmp_path, nodes=2)
     handing(cluster.handover(1))
 
-    def slow(origin: Path, target: Path) -> None:
-        link_tree(origin, target)
+    def slow(origin: Path, target: Path) -> list[Found]:
+        left_out = link_tree(origin, target)
         cluster.write(5, age=OLD)
         until(cluster.published)
+        return left_out
 
     monkeypatch.setattr(calls, "link_tree", slow)
     with pytest.raises(StorageError, match=r"step 5: .*mine came too late"):

@@ -20,7 +20,8 @@ from typing import NoReturn, SupportsFloat
 from sm_llm.contract.program import ATTEMPT, EVENTS, HANDOVER
 from sm_llm.errors import StorageError
 from sm_llm.runs.events.events import EventWriter, Logged
-from sm_llm.storage.files import link_tree
+from sm_llm.storage.files import link_tree, walk_files
+from sm_llm.worker.script.plain_files import sentences
 
 
 def log(step: int, **values: SupportsFloat) -> None:
@@ -65,7 +66,8 @@ def publish(folder: str | os.PathLike[str], step: int) -> None:
         # The publisher takes only folders named by a number. The rename makes all files appear at once, and hard links
         # keep them should the program delete its own folder.
         copying = target.with_name(f".{step}-{secrets.token_hex(4)}")
-        link_tree(source, copying / source.name)
+        for text in sentences(source, link_tree(source, copying / source.name)):
+            print(f"warning: {text}", flush=True)
         copying.rename(target)
         # The publisher closes a step and then looks once more, this call hands over and then checks the mark: so files
         # that came between the two are either published or released here, with an error.
@@ -97,9 +99,8 @@ def closed(place: Path, step: int) -> Path:
 
 
 def holds_file(folder: Path) -> bool:
-    """Whether there is a file anywhere below ``folder``; a link to nothing is none."""
-    walked = os.walk(folder, followlinks=True)
-    return any(Path(current, name).is_file() for current, _, names in walked for name in names)
+    """Whether there is a file anywhere below ``folder``; a link to nothing is none. Raises ``OSError``."""
+    return any(it.path is not None for it in walk_files(folder))
 
 
 def quiet_since(folder: Path) -> float:

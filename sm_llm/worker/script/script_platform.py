@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.program import given_arguments
 from sm_llm.runs.run_paths import CONTAINER_BASE
 from sm_llm.storage.publication.result import POINTER
+from sm_llm.worker.script.plain_files import make_names_usable, make_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,14 +88,16 @@ def make_folders(container: ContainerPaths, output: Path, checkpoints: Path) -> 
         return  # what is written there is warned of in the end
 
 
-def collect(container: ContainerPaths, output: Path) -> list[str]:
+def collect(container: ContainerPaths, output: Path, own: Path) -> list[str]:
     """Bring what the program wrote to the platform's own folders, by their fixed names, into its output.
 
-    Returns warnings for what stays where it is and is not published.
+    Links to files in these folders, or below ``own``, the folder of all that the program has, become their files.
+    Returns warnings for what is not published, or under another name.
     """
-    kept = []
     root = container.output_data.parent
     places = {container.model: output, container.output_data: output / DATA, root / INTERMEDIATE: output / INTERMEDIATE}
+    # Before anything moves, which would break the links to it.
+    kept = [text for it in (container.model, root, output) for text in make_plain(it, (container.model, root, own))]
     # The platform's output folder comes last, because two of the others lie in it.
     for source, target in {**places, root: output}.items():
         for entry in sorted(source.iterdir()) if source.is_dir() else []:
@@ -108,7 +111,7 @@ def collect(container: ContainerPaths, output: Path) -> list[str]:
     checkpoints = container.base / CHECKPOINTS
     if not checkpoints.is_symlink() and (count := count_files(checkpoints)):
         kept.append(f"{count} files in {checkpoints} are not published: write them to SM_LLM_CHECKPOINTS")
-    return kept
+    return [*kept, *make_names_usable(output)]
 
 
 def astray(container: ContainerPaths, since: float, root: Path = PLATFORM) -> list[str]:

@@ -17,6 +17,7 @@ from sm_llm.storage.publication import publish as publication
 from sm_llm.storage.publication.publish import upload_part
 from sm_llm.storage.uri import join
 from sm_llm.worker.script.calls import LATE_SECONDS, closed, holds_file, quiet_since
+from sm_llm.worker.script.plain_files import sentences
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,7 +230,7 @@ class ScriptPublisher:
         taken, failure = self._place("taken", step), None
         try:
             # Linking changes no time of the program's files, so a second look shows whether the program has.
-            link_tree(settled, taken / settled.name)
+            left_out = link_tree(settled, taken / settled.name)
         except OSError as error:
             failure = error
         if self._settled_of(step) != settled:  # the program has touched, renamed or removed it meanwhile
@@ -237,6 +238,8 @@ class ScriptPublisher:
             return False
         if failure is not None:
             raise failure
+        for text in sentences(settled, left_out):
+            self._context.notice(text, "warning")
         return True
 
     def _take_handed(self, step: int) -> bool:

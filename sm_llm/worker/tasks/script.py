@@ -299,7 +299,10 @@ class ScriptRunner:
         """
         output = self.folders.output
         if self.context.place.is_node_leader:
-            left = [*collect(self.context.container, output), *astray(self.context.container, began)]
+            left = [
+                *collect(self.context.container, output, self.folders.work.parent),
+                *astray(self.context.container, began),
+            ]
             self._note_output(left, count_files(output))
         if self.context.place.is_leader:
             # The name is taken by a file of the program, which is kept under another one.
