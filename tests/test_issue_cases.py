@@ -341,7 +341,7 @@ OF_BACKENDS: list[Case] = [
         ON_SAGEMAKER,
         ("compute.instance_type=ml.p3.16xlarge", "task.precision.compute=bf16", "backend.max_run_seconds=3600"),
     ),
-    ("tensorboard-only-on-this-machine", ON_SAGEMAKER, ({"task.logging.sinks": {"tensorboard": {"folder": "x"}}},)),
+    ("output-only-on-this-machine", ON_SAGEMAKER, ({"task.logging.sinks": {"tensorboard": {"folder": "x"}}},)),
     ("register-image-not-in-ecr", REGISTER, ()),
 ]
 ALL = [*CASES, *PLANNED, *OF_MODELS, *OF_BACKENDS]

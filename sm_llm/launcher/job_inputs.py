@@ -11,11 +11,11 @@ from sm_llm.contract.job_file import JobFile, channel_name
 from sm_llm.errors import StorageError
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.references import sources, workflow_job
+from sm_llm.spec.references import outputs, sources, workflow_job
 from sm_llm.storage.uri import run_and_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from sm_llm.launcher.backend import Submission
     from sm_llm.launcher.planning.plan import Plan
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from sm_llm.spec.tasks import Task
 
 
-_TRACKER_FOLDERS = (("tensorboard", "folder"), ("mlflow", "tracking_uri"))
+_MLFLOW_SERVERS = ("databricks", "databricks-uc", "uc")
+"""Values of ``tracking_uri`` without a scheme that name no folder."""
 CONTENT_BYTES = 1 << 30
 """Inputs up to this size are read for their digest when an attempt starts (a second or so from a local disk)."""
 
@@ -33,7 +34,7 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
     """The job with every local input as an absolute path (workers run in another folder), and its input channels.
 
     Relative paths are taken from ``base``, by default the working directory; an input that is not there stays as it
-    is. The folders of experiment trackers become absolute as well, there or not.
+    is. The folders that the task writes to become absolute as well, there or not.
     """
     task = job.task.model_dump()
     channels: dict[str, str] = {}
@@ -45,28 +46,25 @@ def absolute_inputs(job: JobSpec, base: Path | None = None) -> tuple[JobSpec, di
         if folder is not None and folder.exists():
             _put(task, dotted.split(".")[1:], f"{folder}{suffix}")
             channels[channel_name(dotted)] = str(folder)
-    for tracker, key in _trackers(task):
-        tracker[key] = str(local_folder(tracker[key], base or Path.cwd()))
+    for dotted, folder in output_folders(job, base).items():
+        _put(task, dotted.split(".")[1:], str(folder))
     update = {"task": type(job.task).model_validate(task), "inputs": _anchored_places(job.inputs, base or Path.cwd())}
     return job.model_copy(update=update), channels
 
 
-def _trackers(task: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """Experiment trackers of a task that keep their runs in a folder, each with the name of that field."""
-    for block, key in _TRACKER_FOLDERS:
-        tracker = task.get("logging", {}).get("sinks", {}).get(block)
-        if tracker and _is_folder(tracker[key]):
-            yield tracker, key
+def output_folders(job: JobSpec, base: Path | None = None) -> dict[str, Path]:
+    """Dotted path -> folder, beside the storage, that the task writes to on this machine, there or not.
+
+    Relative paths are taken from ``base``, by default the working directory.
+    """
+    named = {dotted: place for dotted, place in outputs(job).items() if _is_folder(place)}
+    found = {dotted: local_folder(place, base or Path.cwd()) for dotted, place in named.items()}
+    return {dotted: folder for dotted, folder in found.items() if folder is not None}
 
 
-def tracker_folders(job: JobSpec) -> list[str]:
-    """Folders, as they are written, in which a job's experiment trackers keep their runs."""
-    return [tracker[key] for tracker, key in _trackers(job.task.model_dump())]
-
-
-def _is_folder(place: str | None) -> bool:
-    """Whether a tracker's place is a folder; MLflow has servers without a scheme."""
-    return place is not None and ":" not in place and place not in ("databricks", "databricks-uc", "uc")
+def _is_folder(place: str) -> bool:
+    # host:port is a server of MLflow.
+    return place.startswith("file://") or (":" not in place and place not in _MLFLOW_SERVERS)
 
 
 def anchored(spec: JobSpec | WorkflowSpec, base: Path) -> JobSpec | WorkflowSpec:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from sm_llm.spec.field_classes import Declared
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from pydantic.fields import FieldInfo
 
 
@@ -26,20 +28,32 @@ class SpecModel(BaseModel):
     """The class of fields that declare none themselves (``sm_llm.spec.field_classes``)."""
 
 
+PlaceUse = Literal["source", "pattern", "output"]
+"""What a task does with a place: reads it, reads what a pattern matches, or writes there."""
+
+
 @dataclass(frozen=True)
-class _SourceMark:
-    """Marks a field whose value is a place that the task reads from."""
+class _PlaceMark:
+    """Marks a field whose value is a place."""
+
+    use: PlaceUse
 
 
-Source = Annotated[str, _SourceMark()]
+Source = Annotated[str, _PlaceMark("source")]
 """A folder, file or URI that the task reads: ``sm_llm.spec.references.sources`` lists these fields."""
+Pattern = Annotated[str, _PlaceMark("pattern")]
+"""Files that the task reads, as a pattern or URL: ``sm_llm.spec.references.patterns`` lists these fields."""
+Output = Annotated[str, _PlaceMark("output")]
+"""A folder or server, beside the storage, that the task writes to: ``sm_llm.spec.references.outputs`` lists these
+fields."""
 
 
-def is_source(field: FieldInfo) -> bool:
-    """Whether a field holds one ``Source`` or several."""
-    return any(isinstance(mark, _SourceMark) for mark in field.metadata) or _mentions_source(field.annotation)
+def place_use(field: FieldInfo) -> PlaceUse | None:
+    """What the task does with the place, or the places, that a field holds; None for a field of something else."""
+    return next(_uses(field.metadata, field.annotation), None)
 
 
-def _mentions_source(annotation: Any) -> bool:
-    marks = getattr(annotation, "__metadata__", ())
-    return any(isinstance(mark, _SourceMark) for mark in marks) or any(map(_mentions_source, get_args(annotation)))
+def _uses(marks: Iterable[Any], annotation: Any) -> Iterator[PlaceUse]:
+    yield from (mark.use for mark in marks if isinstance(mark, _PlaceMark))
+    for part in get_args(annotation):
+        yield from _uses(getattr(part, "__metadata__", ()), part)

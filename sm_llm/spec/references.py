@@ -6,12 +6,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, SpecError
-from sm_llm.spec.base import SpecModel, is_source
+from sm_llm.spec.base import SpecModel, place_use
 from sm_llm.spec.inputs import Input, S3Input, input_place
 from sm_llm.spec.job import JobSpec, StepSpec, WorkflowSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from sm_llm.spec.base import PlaceUse
 
 _REFERENCE = re.compile(r"(?:inputs\.(?P<input>[\w-]+)|steps\.(?P<step>[\w-]+)\.output)(?P<rest>/.*)?")
 
@@ -65,17 +67,19 @@ def sources(job: JobSpec) -> dict[str, str]:
     return {path: place for path, _, _, place in source_fields(job.task)}
 
 
-def source_fields(block: SpecModel, path: str = "task") -> Iterator[tuple[str, SpecModel, str, str]]:
-    """Every place that ``block`` reads: its dotted path, the block and the field that hold it, the place."""
-    for name, field in type(block).model_fields.items():
-        value = getattr(block, name)
-        here = f"{path}.{name}"
-        if isinstance(value, SpecModel):
-            yield from source_fields(value, here)
-        elif is_source(field) and isinstance(value, str):
-            yield here, block, name, value
-        elif is_source(field) and isinstance(value, list):
-            yield from ((f"{here}.{index}", block, name, item) for index, item in enumerate(value))
+def source_fields(task: SpecModel) -> Iterator[tuple[str, SpecModel, str, str]]:
+    """Every place that ``task`` reads: its dotted path, the block and the field that hold it, the place."""
+    return _places(task, "task", "source")
+
+
+def patterns(job: JobSpec) -> dict[str, str]:
+    """Every pattern of files that the task reads, by dotted path."""
+    return {path: place for path, _, _, place in _places(job.task, "task", "pattern")}
+
+
+def outputs(job: JobSpec) -> dict[str, str]:
+    """Every place beside the storage that the task writes to, by dotted path."""
+    return {path: place for path, _, _, place in _places(job.task, "task", "output")}
 
 
 def workflow_job(workflow: WorkflowSpec, step: str) -> JobSpec:
@@ -135,3 +139,17 @@ def _map_strings(value: Any, path: str, change: Callable[[str, str], str]) -> An
     if isinstance(value, list):
         return [_map_strings(item, f"{path}.{index}", change) for index, item in enumerate(value)]
     return value
+
+
+def _places(block: SpecModel, path: str, use: PlaceUse) -> Iterator[tuple[str, SpecModel, str, str]]:
+    for name, field in type(block).model_fields.items():
+        value = getattr(block, name)
+        here = f"{path}.{name}"
+        if isinstance(value, SpecModel):
+            yield from _places(value, here, use)
+        elif place_use(field) != use:
+            continue
+        elif isinstance(value, str):
+            yield here, block, name, value
+        elif isinstance(value, list):
+            yield from ((f"{here}.{index}", block, name, item) for index, item in enumerate(value))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sm_llm.spec.base import Source, SpecModel
+from sm_llm.spec.base import Output, Pattern, Source, SpecModel
 from sm_llm.spec.field_classes import DATA, LENGTH, MODEL, OPTIMISER, ORDER, SCHEDULE, VALIDATION
 
 
@@ -75,7 +75,7 @@ class StreamData(_Data):
     (``json``, ``parquet``, ``text``) when ``data_files`` are given."""
     config_name: Annotated[str | None, ORDER] = None
     """Configuration of the dataset, e.g. ``en`` of C4."""
-    data_files: Annotated[str | list[str] | None, ORDER] = None
+    data_files: Annotated[Pattern | list[Pattern] | None, ORDER] = None
     """Files for a builder, as patterns or URLs."""
     split: Annotated[str, ORDER] = "train"
     """Split to train on."""
@@ -195,14 +195,14 @@ class ProfileSpec(SpecModel):
 class TensorBoardSink(SpecModel):
     """Event files for TensorBoard; all attempts of a run share one folder."""
 
-    folder: str | None = None
+    folder: Output | None = None
     """A folder below which the run gets one of its own; null means ``tensorboard`` in the run's folder."""
 
 
 class MlflowSink(SpecModel):
     """An MLflow run; all attempts continue the same one."""
 
-    tracking_uri: str | None = None
+    tracking_uri: Output | None = None
     """The tracking server; null leaves it to MLFLOW_TRACKING_URI."""
     experiment: str | None = None
     """The experiment; null means the job's name."""

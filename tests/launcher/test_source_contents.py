@@ -10,7 +10,7 @@ import pytest
 from sm_llm.errors import PlanError, SpecError
 from sm_llm.launcher.planner import plan
 from sm_llm.launcher.planning.source_contents import WANTED
-from sm_llm.spec.base import SpecModel, is_source
+from sm_llm.spec.base import SpecModel, place_use
 from sm_llm.spec.job import JobSpec
 from sm_llm.spec.schema import blocks
 
@@ -59,7 +59,7 @@ def source_fields_of(kind: type[SpecModel], seen: set[type]) -> Iterator[tuple[s
         return
     seen.add(kind)
     for name, field in kind.model_fields.items():
-        if is_source(field):
+        if place_use(field) == "source":
             yield kind.__name__, name
         for inner in blocks(field.annotation):
             yield from source_fields_of(inner, seen)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
 from sm_llm.errors import SpecError
+from sm_llm.spec.base import SpecModel, place_use
 from sm_llm.spec.job import JobSpec, WorkflowSpec
-from sm_llm.spec.references import references, resolve, sources, step_dependencies, workflow_job
+from sm_llm.spec.references import outputs, patterns, references, resolve, sources, step_dependencies, workflow_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def job(**task: Any) -> JobSpec:
@@ -65,6 +69,59 @@ def test_sources_of_every_task_kind() -> None:
     for start, path in (({"pretrained": "/w"}, "pretrained"), ({"checkpoint": "/r@5"}, "checkpoint")):
         assert sources(job(start=start))[f"task.start.{path}"] == start[path]
     assert "task.start" not in sources(job(start="scratch"))
+
+
+def test_places_that_a_task_writes_to_and_patterns_that_it_reads() -> None:
+    sinks = {"tensorboard": {"folder": "/board"}, "mlflow": {"tracking_uri": "databricks"}}
+    training = {
+        "kind": "train", "max_steps": 1, "logging": {"sinks": sinks},
+        "data": {"format": "stream", "dataset": "json", "data_files": ["/c4/*.gz", "https://h/b"], "seq_length": 8},
+        "parallelism": {"strategy": "nxd", "compile_cache": "/cache"},
+    }  # fmt: skip
+    for prefix, task in (("task", training), ("task.training", {"kind": "precompile", "training": training})):
+        spec = JobSpec.model_validate({"name": "j", "task": task})
+        assert outputs(spec) == {
+            f"{prefix}.parallelism.compile_cache": "/cache",
+            f"{prefix}.logging.sinks.tensorboard.folder": "/board",
+            f"{prefix}.logging.sinks.mlflow.tracking_uri": "databricks",
+        }
+        assert patterns(spec) == {
+            f"{prefix}.data.data_files.0": "/c4/*.gz",
+            f"{prefix}.data.data_files.1": "https://h/b",
+        }
+
+
+NO_PLACES = {
+    "data.config_name", "data.dataset", "data.split", "data.text_field", "data.validation_split",
+    "logging.sample_prompt", "mlflow.experiment", "model.config", "model.preset", "train_tokenizer.end_token",
+    "task.args", "task.checkpoint_folder", "task.entry", "task.exclude", "task.group", "task.image_uri",
+    "task.include", "task.model", "task.output_folder", "task.text_field", "wandb.entity", "wandb.project",
+}  # fmt: skip
+"""Texts of a task that name no folder or file of their own."""
+
+
+def texts(block: type[SpecModel], name: str) -> Iterator[tuple[str, bool]]:
+    """Every field of a block that takes text, by the last two parts of its path, and whether it is a place."""
+    for key, field in block.model_fields.items():
+        inside = list(parts(field.annotation))
+        if str in inside:
+            yield f"{name}.{key}", place_use(field) is not None
+        for part in inside:
+            if isinstance(part, type) and issubclass(part, SpecModel):
+                yield from texts(part, key)
+
+
+def parts(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from parts(part)
+
+
+def test_every_text_of_a_task_is_a_place_or_known_to_be_none() -> None:
+    """What a backend mounts follows from these marks: a new field of a folder must not be forgotten."""
+    blocks = [it for it in parts(JobSpec.model_fields["task"].annotation) if isinstance(it, type)]
+    found = {name: it for block in blocks if issubclass(block, SpecModel) for name, it in texts(block, "task")}
+    assert {it for it, is_place in found.items() if not is_place} == NO_PLACES
 
 
 def workflow() -> WorkflowSpec:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from sm_llm.errors import Issue
+from sm_llm.spec.base import Output
 from sm_llm.spec.machines.neuron_releases import MAINTENANCE
 from sm_llm.spec.parallelism.base import (
     Capabilities,
@@ -61,7 +62,7 @@ class NxdSpec(StrategySpec):
     """Build the model without memory first."""
     result: Literal["hf", "nxd"] = "hf"
     """What a training publishes: a Hugging Face folder, or shards of these degrees, as ``convert`` writes them."""
-    compile_cache: str | None = None
+    compile_cache: Output | None = None
     """Folder or S3 prefix of compiled graphs; null keeps them beside the runs, shared by all of them."""
 
     can: ClassVar = Capabilities(compiles_layers=False, compiles_ahead=True, reach_programs=True)

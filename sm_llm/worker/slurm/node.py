@@ -136,6 +136,7 @@ class Node:
         """What this node must have."""
         uri, backend = str(self.job["run_uri"]), self.job["spec"]["backend"]
         kept = [] if "://" in uri else [Path(uri)]
+        kept += [Path(it) for it in json.loads(self.environ.get("SM_LLM_SLURM_OUTPUTS", "[]"))]
         devices, _, count = self.environ.get("SM_LLM_SLURM_DEVICES", "").partition(":")
         return Expected(
             private=self.of_user,

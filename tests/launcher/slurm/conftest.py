@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sm_llm
-from sm_llm.contract.job_file import JobFile
-from sm_llm.launcher.backends.slurm.backend import SlurmBackend
+from sm_llm.launcher.job_inputs import rendered
 from sm_llm.storage.uri import join
 
 if TYPE_CHECKING:
@@ -36,10 +35,7 @@ def render(source: Any, attempt: int = 1, **fields: Any) -> Submission:
     """What would be submitted for a job whose run has a fixed id."""
     [plan] = sm_llm.plan(source, **fields)
     run_id = f"{plan.job.name}-20261128-040000-ab12"
-    job = JobFile(
-        run_id=run_id, attempt=attempt, run_uri=join(plan.job.storage, run_id), spec=plan.job, spec_digest=plan.digest
-    )
-    return SlurmBackend().render(plan, job)
+    return rendered(plan, run_id, join(plan.job.storage, run_id), attempt=attempt)
 
 
 @pytest.fixture

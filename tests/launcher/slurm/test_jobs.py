@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 import sm_llm
+from sm_llm import cli
 from sm_llm.errors import RunFailed, SubmitError
 from sm_llm.launcher.backends.slurm import jobs, submit
 from sm_llm.launcher.backends.slurm.cluster import Cluster
@@ -17,9 +20,9 @@ from sm_llm.launcher.backends.slurm.paths import ClusterPaths
 from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, NoAnswer, SshTransport
 from sm_llm.launcher.submission import MayRun
 from sm_llm.runs.run_record import Attempt, RunRecord
-from sm_llm.runs.run_states import RunState
+from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.runs.run_store import run_store_at
-from tests.launcher.slurm.conftest import TINY
+from tests.launcher.slurm.conftest import TINY, VENV
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,22 +123,111 @@ def test_what_is_not_an_end_settles_nothing(native: str, tmp_path: Path) -> None
     assert home.record() == record
 
 
-def test_SL18_the_newest_row_of_the_accounting_counts() -> None:
-    """``sacct -X`` alone keeps the state of a start that was requeued."""
-    rows = b"7|PREEMPTED|2026-11-29T10:00:00|n[1-2]\n7.batch|FAILED||\n7|COMPLETED|2026-11-29T11:00:00|n[3-4]\n"
-    asked: list[Sequence[str]] = []
+@dataclass
+class Accounting(Scripted):
+    """A login node whose accounting database has these rows."""
 
-    class Accounting:
-        where = "login"
+    rows: str = ""
 
-        def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
-            asked.append(argv)
-            return CommandResult(0, rows, "")
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+        if argv[0] == "sacct":
+            self.asked.append(argv)
+            return CommandResult(0, self.rows.encode(), "")
+        return super().run(argv, stdin=stdin)
 
-    found = Cluster(Accounting()).accounted("7")
-    assert found is not None
-    assert (found.state, found.nodes) == ("COMPLETED", "n[3-4]")
-    assert "-D" in asked[0]
+
+# As sacct of Slurm 22.05 with slurmdbd printed them for jobs of a real cluster, with another job's number.
+RECORDED = {
+    "completed": ("7|COMPLETED|2026-11-29T13:48:14|node1\n", RunState.COMPLETED_UNPUBLISHED, "ended without an error"),
+    "failed": ("7|FAILED|2026-11-29T13:48:14|node1\n", RunState.FAILED, "the job failed"),
+    "cancelled with exit code 0": ("7|CANCELLED by 0|2026-11-29T13:48:14|node2\n", RunState.STOPPED, "cancelled"),
+    "node lost with exit code 0": ("7|NODE_FAIL|2026-11-29T13:48:32|node2\n", RunState.FAILED, "a node failed"),
+    "requeued": (
+        "7|REQUEUED|2026-11-29T13:48:14|node2\n7|COMPLETED|2026-11-29T13:48:15|node1\n",
+        RunState.COMPLETED_UNPUBLISHED, "ended without an error",
+    ),
+    "requeued after a lost node": (
+        "7|NODE_FAIL|2026-11-29T13:48:32|node2\n7|COMPLETED|2026-11-29T13:49:01|node2\n",
+        RunState.COMPLETED_UNPUBLISHED, "ended without an error",
+    ),
+    "none": ("", RunState.UNKNOWN, "no longer knows job 7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "state", "reason"), RECORDED.values(), ids=RECORDED)
+def test_SL18_the_newest_row_of_the_accounting_is_the_end(
+    rows: str, state: RunState, reason: str, tmp_path: Path
+) -> None:
+    """MFlowCode/MFC#1311: without -D sacct may keep the state of a start that was requeued."""
+    home, record = a_run(tmp_path, "7")
+    left(tmp_path)
+    login = Accounting(FORGOTTEN, rows=rows)
+    native = jobs.state_of(home, record, Cluster(login))
+    assert native.state is state
+    assert reason in native.detail
+    asked = next(argv for argv in login.asked if argv[0] == "sacct")
+    assert {"-X", "-D"} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("rows", "state"),
+    [
+        ("7|RUNNING|2026-11-29T13:48:14|node1\n", RunState.UNKNOWN),
+        ("7|FAILED|2026-11-29T13:48:15|n1\n7|PREEMPTED|2026-11-29T13:48:14|n1\n", RunState.FAILED),
+        ("70|FAILED|2026-11-29T13:48:14|n1\n7.batch|FAILED|2026-11-29T13:48:14|n1\n7|\n", RunState.UNKNOWN),
+    ],
+    ids=["runaway", "order", "others"],
+)
+def test_rows_of_the_accounting_that_are_no_end(rows: str, state: RunState, tmp_path: Path) -> None:
+    """A job whose end never reached the database is RUNNING there for ever."""
+    home, record = a_run(tmp_path, "7")
+    left(tmp_path)
+    assert jobs.state_of(home, record, Cluster(Accounting(FORGOTTEN, rows=rows))).state is state
+
+
+def test_the_accounting_comes_before_what_the_script_left(tmp_path: Path) -> None:
+    home, record = a_run(tmp_path, "7")
+    left(tmp_path, outcome_0__json='{"exit_code": 0}')
+    login = Accounting(FORGOTTEN, rows=RECORDED["node lost with exit code 0"][0])
+    assert jobs.state_of(home, record, Cluster(login)).state is RunState.FAILED
+
+
+@dataclass
+class Submits(Accounting):
+    """A login node that takes a job, which fails at once."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
+        is_sbatch = argv[:2] == ["sh", "-c"] and "sbatch" in argv[2]
+        return CommandResult(0, b"7\n", "") if is_sbatch else super().run(argv, stdin=stdin)
+
+
+def test_SL05_a_launch_returns_the_run_and_a_failed_wait_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA-NeMo/Run#289: ``run()`` returned None, and did not raise where the job failed."""
+    login = Submits(listed("FAILED", "NonZeroExitCode"))
+    monkeypatch.setattr("sm_llm.launcher.backends.slurm.cluster.cluster", lambda host: Cluster(login))
+    backend = {**VENV, "shared_folder": str(tmp_path), "scratch_folder": str(tmp_path)}
+    job = {**TINY, "backend": backend, "storage": str(tmp_path / "runs")}
+    run = sm_llm.launch(job)
+    assert run.attempts[-1].native_id == "localhost/7"
+    with pytest.raises(RunFailed, match="the job failed"):
+        run.wait()
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    monkeypatch.setattr(sys, "argv", ["sm-llm", "fit", str(file), "--wait", "--new"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == EXIT_CODES[RunState.FAILED]
+
+
+def test_SL25_no_text_of_a_log_decides_how_a_job_ended(tmp_path: Path) -> None:
+    """awslabs/awsome-distributed-ai#1033: CancelledError is printed at a clean end."""
+    home, record = a_run(tmp_path, "7")
+    left(
+        tmp_path, outcome_0__json='{"exit_code": 0}', job__log="Traceback\nCancelledError: slurmstepd: error: FAILED\n"
+    )
+    assert jobs.state_of(home, record, Cluster(Scripted(FORGOTTEN))).state is RunState.COMPLETED_UNPUBLISHED
 
 
 @pytest.mark.parametrize("error", ["Unable to contact slurm controller", "Socket timed out on send/recv operation"])

@@ -21,6 +21,7 @@ from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.jobs import shell_command
 from sm_llm.launcher.backends.slurm.nodes import node_of
 from sm_llm.launcher.backends.slurm.setup import doctor
+from sm_llm.launcher.backends.slurm.setup.setup_job import JobEnd
 from sm_llm.launcher.backends.slurm.transport import CommandResult, LocalTransport, SshTransport
 from sm_llm.launcher.tools import clusters
 from sm_llm.spec.backends.slurm import SlurmOptions
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob
     from tests.fixtures.slurm import SlurmCluster, SlurmOverSsh
 
 
@@ -107,10 +109,13 @@ class Doctored(Scripted):
     help: str = ""
     folders: tuple[str, ...] = ()
     gres: str = "(null)"
+    busy: tuple[str, ...] = ()
+    """Lines of further nodes."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"") -> CommandResult:
         if argv[0] == "sinfo":
-            return CommandResult(0, f"n1\x1fidle\x1f{self.gres}\x1fgpu:0\x1fnone\x1f\n".encode(), "")
+            lines = (f"n1 idle {self.gres} gpu:0 none", *self.busy)
+            return CommandResult(0, "".join(f"{it} \n".replace(" ", "\x1f") for it in lines).encode(), "")
         if list(argv[:2]) == ["scontrol", "show"]:
             return CommandResult(0, b"ClusterName = ml\n", "")
         if argv[0] == "srun":
@@ -145,6 +150,29 @@ def test_what_a_login_node_shows() -> None:
     assert found(replace(hyperpod, gres="(null)"), **asked)["auto-resume"].outcome == "ok"
 
 
+@pytest.mark.parametrize("starts", [True, False])
+def test_nodes_that_were_not_checked_are_named_with_the_reason(
+    starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_job(job: SetupJob, *arguments: object, **more: object) -> JobEnd:
+        assert job.nodes == 1
+        if not starts:
+            raise SubmitError("job 7 has not started within 60 s: it is waiting")
+        return JobEnd(True, "node n1 shared=yes scratch=yes python=yes enroot=no\n")
+
+    monkeypatch.setattr(doctor, "run_job", run_job)
+    busy = ("n2 allocated gpu:8 gpu:8 none", "n3 mixed gpu:8 gpu:1 none", "n4 allocated gpu:8 gpu:8 none",
+            "n5 drained gpu:8 gpu:0 bad_fan")  # fmt: skip
+    login = Doctored(listed("RUNNING"), folders=(str(tmp_path),), busy=busy)
+    checks = found(login, shared_folder=str(tmp_path))
+    words = "n2, n4 (allocated); n3 (mixed); n5 (drained: bad_fan)"
+    if starts:
+        assert checks["nodes not checked"] == ClusterCheck("nodes not checked", "skipped", words)
+        assert checks["shared folder"].outcome == "ok"
+    else:
+        assert checks["what nodes see"].detail.endswith(f"Nodes: n1 (idle, but it printed nothing); {words}")
+
+
 def test_a_controller_that_does_not_answer_is_the_only_finding() -> None:
     silent = Scripted(CommandResult(1, b"", "no controller"))
     cluster = Cluster(replace(silent))
@@ -164,6 +192,7 @@ def test_checks_of_a_real_cluster(slurm: SlurmCluster, tmp_path: Path) -> None:
     assert outcomes["shared folder"] == ("ok", "on 4 nodes")
     assert outcomes["virtual environment"] == ("ok", "on 4 nodes")
     assert outcomes["accounting"][0] == "warning"
+    assert list((tmp_path / "shared" / "setup").iterdir()) == [], "a job that ended well leaves nothing"
 
     absent = {**given, "container_image": "/fsx/x.sqsh", "scratch_folder": str(tmp_path / "absent")}
     report = clusters.check_cluster("slurm", backend=absent)

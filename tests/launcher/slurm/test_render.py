@@ -190,6 +190,97 @@ def test_trackers_secrets_and_relative_places_are_mounted(tmp_path: Path, monkey
         assert f"{folder}:{folder}" in mounts[1].split(","), folder
 
 
+def mounted(submission: Any) -> list[str]:
+    """Folders that the container of a job sees at their own paths."""
+    found = re.search(r"--container-mounts=(\S+)", submission.request["script"])
+    assert found is not None
+    pairs = (it.split(":") for it in found[1].split(","))
+    return [source for source, place, *_ in pairs if source == place]
+
+
+LONG = {"preset": "tiny", "config": {"max_position_embeddings": 2048}}
+TRAINIUM = {"instance_type": "ml.trn1.32xlarge", "instance_count": 1}
+
+
+@pytest.mark.parametrize("kind", ["train", "precompile"])
+def test_what_a_task_writes_beside_its_storage_is_made_mounted_and_checked(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    training = {
+        **TINY["task"],
+        "model": LONG,
+        "parallelism": {"strategy": "nxd", "tensor_parallel_degree": 2, "compile_cache": "graphs"},
+        "logging": {"sinks": {"tensorboard": {"folder": "/fsx/sm_llm/board"}}},
+        "data": {
+            "format": "stream", "dataset": "json", "data_files": ["/c4/en/part-*/x.gz"], "seq_length": 2048,
+        },
+    }  # fmt: skip
+    task = training if kind == "train" else {"kind": kind, "training": training}
+    submission = render({**TINY, "task": task, "compute": TRAINIUM, "backend": container(scratch_folder="/scratch")})
+    cache = str(tmp_path / "graphs")
+    assert mounted(submission)[:5] == ["/fsx/sm_llm", "/scratch", "/fsx/runs", "/c4/en", cache]
+    text = submission.request["script"]
+    assert f"mkdir -p -- {cache}\n" in text
+    assert f'export SM_LLM_SLURM_OUTPUTS="[\\"{cache}\\"]"\n' in text
+    assert f"export NEURON_COMPILE_CACHE_URL={cache}\n" in text
+
+
+def test_graphs_lie_below_a_storage_that_is_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker works in another folder than the launcher."""
+    monkeypatch.chdir(tmp_path)
+    task = {**TINY["task"], "parallelism": {"strategy": "nxd", "tensor_parallel_degree": 2}}
+    task |= {"model": LONG, "data": {**TINY["task"]["data"], "seq_length": 2048}}
+    text = render({**TINY, "task": task, "compute": TRAINIUM, "storage": "./runs"}).request["script"]
+    assert f"export NEURON_COMPILE_CACHE_URL={tmp_path}/runs/neuron-compile-cache\n" in text
+
+
+def test_a_packed_program_is_not_mounted_and_may_be_relative_over_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.py").write_text("print('trained')\n")
+    task = {"kind": "script", "entry": "train.py", "source": "own"}
+    assert mounted(render({**TINY, "task": task, "backend": container(scratch_folder="/scratch")})) == [
+        "/fsx/sm_llm", "/scratch", "/fsx/runs",
+    ]  # fmt: skip
+    over_ssh = render({**TINY, "task": task, "storage": "s3://bucket/runs", "backend": {**VENV, "ssh_host": "login"}})
+    assert over_ssh.request["host"] == "login"
+
+
+def test_paths_of_arguments_and_variables_on_no_mount_are_warned_of() -> None:
+    import sm_llm
+
+    task = {"kind": "script", "entry": "-m train", "args": ["--rows=/data/rows", "/fsx/runs/x", "/own/y", "--lr", "1"]}
+    environment = {"AWS_CONFIG_FILE": "/home/me/aws", "LD_LIBRARY_PATH": "/opt/lib", "MANY": "/a:/b"}
+    job = {**TINY, "task": task, "environment": environment}
+    [plan] = sm_llm.plan({**job, "backend": container(container_mounts=["/opt/own:/own"])})
+    warned = [it.path for it in plan.issues if it.code == "path-on-no-mount"]
+    assert warned == ["task.args.0", "environment.AWS_CONFIG_FILE"]
+    [plan] = sm_llm.plan({**job, "backend": VENV})
+    assert not [it for it in plan.issues if it.code == "path-on-no-mount"]
+
+
+def test_SL03_no_partition_account_or_feature_is_imposed() -> None:
+    """meta-pytorch/torchx#660: what a job does not ask for is left to the cluster."""
+    lines = [it for it in render(TINY).request["script"].splitlines() if it.startswith("#SBATCH")]
+    named = {it.removeprefix("#SBATCH --").partition("=")[0] for it in lines}
+    assert named == {
+        "job-name", "comment", "nodes", "ntasks-per-node", "exclusive", "mem", "requeue", "output", "open-mode",
+    }  # fmt: skip
+
+
+def test_SL29_no_default_stands_against_an_option() -> None:
+    """aws/sagemaker-hyperpod-cli#253: a default node count clashed with another way to give it."""
+    shared = {**VENV, "exclusive": False, "gpus_per_node": 2, "cpus_per_node": 8, "retry": "none"}
+    text = render(TINY, backend=shared).request["script"]
+    for line in ("--gpus-per-node=2", "--cpus-per-task=8", "--no-requeue"):
+        assert f"#SBATCH {line}\n" in text
+    assert "--exclusive" not in text
+    assert "--mem" not in text
+
+
 HOSTILE_WORD = "a b'c\"d $HOME `touch executed` $(touch executed) é 日本 # ; & | > * ? [x] ~ !"
 
 
@@ -263,8 +354,16 @@ def test_what_cannot_be_or_has_no_effect_is_refused(options: dict[str, Any], iss
         ({"backend": {**VENV, "ssh_host": "login"}, "task": {**TINY["task"], "data": ROWS}},
          "task.data.train: is a folder of this machine, and the job runs on login"),
         ({"backend": container(), "storage": "/fsx/a,b"}, "storage: cannot be mounted into a container"),
+        ({"backend": container(), "inputs": {"rows": "/a:b"}, "task": {"kind": "script", "entry": "-m x"}},
+         "inputs.rows: cannot be mounted into a container"),
+        ({"backend": container(), "secrets": {"A": "file:/k,x"}}, "secrets.A: cannot be mounted into a container"),
+        ({"backend": container(), "task": {**TINY["task"], "logging": {"sinks": {"tensorboard": {"folder": "/a,b"}}}}},
+         r"task\.logging\.sinks\.tensorboard\.folder: cannot be mounted into a container"),
+        ({"backend": {**VENV, "ssh_host": "login"}, "storage": "s3://bucket/runs",
+          "task": {**TINY["task"], "logging": {"sinks": {"tensorboard": {"folder": "board"}}}}},
+         r"task\.logging\.sinks\.tensorboard\.folder: is a folder of this machine"),
     ],
-    ids=["secret", "relative", "comma"],
+    ids=["secret", "relative", "comma", "input", "key", "tracker", "tracker over ssh"],
 )  # fmt: skip
 def test_places_that_the_nodes_do_not_see_are_refused(fields: dict[str, Any], issue: str) -> None:
     assert re.search(issue, refusal({**TINY, **fields}))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sm_llm.errors import PlanError, SubmitError
+from sm_llm.launcher.backends.slurm.cluster import Cluster
 from sm_llm.launcher.backends.slurm.setup import doctor, environment_check, environments, image_import
 from sm_llm.launcher.backends.slurm.setup.environments import Profile
-from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob
+from sm_llm.launcher.backends.slurm.setup.setup_job import SetupJob, run_job
 from sm_llm.launcher.tools import clusters
 from sm_llm.spec.backends.slurm import SlurmOptions
 from tests.fixtures.wheels import wheel
+from tests.launcher.slurm.test_jobs import Submits, listed
 from tests.launcher.slurm.test_script import HOSTILE
 
 if TYPE_CHECKING:
@@ -107,6 +110,24 @@ def test_locks_of_environments_pin_everything() -> None:
         assert len(set(pinned)) == len(pinned), f"{name}: a package is pinned twice"
     with pytest.raises(PlanError, match="--profile: there is no such profile"):
         clusters.create_environment("slurm", "smp", backend={"shared_folder": "/fsx"})
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_folders_of_setup_jobs_go_when_they_are_done_or_old(ok: bool, tmp_path: Path) -> None:
+    setup = tmp_path / "a b" / "setup"
+    for name, age in (("old", 9), ("new", 1), ("kept.txt", 9)):
+        (setup / name).parent.mkdir(parents=True, exist_ok=True)
+        (setup / name).touch() if "." in name else (setup / name).mkdir()
+        os.utime(setup / name, (time.time() - age * 86_400,) * 2)
+
+    login = Submits(listed("COMPLETED" if ok else "FAILED"))
+    shared = SlurmOptions(shared_folder=str(tmp_path / "a b"))
+    end = run_job(SetupJob("sm-llm-test", "", []), shared, Cluster(login), lambda text: None, wait_seconds=1)
+    assert end.ok is ok
+    left = {it.name for it in setup.iterdir()}
+    own = {it for it in left if it.startswith("sm-llm-test-")}
+    assert left - own == {"new", "kept.txt"}
+    assert len(own) == (0 if ok else 1), "the log of a job that failed stays"
 
 
 BODIES = {"check": doctor.NODES, "build": environments.BUILD, "nodes": environments.CHECK, "image": image_import.IMPORT}

@@ -145,6 +145,15 @@ def test_a_request_becomes_the_workers_stop_file(tmp_path: Path, request_file: s
     assert (tmp_path / "stopped-2").exists()
 
 
+def test_folders_that_the_task_writes_to_are_checked(tmp_path: Path) -> None:
+    backend = {"scratch_folder": str(tmp_path / "scratch"), "stop_seconds": 5.0, "container_image": "x.sqsh"}
+    spec = {"backend": backend, "task": {"kind": "train"}}
+    environ = {**job(tmp_path, spec=spec), "SM_LLM_SLURM_OUTPUTS": '["/fsx/board"]'}
+    expected = Node(environ, 1, "train.py").expected()
+    assert Path("/fsx/board") in expected.writable
+    assert Path("/fsx/board") in expected.mounted
+
+
 def test_an_unfit_node_is_named(tmp_path: Path) -> None:
     environ = {**job(tmp_path), "SM_LLM_SLURM_DEVICES": "neuron:16"}
     (tmp_path / "fit-0-0").touch()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sm_llm.errors import Issue, warning
 from sm_llm.launcher.backends.kubeflow import names
+from sm_llm.launcher.job_inputs import output_folders
 from sm_llm.launcher.planning.bundle import local_source
 from sm_llm.launcher.planning.plan import Checks
 from sm_llm.launcher.planning.program_checks import module_warnings, program_issues, source_issues
@@ -332,6 +333,8 @@ def check_places(asked: Asked) -> Iterator[Issue]:
         elif _is_of_this_machine(place) and not _is_packed(asked, path):
             remedy = "Give its address in S3, or its path on a volume of backend.volumes"
             yield Issue("place-not-in-pods", path, "is a folder of this machine", place, remedy)
+    for path, folder in output_folders(job).items():
+        yield from _mount_issue(asked, path, str(folder), str(folder), writes=True)
     for name, value in job.inputs.items():
         if isinstance(value, FileSystemInput):
             remedy = "Mount it as a claim: backend.volumes"

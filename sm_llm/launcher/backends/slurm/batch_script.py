@@ -50,6 +50,8 @@ class BatchScript:
     auto_resume: bool = False
     max_requeues: int | None = None
     """None where nobody requeues."""
+    outputs: Sequence[str] = ()
+    """Folders that must be there before the step starts: a container cannot mount what is not."""
 
     def text(self) -> str:
         """The script. Raises ``ValueError`` for a value that a line of options cannot hold."""

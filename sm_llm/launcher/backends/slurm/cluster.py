@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.contract.hosts import numeric
 from sm_llm.errors import SubmitError
 from sm_llm.launcher.backends.slurm.nodes import FIELDS, node_of
-from sm_llm.launcher.backends.slurm.shell import PUT, READ_ENDS, READ_LOGS, SUBMIT, UNPACK
-from sm_llm.launcher.backends.slurm.states import JobRow
+from sm_llm.launcher.backends.slurm.shell import CLEAN, PUT, READ_ENDS, READ_LOGS, SUBMIT, UNPACK
+from sm_llm.launcher.backends.slurm.states import JobRow, native_state
 from sm_llm.launcher.backends.slurm.transport import NoAnswer, Transport, transport
 
 if TYPE_CHECKING:
@@ -128,17 +129,19 @@ class Cluster:
         return sorted(self._ask("scontrol", "show", "hostnames", listed).split(), key=numeric)
 
     def accounted(self, job_id: str) -> JobRow | None:
-        """The job's newest row in the accounting database; None where there is no database, or no such row."""
-        # -X: without steps. -D: every start of a requeued job, the newest last. -P and -n: bars between fields, no
-        # header.
+        """How the job ended by the accounting database; None where that is unknown or has no end of it."""
+        # -X: without steps. -D: every start of a requeued job. -P and -n: bars between fields, no header.
         argv = ["sacct", "-X", "-D", "-P", "-n", "-j", job_id, "-o", "JobID,State,Submit,NodeList"]
         answer = self.transport.run(argv)
         if answer.code:
             if _NO_ACCOUNTING in answer.error:
                 return None
             raise NoAnswer(f"sacct on {self.transport.where}: {answer.words}")
-        rows = [line.split("|") for line in answer.text.splitlines() if line.startswith(f"{job_id}|")]
-        return JobRow(rows[-1][0], rows[-1][1], nodes=rows[-1][3]) if rows else None
+        lines = [line.split("|") for line in answer.text.splitlines() if line.startswith(f"{job_id}|")]
+        rows = sorted((it for it in lines if len(it) == 4), key=lambda it: it[2])  # by the time of its submission
+        newest = JobRow(rows[-1][0], rows[-1][1], nodes=rows[-1][3]) if rows else None
+        # A job whose end never reached the database stays "RUNNING" there: Slurm calls it a runaway job.
+        return newest if newest is not None and native_state(newest).state.is_final else None
 
     def has_accounting(self) -> bool:
         """Whether ``sacct`` has a database. Raises ``NoAnswer``."""
@@ -185,6 +188,14 @@ class Cluster:
             any(match["kind"] == "stopped" for match, _ in own),
             next((body.decode("utf-8", "replace").strip() for name, body in files if name == "job.log"), ""),
         )
+
+    def clean(self, folder: str, done: str, days: int) -> None:
+        """Remove ``done``, if it is not empty, and this user's folders in ``folder`` that nobody changed for ``days``.
+
+        What cannot be removed stays: it stands in nobody's way.
+        """
+        with suppress(NoAnswer):
+            self.transport.run(["sh", "-c", CLEAN, "sh", folder, done, str(days)])
 
     def has_option(self, option: str) -> bool:
         """Whether srun has a long option, which a plugin may add."""

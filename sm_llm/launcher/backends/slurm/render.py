@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from sm_llm.launcher.images.images import line_of, lock_text
 from sm_llm.launcher.planning.bundle import SOURCE_FOLDER, make_bundle
 from sm_llm.runs.run_states import EXIT_CODES, RunState
 from sm_llm.spec.backends.slurm import SlurmOptions
+from sm_llm.spec.job_machines import network_environment
+from sm_llm.storage.uri import fill, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 DEVICES_ENVIRONMENT = "SM_LLM_SLURM_DEVICES"
 """Names the accelerators that each node must have."""
+OUTPUTS_ENVIRONMENT = "SM_LLM_SLURM_OUTPUTS"
+"""Lists, as JSON, folders that each node must be able to write to beside its own."""
 END_SECONDS = 600
 """How long nodes may end after one another: the first publishes what the others have finished."""
 
@@ -99,6 +104,7 @@ def _script(
         time_limit=target.signal_seconds is not None,
         auto_resume=options.retry == "auto-resume",
         max_requeues=target.max_requeues,
+        outputs=target.outputs,
     )
 
 
@@ -138,7 +144,12 @@ def _environment(job: JobFile, target: SlurmTarget, paths: ClusterPaths, code: s
     }
     if target.devices:
         ours[DEVICES_ENVIRONMENT] = target.devices
-    return [*{**ours, **dict(target.environment), **own}.items()]
+    if target.outputs:
+        ours[OUTPUTS_ENVIRONMENT] = json.dumps(target.outputs)
+    # Of the job as the nodes read it: its places are absolute. So must the storage be, below which caches lie.
+    storage = parse(fill(job.spec.storage, run_name=job.spec.name)).uri
+    ours |= network_environment(job.spec.model_copy(update={"storage": storage}))
+    return [*{**ours, **own}.items()]
 
 
 def _container(options: SlurmOptions, target: SlurmTarget, bundle: str, names: Sequence[str]) -> list[Option]:

@@ -37,6 +37,12 @@ chmod a-w -- "$1"
 """
 """Unpacks a tar.gz from standard input, read-only; nobody sees half of it. Arguments: folder, SHA-256 of the tar."""
 
+CLEAN = """
+[ -z "$2" ] || rm -rf -- "$2"
+[ ! -d "$1" ] || find "$1" -mindepth 1 -maxdepth 1 -type d -user "$(id -u)" -mtime +"$3" -exec rm -rf -- {} +
+"""
+"""Removes a folder, and this user's folders in another that are older. Arguments: that one, folder or nothing, days."""
+
 READ_LOGS = """
 cd -- "$1" || exit 3
 most=$2; shift 2

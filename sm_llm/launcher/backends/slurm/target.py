@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, warning
-from sm_llm.launcher.job_inputs import tracker_folders
+from sm_llm.launcher.backends.slurm.paths import IN_CONTAINER
+from sm_llm.launcher.job_inputs import output_folders
 from sm_llm.launcher.planning.bundle import local_source
 from sm_llm.launcher.planning.local_places import local_folder
 from sm_llm.launcher.planning.plan import Checks
@@ -15,8 +17,8 @@ from sm_llm.launcher.planning.program_checks import module_warnings, program_iss
 from sm_llm.launcher.planning.removed_modules import import_warnings
 from sm_llm.spec.backends.slurm import SlurmOptions
 from sm_llm.spec.inputs import FileSystemInput, input_place
-from sm_llm.spec.job_machines import machines, network_environment
-from sm_llm.spec.references import sources
+from sm_llm.spec.job_machines import machines
+from sm_llm.spec.references import outputs, patterns, sources
 from sm_llm.spec.tasks import ScriptTask, starts_ranks
 from sm_llm.spec.validation.runner import errors_of, run
 from sm_llm.storage.uri import fill, parse, run_and_step
@@ -34,6 +36,10 @@ MAX_REQUEUES = 20
 _CORES_OF_DEVICE = {"trn1": 2, "trn1n": 2, "trn2": 4}
 """NeuronCores of a Neuron device, as the runtime counts them."""
 _SEPARATORS = (":", ",", "\\")
+_PATH = re.compile(r"(?:--?[\w.-]+=|[\w.-]+=)?(/[^\s:;,=]+)")
+"""An argument or variable that is one absolute path, or ``NAME=PATH``."""
+_OF_IMAGES = ("/bin", "/dev", "/etc", "/lib", "/opt", "/proc", "/sbin", "/sys", "/usr", "/var")
+"""Folders that every image has of its own."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ class SlurmTarget:
     python: str
     mounts: tuple[str, ...]
     """Folders that a container sees, each at its own path."""
-    environment: tuple[tuple[str, str], ...]
-    """By the facts of the instance type."""
+    outputs: tuple[str, ...]
+    """Folders that the task writes to, beside the storage and our own."""
     devices: str
     """``nvidia:8`` or ``neuron:16``: what every node must have; empty where that is not known."""
     signal_seconds: int | None
@@ -85,7 +91,7 @@ def _decide(job: JobSpec, options: SlurmOptions, program: SourceTree | None) -> 
         # In a container python3 is that of the image.
         python=f"{venv}/bin/python" if venv is not None else "python3",
         mounts=_mounts(job, options) if options.container_image is not None else (),
-        environment=tuple(network_environment(job).items()),
+        outputs=_outputs(job, options),
         devices=_devices(job, options),
         signal_seconds=None if options.time_limit_minutes is None else options.signal_seconds or SIGNAL_SECONDS,
         max_requeues=_max_requeues(options),
@@ -130,24 +136,49 @@ def _devices(job: JobSpec, options: SlurmOptions) -> str:
 
 def _mounts(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     """Every folder that the specification names, without those that lie below another."""
-    storage = parse(fill(job.storage, run_name=job.name)).path
-    named = [options.shared_folder, options.scratch_folder, *([str(storage)] if storage is not None else [])]
-    named += _folders(job)
-    paths = [PurePosixPath(it) for it in dict.fromkeys(named)]
+    paths = [PurePosixPath(it) for it in dict.fromkeys([*_own_folders(job, options), *_places(job).values()])]
     return tuple(str(it) for it in paths if not any(other in it.parents for other in paths))
 
 
-def _folders(job: JobSpec) -> Iterator[str]:
-    """Folders and files of the cluster that the job reads or writes beside its storage."""
-    places = [*sources(job).values(), *(input_place(value) for value in job.inputs.values())]
-    places += tracker_folders(job)
-    places += [it.partition(":")[2] for it in job.secrets.values() if it.startswith("file:")]
-    for place in places:
+def _own_folders(job: JobSpec, options: SlurmOptions) -> list[str]:
+    storage = parse(fill(job.storage, run_name=job.name)).path
+    return [options.shared_folder, options.scratch_folder, *([str(storage)] if storage is not None else [])]
+
+
+def _outputs(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
+    own = [PurePosixPath(it) for it in _own_folders(job, options)]
+    named = [PurePosixPath(it) for it in output_folders(job).values()]
+    return tuple(str(it) for it in named if not any(it.is_relative_to(other) for other in own))
+
+
+def _places(job: JobSpec) -> dict[str, str]:
+    """Dotted path -> folder or file of the cluster that the job reads or writes beside its storage."""
+    inputs = {f"inputs.{name}": input_place(value) for name, value in job.inputs.items()}
+    named = {**_sources_outside_bundle(job), **inputs}
+    secrets = {name: it.partition(":")[2] for name, it in job.secrets.items() if it.startswith("file:")}
+    named |= {f"secrets.{name}": it for name, it in secrets.items()}
+    found: dict[str, str] = {}
+    for path, place in named.items():
         # RUN@STEP is a checkpoint in the folder RUN.
         folder = local_folder(run_and_step(place)[0])
         # What is relative and not there may be the name of a model in the hub.
         if folder is not None and (place.startswith(("/", "~", "file:")) or folder.exists()):
-            yield str(folder)
+            found[path] = str(folder)
+    found |= {path: _fixed_part(it) for path, it in patterns(job).items() if it.startswith("/")}
+    return found | {path: str(folder) for path, folder in output_folders(job).items()}
+
+
+def _sources_outside_bundle(job: JobSpec) -> dict[str, str]:
+    """What the task reads, without a program of this machine: nodes need not see where it was."""
+    is_packed = isinstance(job.task, ScriptTask) and local_source(job.task.source) is not None
+    return {path: it for path, it in sources(job).items() if path != "task.source" or not is_packed}
+
+
+def _fixed_part(pattern: str) -> str:
+    """The folder or file below which all matches of a pattern lie."""
+    parts = PurePosixPath(pattern).parts
+    wild = next((index for index, part in enumerate(parts) if any(it in part for it in "*?[{")), len(parts))
+    return str(PurePosixPath(*parts[:wild]))
 
 
 @dataclass(frozen=True)
@@ -211,20 +242,45 @@ def check_places(asked: ClusterRequest) -> Iterator[Issue]:
             reached.append(("storage", job.storage, "is a folder of this machine", remedy))
         remedy = "Give its absolute path on the cluster, or its address in S3"
         problem = f"is a folder of this machine, and the job runs on {options.ssh_host}"
-        reached += [(path, it, problem, remedy) for path, it in sources(job).items() if _is_of_this_machine(it)]
+        named = {**_sources_outside_bundle(job), **{path: outputs(job)[path] for path in output_folders(job)}}
+        reached += [(path, it, problem, remedy) for path, it in named.items() if _is_of_this_machine(it)]
     for path, place, problem, remedy in reached:
         yield Issue("place-out-of-reach", path, problem, place, remedy)
     if options.container_image is not None:
-        named = {**({"storage": str(storage)} if storage is not None else {}), **sources(job)}
-        yield from _mount_issues(named)
+        yield from _mount_issues({**({"storage": str(storage)} if storage is not None else {}), **_places(job)})
 
 
 def _mount_issues(places: Mapping[str, str]) -> Iterator[Issue]:
     for path, place in places.items():
-        if place.startswith("/") and any(it in place for it in _SEPARATORS):
+        if any(it in place for it in _SEPARATORS):
             problem = "cannot be mounted into a container: pyxis separates paths by : and ,"
             remedy = "Rename the folder, or use a virtual environment"
             yield Issue("place-not-mountable", path, problem, place, remedy)
+
+
+def check_unmounted(asked: ClusterRequest) -> Iterator[Issue]:
+    """Paths in arguments and variables: a container finds those of the cluster only below its mounts."""
+    job, options = asked.job, asked.options
+    if options.container_image is None:
+        return
+    own = [(it if ":" not in it else it.split(":")[1]) for it in options.container_mounts]
+    seen = [*_mounts(job, options), *own, IN_CONTAINER, *_OF_IMAGES]
+    arguments = {} if not isinstance(job.task, ScriptTask) else {"task.args": job.task.args}
+    for path, text in _texts({**arguments, "environment": job.environment}):
+        match = _PATH.fullmatch(text)
+        if match is not None and not any(PurePosixPath(match[1]).is_relative_to(it) for it in seen):
+            message = "lies on no mount, so it is looked for in the container's image"
+            remedy = "Add its folder to backend.container_mounts if it is one of the cluster"
+            yield warning("path-on-no-mount", path, message, text, remedy)
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, (dict, list)):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in parts:
+            yield from _texts(part, f"{path}.{key}" if path else str(key))
 
 
 def check_secrets(asked: ClusterRequest) -> Iterator[Issue]:
@@ -272,6 +328,7 @@ BACKEND_CHECKERS: tuple[Checker[ClusterRequest], ...] = (
     check_limits,
     check_effects,
     check_places,
+    check_unmounted,
     check_secrets,
     check_program,
     check_use,

@@ -15,6 +15,7 @@ from sm_llm.launcher.backends.sagemaker.request.request_addresses import (
     image_warnings,
     partition_of,
 )
+from sm_llm.launcher.job_inputs import output_folders
 from sm_llm.launcher.planning.local_places import is_reference, local_folder
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
 from sm_llm.spec.inputs import FileSystemInput
@@ -342,18 +343,11 @@ def _place_issues(job: JobSpec) -> Iterator[Issue]:
             yield Issue(
                 "input-only-on-this-machine", path, "is on this machine, where the job cannot see it", place, remedy
             )
-    training = training_of(job.task)
-    tensorboard = training.logging.sinks.tensorboard if training else None
-    if tensorboard and tensorboard.folder and local_folder(tensorboard.folder) is not None:
-        remedy = "Leave it out: it is kept in the run's folder in S3"
-        path = "task.logging.sinks.tensorboard.folder"
-        yield Issue(
-            "tensorboard-only-on-this-machine",
-            path,
-            "is on this machine, where the job cannot see it",
-            tensorboard.folder,
-            remedy,
-        )
+    for path, folder in output_folders(job).items():
+        if not folder.is_relative_to("/opt/ml"):
+            remedy = "Leave it out, or give an address that the job can reach"
+            problem = "is on this machine, where the job cannot see it"
+            yield Issue("output-only-on-this-machine", path, problem, str(folder), remedy)
 
 
 def _secret_issues(job: JobSpec) -> Iterator[Issue]:

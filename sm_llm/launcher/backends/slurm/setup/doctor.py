@@ -129,7 +129,7 @@ def _seen_by_nodes(
     try:
         end = run_job(job, options, cluster, tell, wait_seconds=START_SECONDS)
     except SubmitError as error:
-        yield ClusterCheck("what nodes see", "skipped", str(error))
+        yield ClusterCheck("what nodes see", "skipped", f"{error}. Nodes: {_unchecked(nodes, ())}")
         return
     found = [
         dict(it.partition("=")[::2] for it in line.split()[2:]) | {"name": line.split()[1]} for line in _lines(end)
@@ -137,6 +137,8 @@ def _seen_by_nodes(
     if not found:
         yield ClusterCheck("what nodes see", "failed", end.last_words)
         return
+    if unchecked := _unchecked(nodes, [it["name"] for it in found]):
+        yield ClusterCheck("nodes not checked", "skipped", unchecked)
     yield _on_nodes("shared folder", found, "shared", f"{options.shared_folder} cannot be written on")
     yield _on_nodes("scratch folder", found, "scratch", f"{options.scratch_folder} cannot be written on")
     if venv is not None:
@@ -144,6 +146,18 @@ def _seen_by_nodes(
     if image is not None:
         yield _on_nodes("enroot", found, "enroot", "is not installed on")
         yield _container(end)
+
+
+def _unchecked(nodes: Sequence[ClusterNode], checked: Sequence[str]) -> str:
+    """Nodes that no job has tried, by why; empty where there are none."""
+    is_many = sum(it.state == "idle" for it in nodes) > _MOST_NODES
+    idle = f"idle; {_MOST_NODES} are tried at most" if is_many else "idle, but it printed nothing"
+    reasons: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.name not in checked:
+            why = idle if node.state == "idle" else node.state
+            reasons.setdefault(f"{why}: {node.reason}" if node.reason else why, []).append(node.name)
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
 
 
 def _lines(end: JobEnd) -> list[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sm_llm.spec.backends.slurm import SlurmOptions
 
 LOOK_SECONDS = 1.0
+KEPT_DAYS = 7
+"""How long the folder of a job that failed is kept. No such job may take as long."""
 _LOG = "job.log"
 
 
@@ -72,11 +74,12 @@ def run_job(
 ) -> JobEnd:  # fmt: skip
     """Submit a job and wait for its end.
 
-    One that has not started after ``wait_seconds`` is cancelled: ``SubmitError`` names what it waits for. Ctrl-C
-    cancels it, too.
+    Its folder goes once it has ended well, and with it those that others left a week ago. One that has not started
+    after ``wait_seconds`` is cancelled: ``SubmitError`` names what it waits for. Ctrl-C cancels it, too.
     """
     # A folder of its own: several people may check the same cluster at once.
-    folder = f"{options.shared_folder}/setup/{job.name}-{token_hex(4)}"
+    above = f"{options.shared_folder}/setup"
+    folder = f"{above}/{job.name}-{token_hex(4)}"
     script = f"{folder}/job.sh"
     cluster.put(script, job.text(options, folder).encode())
     job_id = cluster.submit(folder, script)
@@ -86,7 +89,10 @@ def run_job(
     except BaseException:
         cluster.cancel(job_id)
         raise
-    return JobEnd(ended, cluster.logs(folder, {}).get(_LOG, b"").decode("utf-8", "replace"))
+    end = JobEnd(ended, cluster.logs(folder, {}).get(_LOG, b"").decode("utf-8", "replace"))
+    # The log of a job that failed stays for whoever looks for the reason.
+    cluster.clean(above, folder if end.ok else "", KEPT_DAYS)
+    return end
 
 
 def _await(job_id: str, cluster: Cluster, wait_seconds: float, sleep: Callable[[float], None]) -> bool:
