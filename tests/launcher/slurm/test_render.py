@@ -207,19 +207,21 @@ def test_what_a_task_writes_beside_its_storage_is_made_mounted_and_checked(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "c4" / "part-1").mkdir(parents=True)
+    (tmp_path / "c4" / "part-1" / "x.json").write_text('{"text": "a"}\n')
     training = {
         **TINY["task"],
         "model": LONG,
         "parallelism": {"strategy": "nxd", "tensor_parallel_degree": 2, "compile_cache": "graphs"},
         "logging": {"sinks": {"tensorboard": {"folder": "/fsx/sm_llm/board"}}},
         "data": {
-            "format": "stream", "dataset": "json", "data_files": ["/c4/en/part-*/x.gz"], "seq_length": 2048,
+            "format": "stream", "dataset": "json", "data_files": [f"{tmp_path}/c4/part-*/x.json"], "seq_length": 2048,
         },
     }  # fmt: skip
     task = training if kind == "train" else {"kind": kind, "training": training}
     submission = render({**TINY, "task": task, "compute": TRAINIUM, "backend": container(scratch_folder="/scratch")})
     cache = str(tmp_path / "graphs")
-    assert mounted(submission)[:5] == ["/fsx/sm_llm", "/scratch", "/fsx/runs", "/c4/en", cache]
+    assert mounted(submission)[:5] == ["/fsx/sm_llm", "/scratch", "/fsx/runs", f"{tmp_path}/c4", cache]
     text = submission.request["script"]
     assert f"mkdir -p -- {cache}\n" in text
     assert f'export SM_LLM_SLURM_OUTPUTS="[\\"{cache}\\"]"\n' in text
