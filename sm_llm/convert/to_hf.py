@@ -16,7 +16,7 @@ from sm_llm.convert.work import PARTIAL, Unit
 from sm_llm.errors import ConversionError, ConversionRefused, Issue
 from sm_llm.models.safetensors_folder import SINGLE_FILE, read_header
 from sm_llm.storage.checksum import Crc64
-from sm_llm.storage.files import drop_cache
+from sm_llm.storage.files import EarlyWriteback, drop_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -232,9 +232,10 @@ def _write_safetensors(
 ) -> Result:
     partial_path = path.with_name(path.name + PARTIAL)
     checksums, total = {}, 0
+    early, header = EarlyWriteback(), _header(shapes, joined)
     try:
         with partial_path.open("wb", buffering=0) as stream:
-            stream.write(_header(shapes, joined))
+            stream.write(header)
             for name in shapes:
                 crc = Crc64()
                 for piece in joined.chunks(name):
@@ -242,6 +243,7 @@ def _write_safetensors(
                     _write_all(stream, piece)
                     count(len(piece))
                     total += len(piece)
+                    early.wrote(stream.fileno(), len(header) + total)
                 checksums[name] = crc.hexdigest()
             drop_cache(stream.fileno())  # begins to write it to the device
     except BaseException:

@@ -16,6 +16,7 @@ from sm_llm.owned import make_folders, opener
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+_WRITEBACK_BYTES = 32 << 20
 _LONGEST_NAME = 205
 """Bytes; the file systems of Linux take 255."""
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket"}
@@ -112,10 +113,29 @@ def link_file(origin: Path, target: Path) -> None:
         shutil.copy2(origin, target)
 
 
-def drop_cache(descriptor: int) -> None:
-    """Ask the kernel to drop the clean cached pages of an open file; does nothing where that is not offered."""
+def drop_cache(descriptor: int, begin: int = 0, length: int = 0) -> None:
+    """Ask the kernel to drop the clean cached pages of an open file, or of ``length`` bytes (0: to its end) of it.
+
+    Linux begins to write those that are not clean. Does nothing where that is not offered.
+    """
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_DONTNEED)
+
+
+class EarlyWriteback:
+    """Has a file that is written from begin to end brought to the device while it grows.
+
+    Otherwise the device has nothing to do until a file is closed, and a flush at the end waits for all of it.
+    """
+
+    def __init__(self) -> None:
+        self._begun = 0
+
+    def wrote(self, descriptor: int, place: int) -> None:
+        """``place`` bytes of the file are written."""
+        if place - self._begun >= _WRITEBACK_BYTES:
+            drop_cache(descriptor, self._begun, place - self._begun)
+            self._begun = place
 
 
 def extensible(name: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sm_llm.convert.files.views import FORMATS, contiguous_strides
-from sm_llm.storage.files import drop_cache
+from sm_llm.storage.files import EarlyWriteback, drop_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -177,6 +177,7 @@ class TorchFile:
         self._file = path.open("xb", buffering=_BUFFER_BYTES)
         self._stem = stem
         self._place = 0
+        self._early = EarlyWriteback()
         self._records: list[_Record] = []
         self._bytes("data.pkl", pickle)
         self._bytes("byteorder", b"little")
@@ -215,6 +216,7 @@ class TorchFile:
             crc = zlib.crc32(piece, crc)
             seen(piece)
             self._write(piece)
+            self._early.wrote(self._file.fileno(), self._place)
             count += len(piece)
         if count != size:
             raise AssertionError(f"{name}: {count} bytes instead of {size}")

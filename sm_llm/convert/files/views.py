@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,9 +61,14 @@ class View:
         """The mapped elements. Raises ``OSError``; the caller checked that the file holds them."""
         width = FORMATS[self.dtype].width
         extent = 1 + sum((length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True))
-        mapped = np.memmap(self.file, _UNSIGNED[width], "r", self.offset, (extent,))
+        # Not ``np.memmap``: it resolves the file's path each time, and many slices are taken of many files.
+        begin = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY
+        with self.file.open("rb", buffering=0) as file:
+            end = self.offset + extent * width
+            mapped = mmap.mmap(file.fileno(), end - begin, access=mmap.ACCESS_READ, offset=begin)
+        elements = np.frombuffer(mapped, _UNSIGNED[width], extent, self.offset - begin)
         return np.lib.stride_tricks.as_strided(
-            mapped.view(np.ndarray), self.shape, [it * width for it in self.strides], writeable=False
+            elements, self.shape, [it * width for it in self.strides], writeable=False
         )
 
     @cached_property
