@@ -5,6 +5,7 @@ What XLA, its compiler and NeuronCores do is not shown here.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -180,6 +181,19 @@ def test_a_process_without_the_sdk_states_which_image_has_it(monkeypatch: pytest
 
     with pytest.raises(RunFailed, match=r"pytorch-training-neuronx:2\.9\.0-neuronx-py312-sdk2\.28\.0-ubuntu24\.04"):
         find_device("nxd", ProcessInfo())
+
+
+@pytest.mark.parametrize(("pipeline", "place"), [(False, "meta"), (True, "cpu")])
+def test_rows_of_a_pipeline_stay_on_the_host(pipeline: bool, place: str) -> None:
+    """NxD's pipeline raises for rows on a device. On the double the device is the host, so another one stands in."""
+    from sm_llm.data.source import Batch
+    from sm_llm.worker.strategies.nxd.strategy import NxdStrategy
+
+    of_engine = {"_is_pipeline": pipeline, "_rows": 2, "_task": SimpleNamespace(micro_batch_size=1)}
+    engine: Any = SimpleNamespace(device=SimpleNamespace(torch_device=torch.device("meta")), **of_engine)
+    rows = np.zeros((2, 4), np.int64)
+    found = NxdStrategy._inputs(engine, [Batch(rows, rows)], torch.tensor(0.5))
+    assert {name: it.device.type for name, it in found.items()} == dict.fromkeys(found, place)
 
 
 def test_losses_do_not_change_with_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:

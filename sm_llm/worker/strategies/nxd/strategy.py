@@ -227,7 +227,8 @@ class NxdStrategy:
         missing = self._rows - len(ids)
         ids = torch.nn.functional.pad(ids, (0, 0, 0, missing))
         labels = torch.nn.functional.pad(labels, (0, 0, 0, missing), value=IGNORED)
-        device = self.device.torch_device
+        # NxD's pipeline refuses rows on a device: it brings each micro-batch there itself.
+        device = torch.device("cpu") if self._is_pipeline else self.device.torch_device
         # A pipeline averages over its micro-batches, what they were scaled by included.
         count = self._rows // self._task.micro_batch_size if self._is_pipeline else 1
         factor = (torch.as_tensor(scale, dtype=torch.float32).to(device) * count).expand(self._rows)
