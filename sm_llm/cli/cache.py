@@ -70,4 +70,4 @@ def unlock(
     from sm_llm.launcher.tools import neuron_cache
 
     done = neuron_cache.unlock(place, older_than_minutes=older_than_minutes, options=options)
-    say(f"deleted {len(done.keys)} locks of {done.place}")
+    say(f"deleted {counted(len(done.keys), 'lock')} of {done.place}")

@@ -239,6 +239,8 @@ class PrecompileTask(SpecModel):
     """The training, exactly as it will run."""
     extract_steps: Annotated[int, WORK] = Field(default=10, ge=1, le=10_000)
     """Steps that are traced for their graphs."""
+    stall_seconds: Annotated[float, WORK] = Field(default=10_800.0, gt=0, le=2_419_200)
+    """No graph extracted, compiled or failed on a node for so long: its compiler hangs, and the job fails."""
 
 
 class ScriptTask(SpecModel):

@@ -144,7 +144,8 @@ class Frame:
     def watching(self, context: WorkerContext, watched: bool) -> Iterator[None]:
         """Watch over a job of several processes. Its failure is reported in here, before anything closes.
 
-        The end of a user's program is its own report; only our own training is asked for signs of life.
+        The end of a user's program is its own report; only our own training and precompilation are asked for signs of
+        life.
         """
         task = context.job.spec.task
         if not watched or not isinstance(task, TrainTask | ScriptTask | PrecompileTask):
@@ -154,8 +155,8 @@ class Frame:
         if (address := self.environ.get("MASTER_ADDR")) is not None:
             await_host(address)
         self.kv_store = context.kv_store = _kv_store(context, self.environ)
-        watchdog = _watchdog(context, task.watchdog, self.kv_store) if isinstance(task, TrainTask) else nullcontext()
-        with watchdog:
+        spec = _watchdog_of(task)
+        with nullcontext() if spec is None else _watchdog(context, spec, self.kv_store):
             try:
                 yield
             except (Stopping, KeyboardInterrupt, SystemExit):
@@ -245,6 +246,13 @@ def _kv_store(context: WorkerContext, environ: Mapping[str, str]) -> KeyValueSto
         return connect(prefix, secret, environ)
     await_host(hosts.leader)
     return open_key_value_store(prefix, secret, hosts.leader, is_leader=context.place.is_leader)
+
+
+def _watchdog_of(task: TrainTask | ScriptTask | PrecompileTask) -> WatchdogSpec | None:
+    """Precompile has its training's: a node that is gone would be waited for without end."""
+    if isinstance(task, PrecompileTask):
+        return task.training.watchdog
+    return task.watchdog if isinstance(task, TrainTask) else None
 
 
 @contextmanager

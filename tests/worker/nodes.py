@@ -56,7 +56,8 @@ class Nodes:
     """Starts torchrun once per node; leaving the context kills what is left.
 
     ``before`` is Python that every worker runs before its program: tests break things there. ``environ`` is what
-    torchrun gets besides: with the fixture ``forks`` the fork server starts it and its workers.
+    torchrun gets besides: with the fixture ``forks`` the fork server starts it and its workers. ``task`` changes fields
+    of a long training; ``whole_task`` is another task, with the processes that its kind has on a node.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Nodes:
         environ: dict[str, str] | None = None,
         stop_seconds: float = 60.0,
         gpus: bool = False,
+        whole_task: dict[str, Any] | None = None,
         **task: Any,
     ) -> None:
         self.paths = RunPaths(run)
@@ -77,7 +79,8 @@ class Nodes:
         self._before = before
         self._environ = environ or {}
         self._nodes, self._processes, self._gpus = nodes, processes, gpus
-        job = job_file(train_task(**{"max_steps": 4000, "logging": {"every_steps": 5}, **task}), run, 1, attempt)
+        fields = whole_task or train_task(**{"max_steps": 4000, "logging": {"every_steps": 5}, **task})
+        job = job_file(fields, run, 1, attempt)
         compute = ComputeSpec(instance_count=nodes, processes_per_instance=processes)
         backend = job.spec.backend.model_copy(update={"stop_seconds": stop_seconds})
         self.job = job.model_copy(update={"spec": job.spec.model_copy(update={"compute": compute, "backend": backend})})
@@ -99,9 +102,10 @@ class Nodes:
 
     def _start(self, node: int, port: int) -> subprocess.Popen[bytes]:
         base = self.container(node).base
-        script = ContainerPaths(base).code / "train.py"
+        kind = self.job.spec.task.kind
+        script = ContainerPaths(base).code / f"{kind}.py"
         script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(f"{NOTE}\n{self._before}\n{entrypoint_source('train')}")
+        script.write_text(f"{NOTE}\n{self._before}\n{entrypoint_source(kind)}")
         self.job.write(base / "job.json")
         command = [sys.executable, "-u", "-m", "torch.distributed.run", f"--nnodes={self._nodes}"]
         command += [f"--node-rank={node}", f"--log-dir={base / 'torchrun'}"]

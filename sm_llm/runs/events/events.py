@@ -91,9 +91,10 @@ class LayersCompiled:
 
 @dataclass(frozen=True)
 class GraphsCompiled:
-    """The compile cache of the first node so far: graphs that it ``held`` before the job, and how many it compiled.
+    """The compile caches of all nodes so far: graphs that they ``held`` before the job, and how many were compiled.
 
-    ``hit_rate`` is the share of this job's graphs that need not be compiled; None while there are none.
+    The numbers are sums over the nodes' copies; ``nodes`` has held, compiled and failed of each. A shared folder counts
+    once. ``hit_rate`` is the share of these graphs that need not be compiled; None while there are none.
     """
 
     cache: str
@@ -101,6 +102,7 @@ class GraphsCompiled:
     compiled: int
     failed: int
     hit_rate: float | None
+    nodes: list[list[int]]
     kind: str = "graphs_compiled"
 
 

@@ -16,6 +16,7 @@ from sm_llm.storage.base import Copy
 from sm_llm.storage.checksum import crc64_file
 from sm_llm.storage.transfer import default_transfer
 from sm_llm.storage.uri import is_s3, join, open_store
+from sm_llm.terminal import counted
 from sm_llm.worker.inputs.stage_inputs import once_per_node
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sm_llm.contract.compile_cache import CachedGraph
     from sm_llm.spec.tasks import TrainTask
     from sm_llm.storage.base import Store, StoredObject
+    from sm_llm.storage.publication.publish import Gather
     from sm_llm.worker.context import WorkerContext
 
 EXTRACTION = "NEURON_EXTRACT_GRAPHS_ONLY"
@@ -96,7 +98,8 @@ class CompileCache:
             failed, locks = _clean(shared)
             if failed or locks:
                 self._context.notice(
-                    f"compile cache {self.uri}: deleted {failed} graphs that failed and {locks} stale locks"
+                    f"compile cache {self.uri}: deleted {counted(failed, 'graph')} that failed and "
+                    f"{counted(locks, 'stale lock')}"
                 )
             self._describe(shared)
         return ""
@@ -104,7 +107,8 @@ class CompileCache:
     def _describe(self, shared: Store) -> None:
         """Report what the cache has for this job; where it has nothing, how the nearest other part differs."""
         found = len(self._compiled())
-        self._context.notice(f"compile cache {self.uri}: {found} graphs are compiled already")
+        already = "is compiled already" if found == 1 else "are compiled already"
+        self._context.notice(f"compile cache {self.uri}: {counted(found, 'graph')} {already}")
         shared.put_if_absent(DESCRIPTION, self._part.to_json().encode())
         if found or not (others := self._differences()):
             return
@@ -125,17 +129,38 @@ class CompileCache:
     def _compiled(self) -> list[CachedGraph]:
         return [it for it in graphs(open_store(self.folder)) if it.is_whole]
 
-    def report(self) -> None:
-        """Emit how many graphs there were and how many this job has compiled (``GraphsCompiled``)."""
+    def report(self, gather: Gather) -> None:
+        """Emit how many graphs there were and how many this job has compiled, on all nodes (``GraphsCompiled``).
+
+        Every process calls it; ``gather`` gives every process's value.
+        """
+        found = gather(self._counts() if self._counts_here else None)
+        nodes = [it for it in found if it is not None]
+        held, new, failed = (sum(it[place] for it in nodes) for place in range(3))
+        used = held + new + failed
+        rate = held / used if used else None
+        self._context.emit(GraphsCompiled(self.uri, held, new, failed, rate, nodes))
+        if rate is None:
+            return
+        places = f" on {counted(len(nodes), 'node')}" if self._is_copy else " in one shared folder"
+        short = [f"node {node} {it[0]} of {sum(it)}" for node, it in enumerate(nodes) if it[0] != sum(it)]
+        apart = (
+            f" ({', '.join(short[:_LISTED])}{' …' if len(short) > _LISTED else ''})" if len(nodes) > 1 and short else ""
+        )
+        self._context.say(
+            f"compiled graphs{places}: {held} from the cache ({100 * rate:.0f}%){apart}, {new} new, {failed} failed"
+        )
+
+    @property
+    def _counts_here(self) -> bool:
+        """Whether this process counts: the first of each node with a copy, the first of all for a shared folder."""
+        return self._context.place.is_node_leader if self._is_copy else self._context.place.is_leader
+
+    def _counts(self) -> list[int]:
+        """Graphs that were there, that are new, and that failed."""
         known = graphs(open_store(self.folder))
         new = len({it.graph for it in known if it.is_whole} - self._held)
-        failed = sum(it.state == "failed" for it in known)
-        used = len(self._held) + new + failed
-        rate = len(self._held) / used if used else None
-        self._context.emit(GraphsCompiled(self.uri, len(self._held), new, failed, rate))
-        if rate is not None:
-            hits = f"{len(self._held)} from the cache ({100 * rate:.0f}%)"
-            self._context.say(f"compiled graphs: {hits}, {new} new, {failed} failed")
+        return [len(self._held), new, sum(it.state == "failed" for it in known)]
 
     def save(self) -> None:
         """Bring new graphs to the shared cache, by the node's first process. A store that fails is reported."""
@@ -148,7 +173,7 @@ class CompileCache:
             self._context.notice(f"compiled graphs were not saved: {error}", "warning")
             return
         if count:
-            self._context.notice(f"compile cache {self.uri}: saved {count} graphs")
+            self._context.notice(f"compile cache {self.uri}: saved {counted(count, 'graph')}")
 
     def failures(self) -> list[tuple[str, str]]:
         """(graph, the compiler's last words) of every graph that failed on this node."""

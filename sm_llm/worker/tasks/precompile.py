@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.compile_cache import CACHE_URL
 from sm_llm.contract.entrypoint import entrypoint_source
@@ -24,6 +24,7 @@ from sm_llm.runs.stopped import StopRecord
 from sm_llm.spec.machines.neuron_releases import installed_packages, release_fault
 from sm_llm.spec.tasks import PrecompileTask
 from sm_llm.spec.training import CheckpointSpec, SinksSpec
+from sm_llm.terminal import counted
 from sm_llm.worker.checkpoint.earlier import is_published
 from sm_llm.worker.inputs.graph_cache import open_cache
 from sm_llm.worker.publishing.publish_final import publish_final, result_folder
@@ -31,6 +32,7 @@ from sm_llm.worker.runtime.stop import Stopping
 from sm_llm.worker.script.child_program import Program
 from sm_llm.worker.supervision.failure_report import FAILED
 from sm_llm.worker.supervision.store_all_gather import StoreAllGather
+from sm_llm.worker.tasks.compile_progress import CompileProgress
 from sm_llm.worker.training.job_setup import config_of
 from sm_llm.worker.versions import versions
 
@@ -54,6 +56,7 @@ _POLL_SECONDS = 0.2
 _STOP_MARGIN_SECONDS = 15.0
 """Of the time to stop, for bringing back what was compiled."""
 _SHOWN = 3
+_STOP = "precompile/stop"
 
 
 @dataclass
@@ -90,7 +93,11 @@ class Precompilation:
         self.counts = Counts()
         self.stopped: str | None = None
         place = context.place
-        self.together = StoreAllGather(context.kv_store, "precompile", place.rank, place.world_size)
+        # Without a time-out: stages of one model compile for hours on one node and for minutes on another. The
+        # watchdog finds a node that is gone, ``CompileProgress`` one whose compiler hangs.
+        self.together = StoreAllGather(
+            context.kv_store, "precompile", place.rank, place.world_size, timeout=float("inf")
+        )
 
     def run(self) -> None:
         """From the restored cache to the saved one, and the counts of all nodes as the result."""
@@ -108,15 +115,29 @@ class Precompilation:
             raise RunFailed(f"{CACHE_URL} is not set, so compiled graphs would be lost with this job")
         address, port = self.together(self._rendezvous())[0]
         with context.requests.deferred():
-            self._compile(cache, str(address), int(port))
-            # Graphs of a node that failed are worth keeping as well.
-            cache.report()
-            cache.save()
-            if self.stopped is not None:
-                raise self._stopping(self.stopped)
-            self._check(cache)
-            counts = self.together(asdict(self.counts), self._heed)
-        self._publish(counts)
+            progress = CompileProgress(context, cache.folder, self.task.stall_seconds)
+            try:
+                self._compile(cache, str(address), int(port), progress)
+            finally:
+                # Whatever has compiled is worth keeping, also on a node whose compiler hangs or whose training failed.
+                cache.save()
+            self._heed_stop()
+            own = {**asdict(self.counts), "failures": cache.failures() if self.counts.failed else []}
+            nodes = self.together(own, lambda: self._wait(progress))
+        cache.report(self.together)
+        self._check(nodes)
+        self._publish(nodes)
+
+    def _wait(self, progress: CompileProgress) -> None:
+        progress.report()
+        self._heed()
+        self._heed_stop()
+
+    def _heed_stop(self) -> None:
+        if self.stopped is not None:
+            record = StopRecord(reason=self.stopped, checkpoint=None)
+            self.context.say(record.sentence)
+            raise Stopping(record)
 
     def _rendezvous(self) -> tuple[str, int]:
         """Where the training's processes find one another; the first node's counts."""
@@ -127,7 +148,7 @@ class Precompilation:
             holder.bind(("", 0))
             return os.environ.get("MASTER_ADDR", leader), int(holder.getsockname()[1])
 
-    def _compile(self, cache: CompileCache, address: str, port: int) -> None:
+    def _compile(self, cache: CompileCache, address: str, port: int, progress: CompileProgress) -> None:
         folder = self.context.scratch / "precompile"
         # What an attempt that was killed on this node has left is another job's.
         shutil.rmtree(folder, ignore_errors=True)
@@ -143,6 +164,7 @@ class Precompilation:
                     grace = self.job.backend.stop_seconds if left is None else left
                     program.stop(max(1.0, grace - _STOP_MARGIN_SECONDS))
                     return
+                progress.look()
                 time.sleep(_POLL_SECONDS)
         except BaseException:
             program.kill()
@@ -213,41 +235,44 @@ class Precompilation:
         )
 
     def _heed(self) -> None:
-        """Note a request to stop; raise if another node has failed."""
-        requests = self.context.requests
+        """Note a request to stop, of this node or another one; raise if another node has failed."""
+        requests, kv_store = self.context.requests, self.context.kv_store
         if self.context.place.is_leader:
             requests.look_for(self.context.run.stop_file)
         self.stopped = requests.reason
-        if self.context.kv_store is not None and self.context.kv_store.get(FAILED) is not None:
+        if kv_store is None:
+            return
+        if kv_store.get(FAILED) is not None:
             raise RunFailed("another process is gone")
+        # Only the first node sees a stop file, and a signal may reach one node alone.
+        self.stopped = kv_store.get(_STOP) if self.stopped is None else kv_store.first(_STOP, self.stopped)
 
-    def _stopping(self, reason: str) -> Stopping:
-        record = StopRecord(reason=reason, checkpoint=None)
-        self.context.say(record.sentence)
-        return Stopping(record)
-
-    def _check(self, cache: CompileCache) -> None:
-        """Raise ``RunFailed`` for graphs that did not compile, and for a count that never came."""
-        found, node = self.counts, self.context.place.node
-        if found.failed is None:
-            raise RunFailed(f"{COMMAND} ended on node {node} without its count of failed compilations")
-        if found.failed:
-            failures = cache.failures()
-            shown = "; ".join(f"{graph}: {words[-300:]}" for graph, words in failures[:_SHOWN])
-            more = f" (and {len(failures) - _SHOWN} more)" if len(failures) > _SHOWN else ""
-            raise RunFailed(
-                f"{found.failed} of {found.graphs} graphs did not compile on node {node}: "
-                f"{shown or 'see the log'}{more}. A compiler that was killed had too little host "
-                "memory; one with too many instructions needs a larger "
-                "tensor_parallel_degree"
+    def _check(self, nodes: list[dict[str, Any]]) -> None:
+        """Raise ``RunFailed`` for graphs that did not compile, and for a count that never came, on any node."""
+        faults = [
+            f"{COMMAND} ended on node {node} without its count of failed compilations"
+            for node, it in enumerate(nodes)
+            if it["failed"] is None
+        ]
+        if failed := sum(it["failed"] or 0 for it in nodes):
+            total = sum(it["graphs"] or 0 for it in nodes)
+            listed = "; ".join(_failures(node, it) for node, it in enumerate(nodes) if it["failed"])
+            faults.append(
+                f"{failed} of {counted(total, 'graph')} did not compile: {listed}. A compiler that was killed had too "
+                "little host memory; one with too many instructions needs a larger tensor_parallel_degree"
             )
+        if faults:
+            raise RunFailed(". ".join(faults))
 
-    def _publish(self, counts: list[dict[str, int | None]]) -> None:
+    def _publish(self, nodes: list[dict[str, Any]]) -> None:
         context = self.context
         folder = result_folder(context)
         if context.place.is_leader:
-            graphs, compiled = (sum(int(it[name] or 0) for it in counts) for name in ("graphs", "compiled"))
-            context.notice(f"compiled {compiled} of {graphs} graphs on {len(counts)} nodes, none failed")
+            counts = [{name: it[name] for name in ("graphs", "compiled", "failed")} for it in nodes]
+            graphs, compiled = (sum(it[name] or 0 for it in counts) for name in ("graphs", "compiled"))
+            context.notice(
+                f"compiled {compiled} of {counted(graphs, 'graph')} on {counted(len(counts), 'node')}, none failed"
+            )
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SUMMARY).write_text(json.dumps({"nodes": counts}, indent=2) + "\n", encoding="utf-8")
         publish_final(
@@ -257,3 +282,11 @@ class Precompilation:
             self.together,
             {"kind": "precompiled", "spec_digest": context.job.spec_digest},
         )
+
+
+def _failures(node: int, counts: dict[str, Any]) -> str:
+    """A node's graphs that did not compile, with the compiler's last words."""
+    found = counts["failures"]
+    shown = ", ".join(f"{graph}: {words[-300:]}" for graph, words in found[:_SHOWN])
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"node {node} {counts['failed']} of {counts['graphs']} ({shown or 'see its log'}{more})"

@@ -127,7 +127,7 @@ class Trainer:
     def save_graphs(self) -> None:
         """Bring what was compiled to the cache that later jobs have."""
         if self.cache is not None:
-            self.cache.report()
+            self.cache.report(self.control.gather)
             self.cache.save()
 
     def advance(self, step: int) -> None:
