@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.base import StoredObject
-from sm_llm.storage.s3.s3_client import answer_seconds
+from sm_llm.storage.base import MissingObjectError, StoredObject
+from sm_llm.storage.s3.s3_client import answer_seconds, code_of, s3_errors
 from sm_llm.storage.s3.s3_objects import S3Objects, to_base64
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from sm_llm.storage.base import Copy, Store
+    from sm_llm.storage.base import Copy, Progress, Store
 
 MIB = 1 << 20
 MAX_PARTS = 10_000
@@ -53,6 +54,38 @@ def most_seconds(store: S3Objects, copies: Sequence[Copy]) -> float:
 def upload_arguments(store: S3Objects, copy: Copy) -> dict[str, Any]:
     """The checksum of the whole object, which S3 compares with what it got, and how the object is to be kept."""
     return {"ChecksumCRC64NVME": to_base64(copy.crc64nvme), **store.options.writing}
+
+
+@contextmanager
+def copy_errors(store: S3Objects, action: str, copy: Copy) -> Iterator[None]:
+    """What S3 answers to one copy of s3transfer (``fetch`` or ``store``), as errors of ours that name the object."""
+    from botocore.exceptions import ClientError
+
+    permission = "GetObject" if action == "fetch" else "PutObject"
+    with s3_errors(store.uri, action, copy.key, store.needs(permission)):
+        try:
+            yield
+        except ClientError as error:
+            # 404 without a code is the answer to HEAD, with which s3transfer begins.
+            if action == "fetch" and code_of(error) in ("NoSuchKey", "404"):
+                raise MissingObjectError(f"{store.uri}: {copy.key!r} does not exist") from error
+            raise
+
+
+class Counter:
+    """A subscriber of s3transfer that hands increments on."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def on_queued(self, **_: Any) -> None:
+        """Nothing has moved yet."""
+
+    def on_progress(self, bytes_transferred: int, **_: Any) -> None:
+        self._progress(bytes_transferred)
+
+    def on_done(self, **_: Any) -> None:
+        """The future holds the outcome."""
 
 
 def stored(store: S3Objects, copy: Copy) -> StoredObject:

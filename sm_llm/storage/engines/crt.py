@@ -8,9 +8,19 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import StorageError
-from sm_llm.storage.base import MissingObjectError, StoredObject
-from sm_llm.storage.engines.common import cancel_and_wait, each, most_seconds, part_size, s3, stored, upload_arguments
-from sm_llm.storage.s3.s3_client import code_of, s3_errors
+from sm_llm.storage.base import StoredObject
+from sm_llm.storage.engines.common import (
+    Counter,
+    cancel_and_wait,
+    copy_errors,
+    each,
+    most_seconds,
+    part_size,
+    s3,
+    stored,
+    upload_arguments,
+)
+from sm_llm.storage.s3.s3_client import s3_errors
 from sm_llm.storage.s3.s3_objects import from_base64
 
 if TYPE_CHECKING:
@@ -41,7 +51,7 @@ class CrtTransfer:
         def submit(manager: Any, copy: Copy) -> Any:
             copy.path.parent.mkdir(parents=True, exist_ok=True)
             key = where.full_key(copy.key)
-            return manager.download(where.bucket, key, str(copy.path), where.options.owner, [_Counter(progress)])
+            return manager.download(where.bucket, key, str(copy.path), where.options.owner, [Counter(progress)])
 
         return self._each(where, copies, submit, "fetch")
 
@@ -50,7 +60,7 @@ class CrtTransfer:
 
         def submit(manager: Any, copy: Copy) -> Any:
             arguments, key = upload_arguments(where, copy), where.full_key(copy.key)
-            return manager.upload(str(copy.path), where.bucket, key, arguments, [_Counter(progress)])
+            return manager.upload(str(copy.path), where.bucket, key, arguments, [Counter(progress)])
 
         answered = self._each(where, copies, submit, "store")
 
@@ -170,31 +180,9 @@ def _manager(store: S3Objects, listener: _Listener) -> Any:
 
 def _await(store: S3Objects, copy: Copy, future: Any, action: str) -> None:
     from awscrt.exceptions import AwsCrtError
-    from botocore.exceptions import ClientError
 
-    permission = "GetObject" if action == "fetch" else "PutObject"
-    with s3_errors(store.uri, action, copy.key, store.needs(permission)):
+    with copy_errors(store, action, copy):
         try:
             future.result()
-        except ClientError as error:
-            if action == "fetch" and code_of(error) in ("NoSuchKey", "404"):
-                raise MissingObjectError(f"{store.uri}: {copy.key!r} does not exist") from error
-            raise
         except (AwsCrtError, OSError, RuntimeError) as error:  # the last of a request that cannot be made
             raise StorageError(f"{store.uri}: cannot {action} {copy.key!r}: {error}") from error
-
-
-class _Counter:
-    """An s3transfer subscriber that hands increments on."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def on_queued(self, **_: Any) -> None:
-        """Nothing has moved yet."""
-
-    def on_progress(self, bytes_transferred: int, **_: Any) -> None:
-        self._progress(bytes_transferred)
-
-    def on_done(self, **_: Any) -> None:
-        """The future holds the outcome."""
