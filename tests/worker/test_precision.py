@@ -9,7 +9,7 @@ from worker_jobs import train_task
 
 from sm_llm.spec.tasks import TrainTask
 from sm_llm.worker.device import CpuDevice
-from sm_llm.worker.training.precision import settled
+from sm_llm.worker.training.job_setup import settled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from sm_llm.errors import CheckpointError
+from sm_llm.worker.checkpoint.save_writer import ShardWriter
 from sm_llm.worker.checkpoint.shard_reader import ShardReader, load_metadata
-from sm_llm.worker.checkpoint.shard_writer import ShardWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -13,7 +13,7 @@ from test_failure import breaking
 from sm_llm.contract.failure import Cause
 from sm_llm.worker.runtime.progress_marker import ProgressMarker
 from sm_llm.worker.supervision.hang_report import RankReport, _behind
-from sm_llm.worker.supervision.thread_stacks import thread_stacks
+from sm_llm.worker.supervision.watchdog import thread_stacks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,27 +6,52 @@ import json
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save as write_distributed
+from torch.futures import Future as TorchFuture
 
 from sm_llm.errors import CheckpointError, StorageError
 from sm_llm.storage.publication import publish as publication
 from sm_llm.worker.checkpoint.checkpoint_restore import files_read, layout, rank_file
 from sm_llm.worker.checkpoint.shard_reader import ShardReader
-from sm_llm.worker.checkpoint.shard_writer import ShardWriter
 from sm_llm.worker.publishing.publisher import Sealed, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.storage import WriteResult
+
     from sm_llm.storage.publication.publish import Save
     from sm_llm.worker.context import WorkerContext
     from sm_llm.worker.publishing.publisher import Publisher
     from sm_llm.worker.runtime.collectives import ControlGroup
+
+
+class ShardWriter(FileSystemWriter):
+    """A process's shards make one file (``__<rank>_0``); whole tensors, such as a step count, another (``…_whole_0``).
+
+    Else every node would fetch the large file of whichever process DCP chose to save a few bytes that all share.
+    """
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        shards = [item for item in plan.items if item.type is WriteItemType.SHARD]
+        whole = [item for item in plan.items if item.type is not WriteItemType.SHARD]
+        apart = replace(plan.storage_data, prefix=f"{plan.storage_data.prefix}whole_")
+        results: list[WriteResult] = []
+        for items, storage in ((shards, plan.storage_data), (whole, apart)):
+            if items:
+                # DCP writes one file per call and thread under the plan's prefix; two calls with two prefixes make two.
+                results += super().write_data(replace(plan, items=items, storage_data=storage), planner).wait()
+        written: TorchFuture[list[WriteResult]] = TorchFuture()
+        written.set_result(results)
+        return written
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,16 @@ import faulthandler
 import json
 import os
 import socket
+import sys
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.failure import Cause, Failure
 from sm_llm.worker.runtime.stop import leave
 from sm_llm.worker.supervision import failure_report as failures
 from sm_llm.worker.supervision.hang_report import HangReport, RankReport
-from sm_llm.worker.supervision.thread_stacks import thread_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,8 @@ OWN_END_SECONDS = 4.0
 SILENT_STORE_SECONDS = 12.0
 ALARM = "alarm"
 _DONE = "done"
+_LONGEST_STACKS = 16_000
+"""Characters of all stacks of a process in a report."""
 
 
 class Watchdog:
@@ -190,3 +193,20 @@ class Watchdog:
             Failure(Cause.LOST_PEER, message, place.rank, place.node, socket.gethostname(), self._context.marker.step),
         )
         self._end(1)
+
+
+def thread_stacks(skip: int | None = None) -> str:
+    """All Python stacks, innermost call last, the main thread first; ``skip`` leaves out one thread by its id.
+
+    Works while other threads wait in C code that has released the interpreter.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    # The main thread first: it is the one that stalls, and a long text is cut at its end.
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    parts = [
+        f"thread {names.get(ident, ident)}:\n" + "".join(traceback.format_stack(frame))
+        for ident, frame in frames
+        if ident != skip
+    ]
+    return "\n".join(parts)[:_LONGEST_STACKS]

@@ -28,9 +28,8 @@ from sm_llm.worker.supervision.agreed_stop import Stopper
 from sm_llm.worker.training import compile_report, random_state
 from sm_llm.worker.training.batch_transfer import global_targets, loss_share
 from sm_llm.worker.training.checkpoint_interval import interval_message
-from sm_llm.worker.training.job_setup import Setup, config_of, set_up
+from sm_llm.worker.training.job_setup import Setup, config_of, set_up, settled
 from sm_llm.worker.training.nonfinite_policy import Action, NonFinitePolicy, NonFiniteWatch, RollBack
-from sm_llm.worker.training.precision import settled
 from sm_llm.worker.training.profile import Profiler
 from sm_llm.worker.training.schedule import Plateau, learning_rate
 from sm_llm.worker.training.step_metrics import StepBuffer, ThroughputMeter
