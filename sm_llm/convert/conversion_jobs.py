@@ -10,7 +10,7 @@ from sm_llm.convert.files.views import FORMATS
 from sm_llm.convert.hf_source import SOURCE, files_beside, open_hf, read_model_config
 from sm_llm.convert.layout import LAYOUT, MULTIPLIER, PIPELINE, QKV, TENSOR, VIRTUAL, NxdDegrees, decoder, resolve
 from sm_llm.convert.mapping_rules import ShardPlan, parts_by_source, primary_and_copies
-from sm_llm.convert.nxd_source import check_ranks, find_shards, open_shards
+from sm_llm.convert.nxd_source import find_shards, open_shards, rank_issues
 from sm_llm.convert.report import Coverage, degrees_json
 from sm_llm.convert.to_hf import Joined, hf_units
 from sm_llm.convert.to_nxd import mixed_formats, nxd_units
@@ -168,7 +168,7 @@ def open_model(folder: Path, given: Given | None = None) -> ShardedModel:
     config = read_model_config(at)
     _check_manifest(found, config, given)
     degrees = _degrees(found, config, given)
-    if issues := check_ranks(found, degrees.tensor, degrees.pipeline):
+    if issues := rank_issues(found, degrees.tensor, degrees.pipeline):
         raise ConversionRefused(issues)
     shards = open_shards(found, decoder(config).buffers)
     # The form of query, key and value shows in the names of the tensors, so it is known only once the shards are open.

@@ -87,12 +87,12 @@ def find_shards(folder: Path) -> NxdSource:
         raise ConversionRefused(
             [Issue("shards-manifest-unreadable", SOURCE, problem, remedy="Remove it and give the degrees as options")]
         ) from None
-    # The highest numbers; ``check_ranks`` finds those that are missing below them.
+    # The highest numbers; ``rank_issues`` finds those that are missing below them.
     tensor, pipeline = (1 + max(it[place] for it in ranks) for place in (0, 1))
     return NxdSource(root, ranks, manifest, tensor, pipeline)
 
 
-def check_ranks(source: NxdSource, tensor: int, pipeline: int) -> list[Issue]:
+def rank_issues(source: NxdSource, tensor: int, pipeline: int) -> list[Issue]:
     """Whether the files are those of ``tensor`` x ``pipeline`` ranks, no fewer and no more."""
     wanted = {(tp, pp) for pp in range(pipeline) for tp in range(tensor)}
     missing, extra = sorted(wanted - source.files.keys()), sorted(source.files.keys() - wanted)

@@ -12,7 +12,8 @@ from sm_llm.contract.hyperparameters import applied
 from sm_llm.errors import PlanError
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import estimator, pytorch
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import EFFECTS, effects_table
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import _parameters, as_fields
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import _parameters, argument_issues
+from sm_llm.spec.validation.runner import refuse
 from tests.fixtures.sagemaker_calls import BUCKET, ROLE, calls, job
 
 __all__ = ["calls"]
@@ -54,7 +55,7 @@ def test_C8_an_argument_that_a_later_sdk_adds_is_refused(monkeypatch: pytest.Mon
         def __init__(self, warp_speed: bool = False, **kwargs: Any) -> None:
             """Not called."""
 
-    refused(lambda: as_fields(Later, {"warp_speed": True}), "warp_speed", "is not known")
+    refused(lambda: refuse(argument_issues(Later, {"warp_speed": True})), "warp_speed", "is not known")
 
 
 def test_C8_the_documented_table_is_the_one_in_the_code() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sm_llm.errors import DataError, Issue, warning
 from sm_llm.launcher.planning.draft import Upstream, tokenizer_vocabulary
 from sm_llm.launcher.planning.local_places import is_reference, local_folder, referenced_step
-from sm_llm.launcher.planning.model_facts import check_pretrained
+from sm_llm.launcher.planning.model_facts import pretrained_issues
 from sm_llm.launcher.planning.plan import RANDOM
 from sm_llm.spec.job_machines import smallest_accelerator
 from sm_llm.spec.references import sources
@@ -128,7 +128,7 @@ def check_weights_to_start_from(draft: Draft) -> Iterator[Issue]:
     """Weights on this machine that are not those of the config."""
     task, config = draft.training, draft.config.value
     if task is not None and config is not None:
-        yield from check_pretrained(config, task)
+        yield from pretrained_issues(config, task)
 
 
 def check_batch_and_length(draft: Draft) -> Iterator[Issue]:

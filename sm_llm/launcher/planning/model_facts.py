@@ -77,7 +77,7 @@ def planned_config(task: TrainTask) -> dict[str, Any]:
     return config
 
 
-def check_pretrained(config: Mapping[str, Any], task: TrainTask) -> list[Issue]:
+def pretrained_issues(config: Mapping[str, Any], task: TrainTask) -> list[Issue]:
     """Issues of weights that lie on this machine, compared with the canonical ``config``.
 
     Only the files' headers are read. Weights elsewhere are checked by the worker, before its first step.

@@ -7,6 +7,9 @@ A phase is a tuple of checkers: functions from the phase's subject (a job, a pla
     data      ``launcher.planning.checks``: rows, text and tokenizer on this machine
     backend   a backend's own: what the place cannot do for the job
     request   a backend's own: what its service would refuse of the request
+
+Interfaces that take more than a specification have phases of their own: the arguments of an SDK's objects, the parts
+of a pipeline. Their callers ``refuse`` what the phase finds.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from sm_llm.errors import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,6 +59,12 @@ def run(checkers: Sequence[Checker[S]], subject: S, earlier: Sequence[Issue] = (
             issues = (replace(it, blocked_by=(*it.blocked_by, *names)) for it in checker(subject))
             found += without_duplicates(issues, (*earlier, *found))
     return found
+
+
+def refuse(found: Iterable[Issue]) -> None:
+    """Raise ``PlanError`` with every issue, where there are any."""
+    if issues := list(found):
+        raise PlanError(issues)
 
 
 def without_duplicates(found: Iterable[Issue], earlier: Sequence[Issue] = ()) -> list[Issue]:

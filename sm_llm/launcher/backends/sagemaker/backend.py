@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from sm_llm.launcher.backend import NativeJob
 from sm_llm.launcher.backends.job_backend import JobBackend
 from sm_llm.launcher.backends.sagemaker.plan_checks import plan_checks
 from sm_llm.launcher.backends.sagemaker.render import render
+from sm_llm.launcher.backends.sagemaker.request.request import request_region
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +66,7 @@ class SageMakerBackend(JobBackend):
         if submission is None:  # its pipeline is rendered once the run's record has the changes
             yield Attempt.claim(number, request=request)
             return
-        region = region_of(submission)
+        region = request_region(submission.request)
         check_role(self.connect(region), str(submission.request["RoleArn"]))
         # Known before the job: a launcher that dies in between leaves an attempt that leads to the job.
         yield Attempt.claim(number, native_id(submission, region), request)
@@ -76,7 +76,7 @@ class SageMakerBackend(JobBackend):
         from sm_llm.contract.job_file import job_home
         from sm_llm.launcher.backends.sagemaker.jobs.submit import create_job
 
-        return create_job(submission, job_home(submission.job), self.connect(region_of(submission)))
+        return create_job(submission, job_home(submission.job), self.connect(request_region(submission.request)))
 
     def submit_workflow(self, home: RunStore, attempt: int) -> str:
         """Store the workflow's pipeline and start it; the native id is the execution's ARN."""
@@ -155,8 +155,3 @@ class SageMakerBackend(JobBackend):
             return None if is_execution else run_of(native, self.connect)
 
         return NativeJob(f"{self.name}://{native}", find_run)
-
-
-def region_of(submission: Submission) -> str:
-    """The region that a request was rendered for."""
-    return str(json.loads(submission.request["HyperParameters"]["sagemaker_region"]))

@@ -18,7 +18,7 @@ from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_variables import TYPES, Variable, variables_of
 from sm_llm.launcher.backends.sagemaker.pipelines.run_address import address_issues
 from sm_llm.launcher.backends.sagemaker.render import render as render_job
-from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG, request_region
 from sm_llm.launcher.planner import plan_workflow
 from sm_llm.launcher.planning.plan import assert_supported
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
@@ -26,6 +26,7 @@ from sm_llm.spec.job import StepSpec, spec_digest
 from sm_llm.spec.machines.compute import ComputeSpec
 from sm_llm.spec.references import references, resolve, step_dependencies, workflow_job
 from sm_llm.spec.tasks import RegisterTask
+from sm_llm.spec.validation.runner import blocked_by, refuse, run
 from sm_llm.spec.validation.task_checks import check_registration
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.storage.uri import fill, join
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from sm_llm.launcher.planning.plan import Plan
     from sm_llm.spec.job import JobSpec, WorkflowSpec
+    from sm_llm.spec.validation.runner import Checker
 
 REGISTER = "register"
 VERSION = "2020-12-01"
@@ -134,8 +136,7 @@ def render(
                 )
             ]
         )
-    if issues := [*_cache_issues(cache_days), *_name_issues(workflow)]:
-        raise PlanError(issues)
+    refuse(run(PIPELINE_CHECKERS, PipelineCall(workflow, cache_days)))
     if register is not None:
         workflow = _with_registration(workflow, register)
     known = variables_of(workflow, variables or {})
@@ -148,33 +149,64 @@ def render(
     for plan in plans:
         assert plan.step is not None
         steps.append(_training(workflow, plan, known, places, more=[EXECUTION] if cache_days is None else []))
-    if issues := [issue for step in steps for issue in _hyperparameter_issues(step, known)]:
-        raise PlanError(issues)
-    defaults = {it.name: str(it.default) for it in known}
-    shown = [{"Name": step.name, "Arguments": step.arguments} for step in steps]
-    if issues := list(address_issues(shown, defaults, ())):
-        raise PlanError(issues)
-    request = steps[0].arguments
-    region = json.loads(request["HyperParameters"]["sagemaker_region"])
-    return PipelineDefinition(workflow.name, request["RoleArn"], region, known, tuple(steps), cache_days)
+    found = PipelineDefinition(
+        workflow.name,
+        steps[0].arguments["RoleArn"],
+        request_region(steps[0].arguments),
+        known,
+        tuple(steps),
+        cache_days,
+    )
+    refuse(run(DEFINITION_CHECKERS, found))
+    return found
 
 
-def _cache_issues(days: Any) -> Iterator[Issue]:
+@dataclass(frozen=True)
+class PipelineCall:
+    """What a pipeline is defined from, beside the plans of its steps."""
+
+    workflow: WorkflowSpec
+    cache_days: Any
+
+
+def check_cache_days(call: PipelineCall) -> Iterator[Issue]:
+    """Days that the service does not take."""
+    days = call.cache_days
     if days is not None and (isinstance(days, bool) or not isinstance(days, int) or not 1 <= days <= _MOST_DAYS):
         message = f"must be a whole number of days from 1 to {_MOST_DAYS:,}"
         remedy = "Give a number of days, or None to run every step every time"
         yield Issue("pipeline-cache-days-invalid", "cache_days", message, days, remedy)
 
 
-def _name_issues(workflow: WorkflowSpec) -> Iterator[Issue]:
-    base = SageMakerOptions.of(workflow).base_job_name
+def check_job_names(call: PipelineCall) -> Iterator[Issue]:
+    """A name of jobs, which the service names itself."""
+    base = SageMakerOptions.of(call.workflow).base_job_name
     if base is not None:
         message, remedy = "has no effect: Pipelines names the jobs of its steps itself", "Leave it out"
         yield Issue("pipeline-job-name-without-effect", "backend.base_job_name", message, base, remedy)
 
 
-def _hyperparameter_issues(step: PipelineStep, known: tuple[Variable, ...]) -> Iterator[Issue]:
+PIPELINE_CHECKERS: tuple[Checker[PipelineCall], ...] = (check_cache_days, check_job_names)
+
+
+def check_hyperparameters(found: PipelineDefinition) -> Iterator[Issue]:
     """Limits of the service on what the variables of a step become."""
+    for step in found.steps:
+        yield from _hyperparameter_issues(step, found.variables)
+
+
+@blocked_by("pipeline-hyperparameters-too-many", "pipeline-default-too-long")
+def check_addresses(found: PipelineDefinition) -> Iterator[Issue]:
+    """Defaults of variables with which the address of a run cannot be made."""
+    defaults = {it.name: str(it.default) for it in found.variables}
+    shown = [{"Name": step.name, "Arguments": step.arguments} for step in found.steps]
+    yield from address_issues(shown, defaults, ())
+
+
+DEFINITION_CHECKERS: tuple[Checker[PipelineDefinition], ...] = (check_hyperparameters, check_addresses)
+
+
+def _hyperparameter_issues(step: PipelineStep, known: tuple[Variable, ...]) -> Iterator[Issue]:
     count = len(step.arguments["HyperParameters"])
     if count > _MOST_HYPERPARAMETERS:
         problem = f"step {step.name} would get {count} hyperparameters; the service takes {_MOST_HYPERPARAMETERS}"
@@ -281,8 +313,7 @@ def _with_registration(workflow: WorkflowSpec, register: Register) -> WorkflowSp
     step = StepSpec(task=task, compute=ComputeSpec(instance_type=register.instance_type))
     whole = workflow.model_copy(update={"steps": {**workflow.steps, REGISTER: step}})
     found = check_registration(workflow_job(whole, REGISTER))
-    if issues := [replace(it, path=it.path.replace("task.", "register.", 1)) for it in found]:
-        raise PlanError(issues)
+    refuse(replace(it, path=it.path.replace("task.", "register.", 1)) for it in found)
     return whole
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sm_llm.errors import Issue, PlanError, SubmitError
 from sm_llm.launcher.aws_account import AwsAccount, aws_errors, is_missing
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import PipelineDefinition, Register, render
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, spelt, value_issues
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import VALUE_CHECKERS, GivenValues, job_in, spelt
+from sm_llm.spec.validation.runner import refuse, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,8 +157,7 @@ def _check_values(client: Any, name: str, values: Mapping[str, Any], chosen: Map
     """Raise ``PlanError`` for values that the stored pipeline cannot take."""
     with aws_errors(f"pipeline {name} was not started: its definition cannot be read (sagemaker:DescribePipeline)"):
         text = client.describe_pipeline(PipelineName=name, **chosen)["PipelineDefinition"]
-    if issues := list(value_issues(json.loads(text), values, job_in)):
-        raise PlanError(issues)
+    refuse(run(VALUE_CHECKERS, GivenValues(json.loads(text), values, job_in)))
 
 
 @dataclass(frozen=True)

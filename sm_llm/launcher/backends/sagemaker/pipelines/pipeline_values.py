@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.contract.hyperparameters import applied
@@ -12,13 +13,24 @@ from sm_llm.launcher.backends.sagemaker.pipelines.run_address import address_iss
 from sm_llm.launcher.backends.sagemaker.pipelines.settled import PROBLEM, launched
 from sm_llm.runs.run_paths import JOB_FILE
 from sm_llm.spec.validation.fields import did_you_mean
+from sm_llm.spec.validation.runner import blocked_by
 from sm_llm.storage.uri import is_s3, parse
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from sm_llm.spec.validation.runner import Checker
+
 _GET = "Parameters."
+_OWN = (
+    "pipeline-variable-unknown",
+    "pipeline-value-not-a-choice",
+    "pipeline-value-not-whole",
+    "pipeline-value-not-a-number",
+    "pipeline-value-not-boolean",
+)
+"""Issues of a value by itself: what it would do to the steps says nothing more."""
 
 
 def spelt(value: Any) -> str:
@@ -26,43 +38,75 @@ def spelt(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def value_issues(
-    definition: Mapping[str, Any], values: Mapping[str, Any], read: Callable[[str], JobFile | None]
-) -> Iterator[Issue]:
-    """Names that the pipeline does not have, types that it does not take, values that a step's worker would refuse.
+@dataclass(frozen=True)
+class GivenValues:
+    """Values for the variables of a stored pipeline.
 
     ``read`` gives the job file in a folder in S3, or None where it cannot be read.
     """
-    declared = {it["Name"]: it for it in definition.get("Parameters", ())}
-    issues = [issue for name, value in values.items() for issue in _own_issues(name, value, declared)]
-    texts = {name: spelt(values.get(name, it.get("DefaultValue", ""))) for name, it in declared.items()}
-    yield from issues
-    # What is wrong by itself would be reported once more by the checks below.
-    yield from _input_issues(definition, texts, values) if not issues else ()
-    yield from address_issues(training_steps(definition.get("Steps", ())), texts, values) if not issues else ()
-    for step in training_steps(definition.get("Steps", ())) if not issues else ():
-        used = {path: name for path, name in _variables(step["Arguments"]) if name in texts}
-        # Defaults were checked when the pipeline was defined.
-        if not set(used.values()) & set(values):
-            continue
-        folder = _job_folder(step["Arguments"])
-        if folder is not None and (job := read(folder)) is not None:
-            yield from _step_issues(job, used, texts, values)
+
+    definition: Mapping[str, Any]
+    values: Mapping[str, Any]
+    read: Callable[[str], JobFile | None]
+
+    @property
+    def declared(self) -> dict[str, Mapping[str, Any]]:
+        """Parameters of the definition, by name."""
+        return {it["Name"]: it for it in self.definition.get("Parameters", ())}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """All variables as the service would take them: those that are not given by their defaults."""
+        return {name: spelt(self.values.get(name, it.get("DefaultValue", ""))) for name, it in self.declared.items()}
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The training steps of the definition."""
+        return list(training_steps(self.definition.get("Steps", ())))
 
 
-def _input_issues(
-    definition: Mapping[str, Any], texts: Mapping[str, str], values: Mapping[str, Any]
-) -> Iterator[Issue]:
+def check_values(given: GivenValues) -> Iterator[Issue]:
+    """Names that the pipeline does not have, and values that their parameters do not take."""
+    for name, value in given.values.items():
+        yield from _own_issues(name, value, given.declared)
+
+
+@blocked_by(*_OWN)
+def check_channels(given: GivenValues) -> Iterator[Issue]:
     """Values that a channel reads from, and that are no prefix in S3."""
-    for step in training_steps(definition.get("Steps", ())):
+    texts = given.texts
+    for step in given.steps:
         for channel in step["Arguments"].get("InputDataConfig", ()):
             uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
             name = str(uri.get("Get", "")).removeprefix(_GET) if isinstance(uri, dict) else ""
-            if name in values and not is_prefix(texts[name]):
+            if name in given.values and not is_prefix(texts[name]):
                 message = f"is read by the channel {channel['ChannelName']} of step {step['Name']}, and is not in S3"
                 yield Issue(
                     "pipeline-value-not-in-s3", f"values.{name}", message, texts[name], "Write s3://bucket/prefix"
                 )
+
+
+@blocked_by(*_OWN)
+def check_run_addresses(given: GivenValues) -> Iterator[Issue]:
+    """Values with which the address of a run cannot be made."""
+    yield from address_issues(given.steps, given.texts, given.values)
+
+
+@blocked_by(*_OWN)
+def check_steps(given: GivenValues) -> Iterator[Issue]:
+    """Values that the worker of a step would refuse."""
+    texts = given.texts
+    for step in given.steps:
+        used = {path: name for path, name in _variables(step["Arguments"]) if name in texts}
+        # Defaults were checked when the pipeline was defined.
+        if not set(used.values()) & set(given.values):
+            continue
+        folder = _job_folder(step["Arguments"])
+        if folder is not None and (job := given.read(folder)) is not None:
+            yield from _step_issues(job, used, texts, given.values)
+
+
+VALUE_CHECKERS: tuple[Checker[GivenValues], ...] = (check_values, check_channels, check_run_addresses, check_steps)
 
 
 def is_prefix(text: str) -> bool:

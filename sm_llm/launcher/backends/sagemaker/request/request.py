@@ -311,6 +311,11 @@ def _stopping(limit: TimeLimit) -> dict[str, int]:
     return stopping | ({"MaxWaitTimeInSeconds": limit.max_wait} if limit.max_wait is not None else {})
 
 
+def request_region(request: Mapping[str, Any]) -> str:
+    """The region that a request was rendered for."""
+    return str(json.loads(request["HyperParameters"]["sagemaker_region"]))
+
+
 def _hyperparameters(job: JobSpec, target: SageMakerTarget, given: RunLocation, name: str) -> dict[str, str]:
     """What the training toolkit reads, each as JSON; the job itself is in job.json, whatever its size."""
     values = {

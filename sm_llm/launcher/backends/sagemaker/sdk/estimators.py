@@ -11,43 +11,39 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sm_llm.errors import Issue, PlanError, SubmitError
-from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import (
-    address_below,
-    address_issues,
-    result_issues,
-    step_address,
-    step_of,
-)
+from sm_llm.launcher.backends.sagemaker.sdk.estimator_address import address_below, step_address, step_of
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes, changed_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_attributes import attributes
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import (
+    ATTRIBUTE_CHECKERS,
+    ESTIMATOR_CHECKERS,
+    FIELD_CHECKERS,
+    FIT_CHECKERS,
+    JOB_ARGUMENT_CHECKERS,
+    RESULT_CHECKERS,
+    STEP_CHECKERS,
+    EstimatorCall,
+    FitCall,
+    GivenFields,
+    GivenToJob,
+    StepCall,
+)
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_effects import METHODS
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_inputs import inputs_by_name, specified, variables_of
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import (
-    as_fields,
-    fit_issues,
-    hyperparameter_issues,
-    twice_issues,
-)
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_passed import option_issues, passed_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_overrides import as_fields
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_pipelines import watch_pipelines
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import (
-    defaults_of,
-    is_pipeline,
-    region_issues,
-    session_issues,
-    variable_issues,
-    was_created,
-)
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of, is_pipeline, was_created
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_tuner import watch_tuners
 from sm_llm.launcher.backends.sagemaker.sdk.staged import Staged, planned
 from sm_llm.launcher.planning.input_places import assert_inputs_exist
 from sm_llm.optional import command
 from sm_llm.spec.backends.sagemaker import SageMakerOptions
+from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.publication.result import RESULT
 from sm_llm.terminal import say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from sm_llm.launcher.backend import Submission
@@ -75,7 +71,7 @@ def distribution(spec: Source, *overrides: Override, **fields: Any) -> dict[str,
     from sm_llm.spec.loading.load import load
 
     job: Any = _job(load(spec, overrides, fields)).spec
-    _refuse(without_worker(job))
+    refuse(without_worker(job))
     return dict(rules.distribution(job).estimator or {})
 
 
@@ -106,17 +102,15 @@ def estimator(
     kind = _estimator_class()
     watch_tuners()
     watch_pipelines()
-    _refuse(session_issues(sagemaker_session))
-    own, rest = as_fields(pytorch(), kwargs)
-    _refuse(twice_issues(own, rest.get("hyperparameters"), overrides, fields or {}))
+    refuse(run(ESTIMATOR_CHECKERS, EstimatorCall(pytorch(), sagemaker_session, kwargs)))
+    own, rest = as_fields(kwargs)
+    refuse(run(FIELD_CHECKERS, GivenFields(own, rest.get("hyperparameters"), overrides, fields or {})))
     with defaults_of(sagemaker_session):
         loaded = _job(load_whole(spec, overrides, {**(fields or {}), **own}))
         plan = planned(loaded)
     session = without_telemetry(sagemaker_session or _session(plan))
     staged = Staged.next(loaded, plan, is_pipeline=is_pipeline(session))
-    region = json.loads(staged.request["HyperParameters"]["sagemaker_region"])
-    own_metrics = staged.request["AlgorithmSpecification"].get("MetricDefinitions", ())
-    _refuse([*region_issues(session, region), *passed_issues(rest, own_metrics)])
+    refuse(run(JOB_ARGUMENT_CHECKERS, GivenToJob(session, staged.submission, plan, rest)))
     return kind(staged, session, rest)
 
 
@@ -165,9 +159,6 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self._first = self._staged = staged
         self._fitted = False
         self._more_tags = kwargs.get("tags") or []
-        with defaults_of(session):
-            _refuse(hyperparameter_issues(staged.submission, staged.plan, kwargs.get("hyperparameters") or {}))
-        _refuse(variable_issues(session, kwargs))
         self._arguments = dict(kwargs)
         self._given: dict[str, Any] = {name: dict(kwargs.get(name) or {}) for name in _MAPPINGS}
         self._address: Any = None
@@ -187,7 +178,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
     @property
     def result_uri(self) -> Any:
         """The stable address of the result, known before the run begins: for ``TrainingInput`` of a next step."""
-        _refuse(result_issues(self.run_uri))
+        refuse(run(RESULT_CHECKERS, self.run_uri))
         return address_below(self.run_uri, RESULT)
 
     @property
@@ -215,17 +206,14 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         """Arguments of the SDK that the estimator was given and that are no fields of the specification."""
         return self._arguments
 
-    def inputs_of(self, inputs: Any, job_name: Any = None) -> dict[str, Any] | None:
+    def inputs_of(self, inputs: Any, job_name: Any = None, logs: Any = "All", **options: Any) -> dict[str, Any] | None:
         """The inputs of the specification with those that ``fit`` is given. Raises ``PlanError``.
 
         Refuses attributes that were set after the estimator was built, too.
         """
         given = inputs_by_name(inputs)
-        values = {f"inputs.{name}": getattr(it, "config", it) for name, it in given.items() if isinstance(name, str)}
-        _refuse([
-            *changed_issues(self, self._built), *fit_issues(self.submission, given, job_name),
-            *variable_issues(self.sagemaker_session, values),
-        ])  # fmt: skip
+        call = FitCall(self.sagemaker_session, self.submission, given, job_name, logs, options)
+        refuse([*run(ATTRIBUTE_CHECKERS, self), *run(FIT_CHECKERS, call)])
         return {**self.channels, **given} or None
 
     def _adopt(self) -> None:
@@ -240,8 +228,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         self, inputs: Any = None, wait: bool = True, logs: str = "All", job_name: Any = None, **options: Any
     ) -> Any:
         # Everything that was given is checked before anything is stored.
-        merged = self.inputs_of(inputs, job_name)
-        _refuse(option_issues(options, logs))
+        merged = self.inputs_of(inputs, job_name, logs, **options)
         in_pipeline = is_pipeline(self.sagemaker_session)
         with defaults_of(self.sagemaker_session):
             # Every fit starts a run of its own, but in a pipeline, where equal steps share one.
@@ -281,7 +268,7 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             say(f"  warning: {_NAMED_BY_PIPELINES}", err=True)
         given = {**self._given, "inputs": variables_of(inputs)}
         base = self.submission.job.run_uri
-        _refuse(address_issues(base, given))
+        refuse(run(STEP_CHECKERS, StepCall(base, given)))
         step = step_of(self, base, given)
         self._address = step._address
         step._built = attributes(step)
@@ -311,10 +298,8 @@ class _OfRuns(_SDK):  # type: ignore[misc]
         return own
 
     def set_hyperparameters(self, **given: Any) -> None:
-        variables = variable_issues(self.sagemaker_session, {"hyperparameters": given})
-        with defaults_of(self.sagemaker_session):
-            issues = list(hyperparameter_issues(self._staged.submission, self._staged.plan, given))
-        _refuse([*changed_issues(self, self._built), *variables, *issues])
+        call = GivenToJob(self.sagemaker_session, self.submission, self.plan, {"hyperparameters": given})
+        refuse([*run(ATTRIBUTE_CHECKERS, self), *run(JOB_ARGUMENT_CHECKERS, call)])
         self._given["hyperparameters"] |= given
         super().set_hyperparameters(**given)
         self._built = attributes(self)
@@ -338,7 +323,8 @@ class _OfRuns(_SDK):  # type: ignore[misc]
             remedy = "Write step_args=estimator.fit(inputs), for a tuner step_args=tuner.fit(inputs)"
             raise PlanError([Issue("estimator-without-fit", "estimator", problem, remedy=remedy)])
         for it in (self, self._source):  # a step is prepared when its pipeline is defined, after ``fit``
-            _refuse(changed_issues(it, it._built) if it is not None else ())
+            if it is not None:
+                refuse(run(ATTRIBUTE_CHECKERS, it))
         with of_session(self.sagemaker_session):
             self._staged.store(with_record=self._address in (None, self.submission.job.run_uri))
         super()._prepare_for_training(job_name=job_name)
@@ -373,11 +359,6 @@ def _with(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     rules = [*(own["metric_definitions"] or []), *(given.get("metric_definitions") or [])]
     both["metric_definitions"] = list({it["Name"]: it for it in rules}.values()) or None
     return {**own, **given, **both}
-
-
-def _refuse(issues: Iterable[Issue]) -> None:
-    if found := list(issues):
-        raise PlanError(found)
 
 
 def _session(plan: Plan) -> Any:

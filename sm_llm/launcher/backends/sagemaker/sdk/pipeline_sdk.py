@@ -5,15 +5,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, PlanError
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import EXECUTION
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import definition, store_files
 from sm_llm.launcher.backends.sagemaker.sdk.estimators import of_session, pytorch, without_telemetry
 from sm_llm.launcher.backends.sagemaker.sdk.sdk_arguments import arguments, channels, job_channel
-from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of, is_pipeline, region_issues
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_checks import PIPELINE_SESSION_CHECKERS, PipelineSessionCall
+from sm_llm.launcher.backends.sagemaker.sdk.sdk_session import defaults_of
+from sm_llm.spec.validation.runner import refuse, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import (
@@ -43,8 +44,7 @@ def build_pipeline(
     pytorch()  # nothing is stored for an SDK that is not there
     with defaults_of(sagemaker_session):
         found = definition(workflow, *overrides, variables=variables, register=register, cache_days=cache_days)
-    if issues := list(session_issues(sagemaker_session, found.region)):
-        raise PlanError(issues)
+    refuse(run(PIPELINE_SESSION_CHECKERS, PipelineSessionCall(sagemaker_session, found.region)))
     with stored_with(sagemaker_session):
         store_files(found)
     return pipeline_of(found, sagemaker_session)
@@ -67,22 +67,6 @@ def pipeline_of(found: PipelineDefinition, session: Any = None) -> Any:
     own = {it.name: classes[type(it.default)](it.name, default_value=it.default) for it in found.variables}
     steps = [_training(step, kind, session, own, found.cache_days) for step in found.steps]
     return Pipeline(found.name, parameters=list(own.values()), steps=steps, sagemaker_session=session)
-
-
-def session_issues(session: Any, region: str) -> Iterator[Issue]:
-    """A session that would start the jobs of the steps at once, or store the pipeline in another region."""
-    if session is None:
-        return
-    if not is_pipeline(session):
-        problem = "must be a PipelineSession: with any other the steps would start at once"
-        yield Issue(
-            "pipeline-session-expected",
-            "sagemaker_session",
-            problem,
-            type(session).__name__,
-            "Give a PipelineSession, or leave it out",
-        )
-    yield from region_issues(session, region)
 
 
 def stored_with(session: Any) -> AbstractContextManager[None]:

@@ -35,14 +35,11 @@ _NAMED_BY_KEY = ("environment", "hyperparameters")
 _KEEP = "Keep one of the two"
 
 
-def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields (by dotted path) that arguments of ``kind``, the SDK's estimator, stand for; and the other arguments.
+def as_fields(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields (by dotted path) that arguments of the SDK's estimator stand for; and the other arguments.
 
-    ``sdk_effects.EFFECTS`` lists the effect of every argument. Raises ``PlanError`` for names that are none (the SDK
-    drops them silently), for arguments that are not listed and for what follows from the specification.
+    ``sdk_effects.EFFECTS`` lists the effect of every argument. ``kwargs`` have no issues (``argument_issues``).
     """
-    if issues := list(_argument_issues(kind, kwargs)):
-        raise PlanError(issues)
     fields, rest = {}, {}
     for name, value in kwargs.items():
         effect = EFFECTS[name]
@@ -59,7 +56,10 @@ def as_fields(kind: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     return fields, rest
 
 
-def _argument_issues(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Issue]:
+def argument_issues(kind: Any, kwargs: Mapping[str, Any]) -> Iterator[Issue]:
+    """Arguments of ``kind``, the SDK's estimator, that are none (the SDK drops them silently), that are not in the
+    table of effects, or that follow from the specification.
+    """
     for name, value in kwargs.items():
         effect = EFFECTS.get(name)
         if effect is None:

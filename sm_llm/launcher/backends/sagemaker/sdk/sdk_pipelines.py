@@ -10,13 +10,21 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from sm_llm.errors import Issue, PlanError
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, training_steps, value_issues
+from sm_llm.errors import Issue
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import (
+    VALUE_CHECKERS,
+    GivenValues,
+    job_in,
+    training_steps,
+)
 from sm_llm.launcher.backends.sagemaker.request.request import RUN_TAG
+from sm_llm.spec.validation.runner import refuse, run
 from sm_llm.storage.s3.s3_client import as_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from sm_llm.spec.validation.runner import Checker
 
 
 def watch_pipelines() -> None:
@@ -30,8 +38,7 @@ def watch_pipelines() -> None:
     @functools.wraps(original)
     def definition(self: Any) -> str:
         text: str = original(self)
-        if issues := list(_address_issues(json.loads(text))):
-            raise PlanError(issues)
+        refuse(run(WRITTEN_PIPELINE_CHECKERS, json.loads(text)))
         return text
 
     begin = Pipeline.start
@@ -54,11 +61,10 @@ def _check_start(pipeline: Any, values: Any) -> None:
     tags = (tag for step in training_steps(found["Steps"]) for tag in step["Arguments"].get("Tags", ()))
     if any(tag["Key"] == RUN_TAG for tag in tags):
         with as_session(pipeline.sagemaker_session.boto_session._session):
-            if issues := list(value_issues(found, values, job_in)):
-                raise PlanError(issues)
+            refuse(run(VALUE_CHECKERS, GivenValues(found, values, job_in)))
 
 
-def _address_issues(definition: Mapping[str, Any]) -> Iterator[Issue]:
+def check_step_addresses(definition: Mapping[str, Any]) -> Iterator[Issue]:
     """An issue for every step whose run lies where that of an earlier step does."""
     first: dict[str, str] = {}
     for step in training_steps(definition["Steps"]):
@@ -71,3 +77,6 @@ def _address_issues(definition: Mapping[str, Any]) -> Iterator[Issue]:
                 problem = f"its run would lie where that of {other} does: specification, arguments and inputs are equal"
                 remedy = f"Name one of them differently: sm_llm.estimator(spec, 'name={name.lower()}', ...)"
                 yield Issue("step-address-shared", f"steps.{name}", problem, tag["Value"], remedy)
+
+
+WRITTEN_PIPELINE_CHECKERS: tuple[Checker[Mapping[str, Any]], ...] = (check_step_addresses,)

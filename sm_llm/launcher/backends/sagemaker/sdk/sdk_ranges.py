@@ -35,24 +35,18 @@ _MOST_TRIALS = 32
 """Combinations of values that are tried; with more, each value is tried with the first and the last of the others."""
 
 
-def range_issues(estimator: Any, ranges: Mapping[Any, Any]) -> list[Issue]:
-    """Issues of the ranges of a tuner for one of our estimators: of each, then of the trials that they lead to."""
-    given = estimator.hyperparameters_given
-    issues = [issue for name, value in ranges.items() for issue in _own_issues(name, value)]
-    issues += _overlaps(list(ranges), given)
+def range_issues(ranges: Mapping[Any, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
+    """Issues of each range by itself, and beside the hyperparameters that the estimator is ``given``."""
+    for name, value in ranges.items():
+        yield from _own_issues(name, value)
+    yield from _overlaps(list(ranges), given)
     if len(ranges) > _MOST_RANGES:
         problem = f"has {len(ranges)} ranges; a tuning job takes {_MOST_RANGES}"
-        issues.append(
-            Issue(
-                "tuner-ranges-too-many", "hyperparameter_ranges", problem, remedy="Set the others in the specification"
-            )
-        )
-    # Later checks run only where earlier ones found nothing: trials of a wrong range would repeat its issues.
-    issues = issues or list(_free_issues(estimator, ranges))
-    return issues or list(_trial_issues(estimator, ranges, given)) or list(_effect_issues(estimator, ranges, given))
+        remedy = "Set the others in the specification"
+        yield Issue("tuner-ranges-too-many", "hyperparameter_ranges", problem, remedy=remedy)
 
 
-def _free_issues(estimator: Any, ranges: Mapping[str, Any]) -> Iterator[Issue]:
+def free_issues(estimator: Any, ranges: Mapping[str, Any]) -> Iterator[Issue]:
     """Ranges of fields that change nothing in the result: all trials would be equal."""
     free = {it.path for it in leaves(estimator.submission.job.spec) if it.declared == FREE}
     for name in ranges:
@@ -66,7 +60,7 @@ def _free_issues(estimator: Any, ranges: Mapping[str, Any]) -> Iterator[Issue]:
             )
 
 
-def _effect_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
+def effect_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
     """Ranges of settings that the job, as it is, does not read."""
     for name, value in ranges.items():
         # One value stands for the whole range: whether the job reads a setting does not depend on its value.
@@ -171,7 +165,7 @@ def _overlap(first: str, second: str) -> bool:
     return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
 
 
-def _trial_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
+def trial_issues(estimator: Any, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Issue]:
     """The first issue of a trial: its values as the worker reads them, all together and with those that are set."""
     for values in _trials({name: _tried(value) for name, value in ranges.items()}):
         for issue in hyperparameter_issues(estimator.submission, estimator.plan, {**given, **values}):

@@ -29,11 +29,12 @@ def is_pipeline(session: Any) -> bool:
 
 def session_issues(session: Any) -> Iterator[Issue]:
     """What is not a session, or one that would start containers on this machine."""
+    if session is None:
+        return
+    # After that: the SDK takes seconds to import.
     from sagemaker.local.local_session import LocalSession
     from sagemaker.session import Session
 
-    if session is None:
-        return
     if not isinstance(session, Session):
         remedy = "Give a sagemaker.Session or PipelineSession, or leave it out"
         yield Issue(
