@@ -97,6 +97,18 @@ def record_evidence(home: RunStore, record: RunRecord, attempt: Attempt, found: 
     return record_outcome(home, attempt, outcome)
 
 
+def record_end(
+    home: RunStore, record: RunRecord, state: RunState, detail: str = "", stop: str | None = None
+) -> Outcome:
+    """The same for the newest attempt, whose events are in the run's folder, from what its platform reports of it.
+
+    ``stop``: why its processes reported to stop, if they did.
+    """
+    last = record.attempts[-1]
+    failure = first_failure(failures_in_events(home.paths, last.number))
+    return record_evidence(home, record, last, Evidence(state, detail, failure=failure, stop=stop))
+
+
 def first_failure(found: Iterable[tuple[float, Failure]]) -> Failure | None:
     """Of failures with their times the one to report: a cause comes before a consequence, then whoever was first."""
     ranked = [(failure.cause.is_consequence, at, failure) for at, failure in found]

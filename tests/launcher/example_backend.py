@@ -27,8 +27,10 @@ table.BACKENDS["example"] = table.BackendEntry(
     ExampleOptions, f"{__name__}:ExampleBackend"
 )  # before jobs have their classes
 
-from sm_llm.launcher.backend import NativeState, Submission  # noqa: E402
+from sm_llm.launcher.attempt_outcome import record_end  # noqa: E402
+from sm_llm.launcher.backend import NativeJob, NativeState, Submission  # noqa: E402
 from sm_llm.launcher.backends.job_backend import JobBackend  # noqa: E402
+from sm_llm.launcher.observe.logs import read_logs  # noqa: E402
 from sm_llm.launcher.planning.plan import Checks, PlainTarget  # noqa: E402
 from sm_llm.runs.run_states import RunState  # noqa: E402
 
@@ -37,7 +39,6 @@ class ExampleBackend(JobBackend):
     """Puts jobs into the queue."""
 
     name = "example"
-    native_forms = ("queue:(.+)",)
 
     def plan_checks(self, plan: Any) -> Checks:
         queue, nodes = ExampleOptions.of(plan.job).queue, range(plan.job.compute.instance_count)
@@ -55,15 +56,22 @@ class ExampleBackend(JobBackend):
         (folder / "state").write_text("pending")
         return str(folder)
 
-    def job_state(self, native_id: str) -> NativeState:
-        raw = Path(native_id, "state").read_text()
-        return NativeState(RunState(raw) if raw in ("pending", "running", "stopped") else RunState.UNKNOWN, raw)
+    def open_state(self, home: Any, record: Any) -> NativeState:
+        raw = Path(record.attempts[-1].native_id, "state").read_text()
+        state = RunState(raw) if raw in ("pending", "running", "stopped") else RunState.UNKNOWN
+        return NativeState.of(record_end(home, record, state, raw)) if state.is_final else NativeState(state, raw)
 
-    def job_lines(self, native_id: str) -> list[str]:
-        return Path(native_id, "log").read_text().splitlines()
+    def logs(self, home: Any, attempt: int, wanted: Any, still_running: Any) -> Any:
+        kept = home.paths.node_log(attempt, 0)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(Path(home.record().attempt(attempt).native_id, "log").read_text())
+        return read_logs(home.paths, attempt, wanted, still_running=still_running)
 
-    def run_of(self, native_id: str) -> str:
-        return str(json.loads(Path(native_id, "request.json").read_text())["job"]["run_uri"])
+    def parse_native(self, text: str) -> NativeJob | None:
+        scheme, _, place = text.replace("queue:", "example://").partition("://")
+        request = Path(place, "request.json")
+        found = NativeJob(f"example://{place}", lambda: json.loads(request.read_text())["job"]["run_uri"])
+        return found if scheme == "example" else None
 
     def stop(self, home: Any, attempt: Any, *, now: bool) -> None:
         Path(attempt.native_id, "state").write_text("stopped")

@@ -13,11 +13,12 @@ from sm_llm.errors import PlanError, SpecError, StorageError, SubmitError
 from sm_llm.launcher.backends.sagemaker.pipelines import pipeline_operations as pipelines
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_definition import render
 from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_operations import Register, definition
-from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import job_in, value_issues
+from sm_llm.launcher.backends.sagemaker.pipelines.pipeline_values import VALUE_CHECKERS, GivenValues, job_in
 from sm_llm.launcher.backends.sagemaker.sdk import pipeline_sdk
 from sm_llm.launcher.planner import plan_workflow
 from sm_llm.spec.job import WorkflowSpec
 from sm_llm.spec.loading.load import load
+from sm_llm.spec.validation.runner import run
 
 ROLE = "arn:aws:iam::111122223333:role/train"
 BUCKET = "sm-llm-tests"
@@ -402,7 +403,7 @@ def test_C8_a_step_of_somebody_else_or_a_file_out_of_reach_leaves_the_check_to_t
         "Arguments": {"IfSteps": [{"Type": "Training", "Arguments": other}], "ElseSteps": []},
     }
     shown = {"Parameters": [{"Name": "N", "Type": "Integer"}], "Steps": [branch, {"Type": "Fail", "Arguments": {}}]}
-    assert list(value_issues(shown, {"N": 5}, refuse)) == []
+    assert run(VALUE_CHECKERS, GivenValues(shown, {"N": 5}, refuse)) == []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sm_llm.storage.uri.open_store", refuse)
         assert job_in("s3://bucket/job/") is None
@@ -482,11 +483,11 @@ def test_S12_33_what_is_not_a_workflow_and_no_mapping_of_values_is_refused() -> 
 def test_S12_28_variables_of_which_no_address_can_be_made_are_refused(value: str, words: str) -> None:
     variables = {"Text": "steps.prepare.task.text_field"}
     found = definition(workflow(), variables=variables).to_json()
-    (issue,) = value_issues(found, {"Text": value}, lambda _: None)
+    (issue,) = run(VALUE_CHECKERS, GivenValues(found, {"Text": value}, lambda _: None))
     assert issue.path == "values.Text"
     assert words in str(issue)
-    assert list(value_issues(found, {"Text": "body"}, lambda _: None)) == []
-    (issue,) = value_issues(found, {"Text": "x" * 250}, lambda _: None)
+    assert run(VALUE_CHECKERS, GivenValues(found, {"Text": "body"}, lambda _: None)) == []
+    (issue,) = run(VALUE_CHECKERS, GivenValues(found, {"Text": "x" * 250}, lambda _: None))
     assert "takes 256" in str(issue)
     if value:
         with pytest.raises(PlanError, match=r"variables\.Text"):

@@ -7,14 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.attempt_outcome import (
-    Evidence,
-    failures_in_events,
-    first_failure,
-    record_evidence,
-    record_outcome,
-    stopped,
-)
+from sm_llm.launcher.attempt_outcome import failures_in_events, first_failure, record_end, record_outcome, stopped
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.kubeflow import names
 from sm_llm.launcher.backends.kubeflow.manifest import KINDS
@@ -117,8 +110,7 @@ def _settle(home: RunStore, record: RunRecord, last: Attempt, native: NativeStat
         state, detail = RunState.STOPPED, stop
     elif state is RunState.STOPPED and stop is not None:
         detail = stop
-    found = Evidence(state, detail, None, first_failure(failures_in_events(home.paths, last.number)), stop)
-    return NativeState.of(record_evidence(home, record, last, found))
+    return NativeState.of(record_end(home, record, state, detail, stop))
 
 
 def _stop_sentence(paths: RunPaths, number: int) -> str | None:

@@ -6,19 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sm_llm.launcher.backend import NativeJob, NativeState
+from sm_llm.launcher.backend import NativeJob
 from sm_llm.launcher.backends.job_backend import JobBackend
 from sm_llm.launcher.backends.slurm.paths import HERE, SEPARATOR, native_id
-from sm_llm.runs.outcome import NEVER_STARTED, recorded_end
 from sm_llm.runs.run_paths import STEPS
-from sm_llm.runs.run_states import RunState
 from sm_llm.spec.backends.slurm import SlurmAccess, SlurmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from sm_llm.contract.job_file import JobFile
-    from sm_llm.launcher.backend import ClusterCheck, ClusterNode, ImportedImage, Submission
+    from sm_llm.launcher.backend import ClusterCheck, ClusterNode, ImportedImage, NativeState, Submission
     from sm_llm.launcher.backends.slurm.cluster import Cluster
     from sm_llm.launcher.log_filter import LogFilter
     from sm_llm.launcher.planning.plan import Checks, Plan
@@ -94,21 +92,19 @@ class SlurmBackend(JobBackend):
         """A folder below the workflow's."""
         return home.below(STEPS, step)
 
-    def describe(self, home: RunStore) -> NativeState:
-        """The state of the run's newest job. One that has ended is settled in the run's record."""
+    def open_state(self, home: RunStore, record: RunRecord) -> NativeState:
+        """The state of the run's newest job; of a workflow those of its steps together."""
         from sm_llm.launcher.backends.slurm import jobs
 
-        record = home.record()
-        if (end := recorded_end(record)) is not None:
-            return NativeState.of(end)
-        if not record.attempts:
-            return NativeState(RunState.PENDING, NEVER_STARTED)
         if "steps" in record.spec:
             from sm_llm.launcher.backends.slurm import workflows
 
             return workflows.state_of(home, record, self.describe)
         is_claim = record.attempts[-1].is_claim
         return (jobs.state_of_claim if is_claim else jobs.state_of)(home, record, self._cluster_of(record))
+
+    # A job whose launcher did not come to record it is found by the folder of its attempt.
+    claim_state = open_state
 
     def logs(self, home: RunStore, attempt: int, wanted: LogFilter, still_running: Callable[[], bool]) -> Iterator[str]:
         """Wanted lines of all nodes, rank 0's node first, over all restarts; then new ones while ``still_running``."""

@@ -7,14 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from sm_llm.errors import SubmitError
-from sm_llm.launcher.attempt_outcome import (
-    Evidence,
-    failures_in_events,
-    first_failure,
-    record_evidence,
-    record_outcome,
-    stopped,
-)
+from sm_llm.launcher.attempt_outcome import record_end, record_outcome, stopped
 from sm_llm.launcher.backend import NativeState
 from sm_llm.launcher.backends.slurm.paths import SEPARATOR, ClusterPaths, native_id
 from sm_llm.launcher.backends.slurm.states import native_state
@@ -75,8 +68,7 @@ def state_of(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState
         native = NativeState(RunState.FAILED if ends.outcome["exit_code"] else RunState.COMPLETED)
     # The events hold the cause, so they are brought here before the attempt is judged.
     home.refresh(f"events/attempt-{last.number}-")
-    found = _evidence(home.paths, last.number, native, ends)
-    return NativeState.of(record_evidence(home, record, last, found))
+    return NativeState.of(record_end(home, record, *_reported(home.paths, last.number, native, ends)))
 
 
 def state_of_claim(home: RunStore, record: RunRecord, cluster: Cluster) -> NativeState:
@@ -93,8 +85,8 @@ def state_of_claim(home: RunStore, record: RunRecord, cluster: Cluster) -> Nativ
     return NativeState.of(record_outcome(home, last, stopped(home, record.run_id, "its job was never submitted")))
 
 
-def _evidence(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> Evidence:
-    """What is known of an ended job. Its exit code alone states nothing: after a loss of a node it may be 0."""
+def _reported(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> tuple[RunState, str, str | None]:
+    """State, detail and stop of an ended job. Its exit code states nothing by itself: without a node it may be 0."""
     events = (it for it in read_events(paths.events) if it["attempt"] == number and it["kind"] == "stopped")
     last = next(reversed(list(events)), None) if ends.stopped else None
     stop = StopRecord.of_event(last).sentence if last is not None else None
@@ -109,7 +101,7 @@ def _evidence(paths: RunPaths, number: int, native: NativeState, ends: Ends) -> 
         node, words = min(ends.failures.items(), default=(0, ""))
         at = "" if words.startswith("node ") else f"node {node}: "
         detail = f"{at}{words}" if words else ends.last_words
-    return Evidence(state, detail, None, first_failure(failures_in_events(paths, number)), stop)
+    return state, detail, stop
 
 
 def stop_job(record: RunRecord, attempt: Attempt, cluster: Cluster, *, now: bool) -> None:
