@@ -189,6 +189,8 @@ LOADED_LATE = {"boto3", "sagemaker", "kubernetes", "datasets", "matplotlib", "to
 and trackers, which are loaded late as a whole, import theirs at the top."""
 OF_WORKERS = {"torch", "transformers", "triton", "safetensors"}
 """Imported at the top of a module in ``worker`` alone."""
+LARGE = LOADED_LATE | OF_WORKERS | {"botocore", "s3transfer", "awscrt", "huggingface_hub", "tokenizers"}
+"""What no module loads when it is imported, but for the worker's that run in images with torch."""
 
 
 def loaded_at_once(tree: ast.Module) -> set[str]:
@@ -212,6 +214,64 @@ def test_large_and_optional_packages_are_loaded_where_they_are_used() -> None:
     early = {name: loaded_at_once(tree) for name, tree in trees().items()}
     forbidden = {name: LOADED_LATE if name.startswith("sm_llm.worker.") else LOADED_LATE | OF_WORKERS for name in early}
     assert {name: found & forbidden[name] for name, found in early.items() if found & forbidden[name]} == {}
+
+
+HOMES = {
+    "torch": ("worker/",),
+    "transformers": ("worker/",),
+    "torchao": ("worker/",),
+    "datasets": ("data/",),
+    "tokenizers": ("data/", "worker/"),
+    "sagemaker": ("launcher/backends/sagemaker/sdk/",),
+    "kubernetes": ("launcher/backends/kubeflow/",),
+    "matplotlib": ("launcher/display/",),
+    "s3transfer": ("storage/engines/",),
+    "awscrt": ("storage/",),
+    "huggingface_hub": ("storage/hub/", "models/"),
+    "typer": ("cli/",),
+}
+"""Package -> the only folders whose modules import it, in functions, too. ``docs/design.md`` states it."""
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Packages that a module imports anywhere."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {it.name.partition(".")[0] for it in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_a_package_is_imported_in_its_folders_alone() -> None:
+    elsewhere = {
+        (name, package)
+        for name, tree in trees().items()
+        for package in imported(tree) & HOMES.keys()
+        if not (name.replace(".", "/") + "/").startswith(tuple(f"sm_llm/{it}" for it in HOMES[package]))
+    }
+    assert elsewhere == set()
+
+
+IMPORT_ALL = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    print(name, *sorted({it.partition(".")[0] for it in sys.modules}))
+"""
+WITHOUT_TORCH = ("main", "tasks.convert", "tasks.fetch", "tasks.prepare", "tasks.register", "tasks.script")
+"""Modules of the worker that images without torch run."""
+
+
+def test_modules_load_no_large_package_when_they_are_imported() -> None:
+    """In a fresh process, whatever way a module imports: all modules but the worker's, then its parts without torch."""
+    names = [it for it in trees() if not it.startswith("sm_llm.worker.") and not it.endswith("__main__")]
+    argv = [sys.executable, "-c", IMPORT_ALL, *names, *(f"sm_llm.worker.{it}" for it in WITHOUT_TORCH)]
+    printed = subprocess.check_output(argv, cwd=ROOT, text=True, timeout=240)
+    loaded = {name: set(rest) & LARGE for name, *rest in map(str.split, printed.splitlines())}
+    assert len(loaded) > 250
+    assert next(((name, found) for name, found in loaded.items() if found), None) is None
 
 
 def test_imports_at_the_top_are_seen() -> None:
